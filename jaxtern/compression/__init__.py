@@ -1,0 +1,1 @@
+"""A pytree of local gradients to the pytree of their mean, over few bits."""

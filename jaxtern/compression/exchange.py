@@ -1,0 +1,113 @@
+"""The collectives: the only file that talks to axis names.
+
+Axes may be mesh axes of `shard_map`, the axis of a `pmap`, a vmapped axis (virtual workers), or several of these in
+one tuple, the first the slowest to change. Results are the same on every worker, and `shard_map` with `check_vma` knows
+it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+AxisNames = tuple[str, ...]
+
+
+def as_axis_names(axis_name: str | tuple[str, ...]) -> AxisNames:
+    """One name or several as a tuple.
+
+    Raises:
+      ValueError: if there is no name, or one twice.
+    """
+    names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"axis_name={axis_name!r}: must be the name of an axis, or a tuple of different names")
+    return names
+
+
+def count_workers(names: AxisNames) -> int:
+    """N, the number of workers over all axes.
+
+    Raises:
+      ValueError: if an axis is not bound where the call stands.
+    """
+    size = 1
+    for name in names:
+        try:
+            size *= int(lax.axis_size(name))
+        except NameError:
+            raise ValueError(
+                f"axis_name={name!r}: no such axis here; call inside shard_map, pmap or vmap with an axis of that name"
+            ) from None
+    return size
+
+
+def worker_index(names: AxisNames) -> jax.Array:
+    """int32 scalar: this worker's place among all, row-major over the axes."""
+    index = jnp.int32(0)
+    for name in names:
+        index = index * int(lax.axis_size(name)) + lax.axis_index(name)
+    return index
+
+
+def checked_axes(names: AxisNames) -> AxisNames:
+    """The axes, if `shard_map` tracks what varies over them (check_vma=True), or none.
+
+    Raises:
+      ValueError: if it tracks some of them but others are vmapped, for which JAX has no collectives.
+    """
+    checked = tuple(name for name in names if name in varying_axes(lax.axis_index(name)))
+    if checked and checked != names:
+        raise ValueError(
+            f"axis_name={names!r}: a vmapped axis beside axes of a shard_map with check_vma=True, for which JAX has no"
+            " collectives; pass check_vma=False to shard_map"
+        )
+    return checked
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The tracked axes over which `x` differs from worker to worker."""
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def maximum(x: jax.Array, names: AxisNames) -> jax.Array:
+    """Elementwise maximum over all workers."""
+    return _reduce(lax.pmax, x, names)
+
+
+def add_words(words: jax.Array, names: AxisNames) -> jax.Array:
+    """uint32[W] words of every worker to their sum, uint32[1, W]: the exchange `sum`."""
+    return _reduce(lax.psum, words, names)[None]
+
+
+def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
+    """uint32[W] words of every worker to uint32[N, W]: the exchange `gather`."""
+    to = {"to": "invarying"} if checked_axes(names) else {}
+    width = words.size
+    for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
+        words = lax.all_gather(words, name, **to)
+    return words.reshape(-1, width)
+
+
+def float_mean(tree: Any, names: AxisNames) -> Any:
+    """`lax.pmean`: the exchange `float`."""
+    return _reduce(lax.pmean, tree, names)
+
+
+def _reduce(collective: Callable[[Any, AxisNames], Any], tree: Any, names: AxisNames) -> Any:
+    shared = _shared_axes(names)
+    return collective(tree, shared) if shared else tree
+
+
+def _shared_axes(names: AxisNames) -> AxisNames:
+    """All axes but those with a single device, since one worker alone exchanges nothing.
+
+    A vmapped axis stays, and so do all that `shard_map` tracks: only from a collective does JAX learn that the result is
+    the same everywhere.
+    """
+    mesh_axes = jax.sharding.get_abstract_mesh().axis_names
+    return checked_axes(names) or tuple(
+        name for name in names if not (name in mesh_axes and int(lax.axis_size(name)) == 1)
+    )

@@ -1,0 +1,22 @@
+"""The hot loop: gradients to words and back. Imports nothing of jaxtern, only JAX and NumPy."""
+
+from .moments import Moments, moments
+from .noise import derive_key, random_bits
+from .radix import digits_per_word, num_words, pack, unpack
+from .segments import Segments
+from .ternary_decode import ternary_decode
+from .ternary_encode import ternary_encode
+
+__all__ = [
+    "Moments",
+    "Segments",
+    "derive_key",
+    "digits_per_word",
+    "moments",
+    "num_words",
+    "pack",
+    "random_bits",
+    "ternary_decode",
+    "ternary_encode",
+    "unpack",
+]
