@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from .rounding import settle, to_12_bits
 from .segments import Segments, split
 
 _FAN_IN = 16  # slices that one loop adds; more only lengthens compilation
@@ -37,20 +37,13 @@ def _block_moments(tensor: jax.Array, segments: Segments) -> tuple[jax.Array, ja
 
     centre = blocks[:, :1]
     pieces = _slices(blocks) if width > _LOOP_WIDTH else [blocks]
-    deviations = [_to_12_bits(piece - centre) for piece in pieces]
-    first = _sum_in_fixed_order(deviations) / count
-    second = _sum_in_fixed_order([deviation * deviation for deviation in deviations]) / count
-    high = _to_12_bits(first)
+    deviations = [to_12_bits(piece - centre) for piece in pieces]
+    first = settle(_sum_in_fixed_order(deviations) / count)
+    second = settle(_sum_in_fixed_order([deviation * deviation for deviation in deviations]) / count)
+    high = to_12_bits(first)
     low = first - high
     variance = second - high * high - 2 * high * low - low * low
     return jnp.max(jnp.abs(blocks), axis=1), centre[:, 0] + first, jnp.maximum(variance, 0.0)
-
-
-def _to_12_bits(x: jax.Array) -> jax.Array:
-    """Rounds float32 to 12 significant bits: a product of two such numbers is exact, so fusing it with an addition (FMA)
-    cannot change a sum."""
-    bits = lax.bitcast_convert_type(x, jnp.uint32)
-    return lax.bitcast_convert_type((bits + jnp.uint32(0x800)) & jnp.uint32(0xFFFFF000), jnp.float32)
 
 
 def _slices(x: jax.Array) -> list[jax.Array]:

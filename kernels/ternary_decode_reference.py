@@ -6,6 +6,7 @@ import numpy as np
 from jax import lax
 
 from . import radix as radix_lib
+from .rounding import settle
 from .segments import Segments, split
 
 _UNROLLED_ROWS = 8  # rows that one loop over the elements adds
@@ -20,7 +21,7 @@ def ternary_decode_reference(
         split(words, segments.word_counts(radix)), split(units, segments.scale_counts), segments.sizes, strict=True
     )
     parts = [
-        _sum_digits(tensor_words, radix, num_workers * levels)[:size] * segments.per_element(tensor_units, size)
+        settle(_sum_digits(tensor_words, radix, num_workers * levels)[:size] * segments.per_element(tensor_units, size))
         for tensor_words, tensor_units, size in tensors
         if size
     ]

@@ -28,7 +28,7 @@ def as_axis_names(axis_name: str | tuple[str, ...]) -> AxisNames:
 
 
 def count_workers(names: AxisNames) -> int:
-    """N, the number of workers over all axes.
+    """The number of places along all axes.
 
     Raises:
       ValueError: if an axis is not bound where the call stands.
@@ -45,7 +45,7 @@ def count_workers(names: AxisNames) -> int:
 
 
 def worker_index(names: AxisNames) -> jax.Array:
-    """int32 scalar: this worker's place among all, row-major over the axes."""
+    """int32 scalar: this place among all, row-major over the axes."""
     index = jnp.int32(0)
     for name in names:
         index = index * int(lax.axis_size(name)) + lax.axis_index(name)
@@ -78,14 +78,14 @@ def maximum(x: jax.Array, names: AxisNames) -> jax.Array:
 
 
 def add_words(words: jax.Array, names: AxisNames) -> jax.Array:
-    """uint32[W] words of every worker to their sum, uint32[1, W]: the exchange `sum`."""
+    """uint32[W] words of every device to their sum, uint32[1, W]: the exchange `sum`."""
     return _reduce(lax.psum, words, names)[None]
 
 
 def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
-    """uint32[W] words of every worker to uint32[N, W]: the exchange `gather`."""
+    """uint32[V, W] words of the workers of every device to uint32[N, W]: the exchange `gather`."""
     to = {"to": "invarying"} if checked_axes(names) else {}
-    width = words.size
+    width = words.shape[-1]
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
         words = lax.all_gather(words, name, **to)
     return words.reshape(-1, width)

@@ -1,5 +1,6 @@
 """What compression does to a gradient, measured in the step."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -23,19 +24,21 @@ class Statistics(NamedTuple):
     cosine: jax.Array
 
 
-def measure(gradient: jax.Array, sent: jax.Array, mean: jax.Array, scales: jax.Array, names: AxisNames) -> Statistics:
+def measure(
+    gradients: Sequence[jax.Array], sent: Sequence[jax.Array], mean: jax.Array, scales: jax.Array, names: AxisNames
+) -> Statistics:
     """Statistics of one update.
 
     Args:
-      gradient: float32[n], this worker's gradient.
-      sent: float32[n], what it sent of it, decoded.
+      gradients: float32[n] each, of the workers here.
+      sent: float32[n] each, what they sent of them, decoded.
       mean: float32[n], the mean of what all sent.
       scales: float32[num_scales], shared.
       names: axes of the workers.
     """
-    if not gradient.size:
+    if not mean.size:
         return Statistics(*(jnp.full((), jnp.nan, jnp.float32) for _ in Statistics._fields))
-    zeros = jnp.mean((sent == 0).astype(jnp.float32))
-    float_mean, zero_fraction = exchange.float_mean((gradient, zeros), names)
+    zeros = sum(jnp.mean((vector == 0).astype(jnp.float32)) for vector in sent) / len(sent)
+    float_mean, zero_fraction = exchange.float_mean((sum(gradients) / len(gradients), zeros), names)
     norms = jnp.linalg.norm(mean) * jnp.linalg.norm(float_mean)
     return Statistics(zero_fraction, jnp.mean(scales), jnp.vdot(mean, float_mean) / norms)

@@ -1,5 +1,7 @@
 """The optax transformations: local gradients in, their mean on every worker out."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -80,6 +82,7 @@ def compressed_mean(
     min_size: int = 1,
     exclude: buckets.PathPredicate | None = None,
     seed: int = 0,
+    virtual_workers: int | None = None,
     statistics: bool = False,
 ) -> optax.GradientTransformation:
     """The mean of compressed gradients over `axis_name`: one maximum of all scales, one exchange of all words.
@@ -90,6 +93,8 @@ def compressed_mean(
     Args:
       axis_name: as in `ternary_mean`, with `min_size`, `exclude`, `exchange` and `seed`.
       codec: a `Codec`, "ternary", or "float" for a plain pmean.
+      virtual_workers: None: `updates` are the gradients of one worker; V: a sequence of V trees, the gradients of V
+        workers that live on each device. The result is the same bits as from V times as many devices.
       statistics: also measure zero trits, scale, and the angle to the float mean; costs a float all-reduce a step.
 
     Returns:
@@ -100,7 +105,7 @@ def compressed_mean(
     """
     names = exchange_lib.as_axis_names(axis_name)
     codec, exchange = _resolve(codec, exchange)
-    _require_arguments(min_size, exclude, seed)
+    _require_arguments(min_size, exclude, seed, virtual_workers)
 
     def init(params: Any) -> CompressedMeanState:
         del params
@@ -109,56 +114,78 @@ def compressed_mean(
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
         del params
-        num_workers = exchange_lib.count_workers(names)
-        layout = buckets.plan_layout(updates, min_size, exclude)
-        _require_local(updates, layout.paths, names)
+        workers = (updates,) if virtual_workers is None else tuple(updates)
+        if virtual_workers is not None and len(workers) != virtual_workers:
+            raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
+        layout = buckets.plan_layout(workers[0], min_size, exclude)
+        _require_local(workers, layout.paths, names)
+        num_workers = exchange_lib.count_workers(names) * len(workers)
         if exchange == "float":
-            return exchange_lib.float_mean(updates, names), CompressedMeanState(state.count + 1, state.statistics)
-        key = derive_key(seed, state.count, exchange_lib.worker_index(names))
-        chosen = choose_exchange(exchange, codec, num_workers)
-        mean, measured = _exchange_mean(updates, layout, key, codec, chosen, names, statistics)
+            mean, measured = _float_mean(workers, names), state.statistics
+        else:
+            chosen = choose_exchange(exchange, codec, num_workers)
+            first = exchange_lib.worker_index(names) * len(workers)
+            keys = [derive_key(seed, state.count, first + index) for index in range(len(workers))]
+            mean, measured = _compressed_mean(workers, keys, layout, codec, chosen, names, statistics)
         return mean, CompressedMeanState(state.count + 1, measured)
 
     return optax.GradientTransformation(init, update)
 
 
-def _exchange_mean(
-    updates: Any, layout: buckets.Layout, key: jax.Array, codec: Codec, exchange: str, names: AxisNames, statistics: bool
+def _compressed_mean(
+    workers: Sequence[Any],
+    keys: Sequence[jax.Array],
+    layout: buckets.Layout,
+    codec: Codec,
+    exchange: str,
+    names: AxisNames,
+    statistics: bool,
 ) -> tuple[Any, Statistics | None]:
     """The way of a gradient: flatten, scales, maximum, encode, exchange, decode, unflatten."""
-    num_workers = exchange_lib.count_workers(names)
+    num_workers = exchange_lib.count_workers(names) * len(workers)
     num_added = num_workers if exchange == "sum" else 1
     sizes = layout.sizes(compressed=True)
-    gradient, floats = buckets.flatten(updates, layout)
-    scales = codec.local_scales(gradient, sizes)
+    gradients, floats = zip(*(buckets.flatten(tree, layout) for tree in workers), strict=True)
+    scales = functools.reduce(jnp.maximum, [codec.local_scales(gradient, sizes) for gradient in gradients])
     scales = exchange_lib.maximum(scales, names) if scales.size else scales
-    words = codec.encode(gradient, scales, key, sizes, num_added)
+    words = [codec.encode(gradient, scales, key, sizes, num_added) for gradient, key in zip(gradients, keys, strict=True)]
     all_words, all_floats = _exchange(words, floats, exchange, names)
     mean = codec.decode(all_words, scales, sizes, num_added, num_workers)
     measured = None
     if statistics:
-        own = codec.decode(words[None], scales, sizes, num_added, num_workers=1)
-        measured = measure(gradient, own, mean, scales, names)
-    return buckets.unflatten(mean, _mean_in_order(all_floats, num_workers), layout), measured
+        sent = [codec.decode(own[None], scales, sizes, num_added, num_workers=1) for own in words]
+        measured = measure(gradients, sent, mean, scales, names)
+    return buckets.unflatten(mean, _mean_in_order(all_floats), layout), measured
 
 
-def _exchange(words: jax.Array, floats: jax.Array, exchange: str, names: AxisNames) -> tuple[jax.Array, jax.Array]:
+def _exchange(
+    words: Sequence[jax.Array], floats: Sequence[jax.Array], exchange: str, names: AxisNames
+) -> tuple[jax.Array, jax.Array]:
     """Words to uint32[rows, W] and float tensors to float32[N, m], in as few collectives as can be."""
-    float_words = lax.bitcast_convert_type(floats, jnp.uint32)
+    float_words = [lax.bitcast_convert_type(vector, jnp.uint32) for vector in floats]
     if exchange == "gather":
-        rows = exchange_lib.gather_words(jnp.concatenate([words, float_words]), names)
-        all_words, all_floats = rows[:, : words.size], rows[:, words.size :]
+        payload = jnp.stack([jnp.concatenate(both) for both in zip(words, float_words, strict=True)])
+        rows = exchange_lib.gather_words(payload, names)
+        all_words, all_floats = rows[:, : words[0].size], rows[:, words[0].size :]
     else:
-        all_words = exchange_lib.add_words(words, names)
-        rows = exchange_lib.count_workers(names)
-        all_floats = exchange_lib.gather_words(float_words, names) if floats.size else jnp.zeros((rows, 0), jnp.uint32)
+        all_words = exchange_lib.add_words(functools.reduce(jnp.add, words), names)
+        all_floats = jnp.stack(float_words)
+        if all_floats.size:
+            all_floats = exchange_lib.gather_words(all_floats, names)
     return all_words, lax.bitcast_convert_type(all_floats, jnp.float32)
 
 
-def _mean_in_order(rows: jax.Array, num_workers: int) -> jax.Array:
+def _float_mean(workers: Sequence[Any], names: AxisNames) -> Any:
+    """pmean of the workers' mean."""
+    if len(workers) > 1:
+        workers = [jax.tree.map(lambda *leaves: functools.reduce(jnp.add, leaves) / len(leaves), *workers)]
+    return exchange_lib.float_mean(workers[0], names)
+
+
+def _mean_in_order(rows: jax.Array) -> jax.Array:
     """float32[N, m] to the mean over N, added one worker after the other whatever the devices."""
     total, _ = lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(rows[0]), rows)
-    return total / num_workers
+    return total / rows.shape[0]
 
 
 def _resolve(codec: Codec | str, exchange: str) -> tuple[Codec, str]:
@@ -185,7 +212,11 @@ def choose_exchange(exchange: str, codec: Codec, num_workers: int) -> str:
     return exchange
 
 
-def _require_arguments(min_size: int, exclude: buckets.PathPredicate | None, seed: int) -> None:
+def _require_arguments(
+    min_size: int, exclude: buckets.PathPredicate | None, seed: int, virtual_workers: int | None
+) -> None:
+    if virtual_workers is not None and (not isinstance(virtual_workers, int) or virtual_workers < 1):
+        raise ValueError(f"virtual_workers={virtual_workers!r}: must be None or an integer of 1 or more")
     if isinstance(min_size, bool) or not isinstance(min_size, int) or min_size < 1:
         raise ValueError(f"min_size={min_size!r}: must be an integer of 1 or more")
     if exclude is not None and not callable(exclude):
@@ -194,13 +225,14 @@ def _require_arguments(min_size: int, exclude: buckets.PathPredicate | None, see
         raise ValueError(f"seed={seed!r}: must be an integer from 0 to 2^32 - 1")
 
 
-def _require_local(updates: Any, paths: tuple[str, ...], names: AxisNames) -> None:
+def _require_local(workers: Sequence[Any], paths: tuple[str, ...], names: AxisNames) -> None:
     """Refuses gradients that shard_map has already summed, as it does for weights that do not vary."""
     checked = set(exchange_lib.checked_axes(names))
-    for path, leaf in zip(paths, jax.tree.leaves(updates), strict=True):
-        if not checked <= exchange_lib.varying_axes(leaf):
-            raise ValueError(
-                f"gradient {path!r} is the same on all workers of axis {'/'.join(sorted(checked))!r}: shard_map has"
-                " summed it already. Differentiate with respect to jax.lax.pcast(params, axis, to='varying'), or pass"
-                " check_vma=False to shard_map."
-            )
+    for tree in workers:
+        for path, leaf in zip(paths, jax.tree.leaves(tree), strict=True):
+            if not checked <= exchange_lib.varying_axes(leaf):
+                raise ValueError(
+                    f"gradient {path!r} is the same on all workers of axis {'/'.join(sorted(checked))!r}: shard_map has"
+                    " summed it already. Differentiate with respect to jax.lax.pcast(params, axis, to='varying'), or"
+                    " pass check_vma=False to shard_map."
+                )

@@ -1,0 +1,17 @@
+"""The defaults of every field; the other recipes start from here."""
+
+import dataclasses
+
+import ml_collections
+
+from jaxtern.training.recipe import Recipe
+
+_OPTIONAL = {"data_dir": str, "num_devices": int, "block_size": int}
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """All fields of a recipe at their defaults, each keeping its type."""
+    values = dataclasses.asdict(Recipe())
+    for name, kind in _OPTIONAL.items():
+        values[name] = ml_collections.config_dict.placeholder(kind)
+    return ml_collections.ConfigDict(values)

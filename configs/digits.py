@@ -1,0 +1,25 @@
+"""LeNet on scikit-learn's handwritten digits, 8x8 pixels, 4 workers with ternary gradients: the default recipe.
+
+    python -m jaxtern.train
+
+needs no data and no network.
+"""
+
+import ml_collections
+
+from jaxtern.configs import default
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = default.get_config()
+    config.dataset = "digits"
+    config.num_workers = 4
+    config.batch_size = 64
+    config.num_steps = 2000
+    config.optimizer = "adam"
+    config.learning_rate = 1e-3
+    config.schedule = "cosine"
+    config.log_every = 100
+    config.evaluate_every = 200
+    config.checkpoint_every = 500
+    return config

@@ -1,0 +1,1 @@
+"""Sources of images, and the order in which a run sees them."""

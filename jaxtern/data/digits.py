@@ -1,0 +1,22 @@
+"""The handwritten digits of the UCI repository that scikit-learn carries: 1797 images of 8x8 pixels, 16 grey levels."""
+
+import numpy as np
+
+from jaxtern.data.dataset import Dataset, Split
+
+_TEST_FRACTION = 0.2
+_SPLIT_SEED = 0
+
+
+def load_digits() -> Dataset:
+    """1437 training and 360 test images, the same share of every digit in both, always the same split."""
+    from sklearn.datasets import load_digits as load  # here, because importing scikit-learn takes a second
+    from sklearn.model_selection import train_test_split
+
+    digits = load()
+    images = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)
+    labels = digits.target.astype(np.int32)
+    train_images, test_images, train_labels, test_labels = train_test_split(
+        images, labels, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=labels
+    )
+    return Dataset(Split(train_images, train_labels), Split(test_images, test_labels), num_classes=10)

@@ -1,0 +1,69 @@
+"""The idx format of MNIST: a big-endian header of magic number and sizes, then unsigned bytes."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from jaxtern.data.dataset import Dataset, Split
+
+_UNSIGNED_BYTE = 0x08
+_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+_NUM_CLASSES = 10
+
+
+def load_mnist(folder: str | Path) -> Dataset:
+    """Reads the four files of MNIST, each plain or gzipped, from `folder`.
+
+    Raises:
+      FileNotFoundError: if the folder or a file is missing.
+      ValueError: if a file is damaged, cut short, or does not fit the others.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"data_dir={str(folder)!r}: no such folder")
+    return Dataset(_load_split(folder, "train"), _load_split(folder, "test"), _NUM_CLASSES)
+
+
+def _load_split(folder: Path, split: str) -> Split:
+    images_path, labels_path = (_find(folder, name) for name in _FILES[split])
+    images, labels = read_idx(images_path, dimensions=3), read_idx(labels_path, dimensions=1)
+    if len(images) != len(labels):
+        raise ValueError(f"{images_path}: holds {len(images)} images, but {labels_path} {len(labels)} labels")
+    if len(labels) == 0 or labels.max() >= _NUM_CLASSES:
+        raise ValueError(f"{labels_path}: must hold labels from 0 to {_NUM_CLASSES - 1}")
+    return Split(images[..., None], labels.astype(np.int32))
+
+
+def _find(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"data_dir={str(folder)!r}: holds neither {name} nor {name}.gz")
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """An idx file of unsigned bytes, plain or gzipped, as uint8 with so many dimensions.
+
+    Raises:
+      ValueError: if it is not such a file, or its length is not what the header says.
+    """
+    raw = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            raw = gzip.decompress(raw)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{path}: is damaged or cut short: {error}") from None
+    header = 4 + 4 * dimensions
+    magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
+    if len(raw) < header or raw[:4] != magic:
+        raise ValueError(f"{path}: starts with {raw[:4].hex()!r}, an idx file of {dimensions} dimensions with {magic.hex()!r}")
+    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", dimensions, offset=4))
+    if len(raw) - header != math.prod(shape):
+        raise ValueError(f"{path}: holds {len(raw) - header} bytes of data, its header says {math.prod(shape)}")
+    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)

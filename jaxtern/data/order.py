@@ -1,0 +1,34 @@
+"""The order in which a run sees its examples: reshuffled every epoch, each example once an epoch.
+
+Order is a pure function of (seed, epoch): a run of any number of workers sees the same examples at the same step, and
+a resumed run needs only the number of examples seen so far.
+"""
+
+import numpy as np
+
+
+class ExampleOrder:
+    """An endless sequence of examples: the permutation of epoch 0, then of epoch 1, and so on; batches may span two."""
+
+    def __init__(self, num_examples: int, seed: int):
+        if num_examples < 1:
+            raise ValueError(f"num_examples={num_examples}: there must be at least 1")
+        self._num_examples = num_examples
+        self._seed = seed
+        self._epoch, self._permutation = -1, np.empty(0, np.int32)
+
+    def batch(self, start: int, size: int) -> np.ndarray:
+        """int32[size]: the examples from place `start` of the sequence on."""
+        pieces, stop = [], start + size
+        while start < stop:
+            epoch, offset = divmod(start, self._num_examples)
+            piece = self._permuted(epoch)[offset : offset + stop - start]
+            pieces.append(piece)
+            start += len(piece)
+        return np.concatenate(pieces)
+
+    def _permuted(self, epoch: int) -> np.ndarray:
+        if epoch != self._epoch:
+            generator = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
+            self._epoch, self._permutation = epoch, generator.permutation(self._num_examples).astype(np.int32)
+        return self._permutation

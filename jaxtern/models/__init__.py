@@ -1,0 +1,24 @@
+"""The networks, by name."""
+
+from flax import nnx
+
+from jaxtern.models.lenet import LeNet
+
+MODELS = {"lenet": LeNet}
+
+
+def create_model(name: str, image_shape: tuple[int, int, int], num_classes: int, seed: int) -> nnx.Module:
+    """A network with fresh weights.
+
+    Args:
+      name: one of MODELS.
+      image_shape: height, width, channels.
+      num_classes: width of the logits.
+      seed: of the weights.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    if name not in MODELS:
+        raise ValueError(f"model={name!r}: must be one of {', '.join(MODELS)}")
+    return MODELS[name](image_shape, num_classes, rngs=nnx.Rngs(params=seed))

@@ -1,0 +1,75 @@
+"""python -m jaxtern.train --config=RECIPE --config.field=value --workdir=FOLDER: trains, evaluates, draws the curves."""
+
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from jaxtern import command_line
+
+CONFIG = command_line.define_config(default="digits")
+WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")
+ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
+    "allow_config_change", False, "continue the run in workdir although its config was another"
+)
+
+
+def main() -> int:
+    recipe = command_line.recipe_from_config(CONFIG)
+    workdir = Path(WORKDIR.value or Path("runs") / Path(str(CONFIG.config_filename)).stem)
+    return train_and_report(recipe, workdir)
+
+
+def train_and_report(recipe, workdir: Path) -> int:
+    from jaxtern.training import loop  # after the flags are checked: JAX takes a second to import
+    from jaxtern.training.curves import plot_curves
+
+    try:
+        run = loop.prepare_run(recipe, workdir, ALLOW_CONFIG_CHANGE.value)
+    except (ValueError, OSError) as error:
+        raise command_line.UsageError(str(error)) from None
+    print(describe(run), flush=True)
+    try:
+        result = loop.train(run)
+    except loop.NonFiniteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except loop.Stopped as stopped:
+        print(stopped)
+        return 128 + stopped.signal_number
+    curves = plot_curves(workdir, f"{recipe.model} on {recipe.dataset}, {recipe.num_workers} workers, {recipe.codec}")
+    print(
+        f"test accuracy {result.precision_at_1:.2%} (recall@5 {result.recall_at_5:.2%}, loss {result.loss:.4f})"
+        f" on {result.num_examples} examples\n"
+        f"sent {_sent(run.wire)}\n"
+        f"curves in {curves}\n"
+        f"checkpoints in {workdir / 'checkpoints'}"
+    )
+    return 0
+
+
+def describe(run) -> str:
+    """What is about to run, in a few lines."""
+    recipe, step = run.recipe, int(run.state.step)
+    import jax
+
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
+    start = f"from step {step}" if step else "from the start"
+    return (
+        f"{recipe.model} ({parameters:,} parameters) on {recipe.dataset} ({run.dataset.train.size:,} training and"
+        f" {run.dataset.test.size:,} test examples)\n"
+        f"{recipe.num_workers} workers, codec {recipe.codec}, exchange {run.wire.exchange}: {_sent(run.wire)}\n"
+        f"{recipe.num_steps:,} steps of {recipe.batch_size} examples, {start}, in {run.workdir}"
+    )
+
+
+def _sent(wire) -> str:
+    ratio = wire.float_bits_per_element / wire.bits_per_element if wire.bits_per_element else 1.0
+    return (
+        f"{wire.bits_per_element:.2f} bits per gradient element, worker and step; float32 all-reduce"
+        f" {wire.float_bits_per_element:.1f}: {ratio:.1f} times fewer"
+    )
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,1 @@
+"""State, step, loop, schedules, optimisers, checkpoints, metrics."""

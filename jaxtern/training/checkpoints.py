@@ -1,0 +1,112 @@
+"""Checkpoints with orbax: written beside training, found whole or not used.
+
+orbax renames a checkpoint into place when it is complete, so a kill leaves none half-written. Bytes that rot later are
+caught by a digest of all arrays, kept in the checkpoint and compared after reading.
+"""
+
+import hashlib
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of a run, under `<workdir>/checkpoints/<step>/`."""
+
+    def __init__(self, workdir: Path, keep: int | None = None):
+        """Opens the folder, making it if `keep` is given.
+
+        Args:
+          workdir: of the run.
+          keep: how many checkpoints to keep; None to read only.
+        """
+        self._directory = Path(workdir).absolute() / "checkpoints"
+        self._damaged = Path(workdir).absolute() / "checkpoints_damaged"
+        self._writes = keep is not None
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=self._writes, read_only=not self._writes)
+        self._manager = ocp.CheckpointManager(self._directory, options=options)
+
+    def save(self, step: int, state: Any) -> None:
+        """Starts to write `state`; returns once its arrays are copied."""
+        arrays = jax.tree.map(np.array, jax.device_get(state))
+        metadata = {"digest": digest(arrays)}
+        self._manager.save(
+            step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
+        )
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are complete on disk now, rising."""
+        self._manager.reload()
+        return sorted(self._manager.all_steps())
+
+    def restore(self, step: int, like: Any) -> Any:
+        """The state saved at `step`, as numpy arrays.
+
+        Args:
+          step: one of `steps()`.
+          like: a state of the same structure, shapes and dtypes.
+
+        Raises:
+          ValueError: if the checkpoint is damaged, or of another structure.
+        """
+        like = jax.tree.map(np.asarray, like)
+        try:
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), metadata=ocp.args.JsonRestore())
+            )
+        except Exception as error:  # orbax and tensorstore raise many kinds for unreadable files
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {reason}") from error
+        if digest(restored["state"]) != restored["metadata"]["digest"]:
+            raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: its arrays do not match its digest")
+        return restored["state"]
+
+    def restore_latest(self, like: Any) -> Any | None:
+        """The newest state that is whole, or None where there are no checkpoints; damaged newer ones are set aside.
+
+        Raises:
+          ValueError: if there are checkpoints and none is whole.
+        """
+        damaged = []
+        for step in reversed(self.steps()):
+            try:
+                state = self.restore(step, like)
+            except ValueError as error:
+                logger.warning("%s; taking the one before it", error)
+                damaged.append(step)
+                continue
+            for newer in damaged:
+                self._set_aside(newer)
+            return state
+        if damaged:
+            raise ValueError(f"{self._directory}: no checkpoint is whole of {damaged}; start again in another workdir")
+        return None
+
+    def _set_aside(self, step: int) -> None:
+        """Moves a damaged checkpoint out of the way of the one that will take its place."""
+        self._damaged.mkdir(exist_ok=True)
+        number = len(list(self._damaged.glob(f"{step}.*")))
+        shutil.move(self._directory / str(step), self._damaged / f"{step}.{number}")
+        self._manager.reload()
+
+    def close(self) -> None:
+        """Waits until all is written."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def digest(tree: Any) -> str:
+    """BLAKE2b of every array's path, dtype, shape and bytes."""
+    state = hashlib.blake2b(digest_size=16)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        array = np.asarray(leaf)
+        state.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+        state.update(np.ascontiguousarray(array).tobytes())
+    return state.hexdigest()

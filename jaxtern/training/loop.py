@@ -1,0 +1,236 @@
+"""The run: prepare everything, step after step, leave nothing half done."""
+
+import dataclasses
+import signal
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxtern.compression import buckets, cost
+from jaxtern.compression.transform import choose_exchange
+from jaxtern.data.dataset import Dataset, Split
+from jaxtern.data.order import ExampleOrder
+from jaxtern.data.sources import load_dataset
+from jaxtern.models import MODELS, create_model
+from jaxtern.training.checkpoints import Checkpoints
+from jaxtern.training.evaluation import Evaluation, evaluate
+from jaxtern.training.metrics import MetricWriter, Progress, Scalars
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.state import Program, TrainState, create_codec, create_run, stays_float
+from jaxtern.training.step import Metrics, TrainStep, create_mesh, create_train_step
+from jaxtern.training.workdir import claim_workdir
+
+
+class NonFiniteError(Exception):
+    """The loss or a gradient is NaN or infinite."""
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop; its state is saved."""
+
+    def __init__(self, signal_number: int, step: int):
+        super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}; the same command continues")
+        self.signal_number = signal_number
+
+
+class Wire(NamedTuple):
+    """What one worker sends in one step.
+
+    Attributes:
+      exchange: the one that runs.
+      bits_per_element: sent, over all elements of the gradient.
+      float_bits_per_element: the same for a float32 ring all-reduce.
+    """
+
+    exchange: str
+    bits_per_element: float
+    float_bits_per_element: float
+
+
+@dataclasses.dataclass
+class Run:
+    """A run that is ready to go on from `state`."""
+
+    recipe: Recipe
+    workdir: Path
+    dataset: Dataset
+    program: Program
+    state: TrainState
+    train_step: TrainStep
+    train_split: Split
+    checkpoints: Checkpoints
+    wire: Wire
+    claim: Any
+
+
+def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False) -> Run:
+    """Checks everything that can be checked before the first step, and finds where the run stands.
+
+    Raises:
+      ValueError, OSError: for a recipe, data or folder that does not fit, in one line.
+    """
+    mesh = create_mesh(recipe)
+    dataset = load_dataset(recipe.dataset, recipe.data_dir)
+    model = create_model(recipe.model, dataset.image_shape, dataset.num_classes, recipe.seed)
+    program, state = create_run(recipe, model, dataset.train.size, mesh.size)
+    wire = measure_wire(recipe, state.params)
+    claim = claim_workdir(workdir, recipe, allow_config_change)
+    checkpoints = Checkpoints(workdir, recipe.keep_checkpoints)
+    restored = checkpoints.restore_latest(state)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    if restored is None:
+        checkpoints.save(0, state)
+    state = jax.device_put(state if restored is None else restored, everywhere)
+    train_split = jax.device_put(dataset.train, everywhere)
+    train_step = create_train_step(recipe, program, mesh)
+    return Run(recipe, workdir, dataset, program, state, train_step, train_split, checkpoints, wire, claim)
+
+
+def measure_wire(recipe: Recipe, params: Any) -> Wire:
+    """What a worker sends in a step of this recipe.
+
+    Raises:
+      ValueError: if the exchange cannot carry so many workers.
+    """
+    last_layer = MODELS[recipe.model].last_layer
+    layout = buckets.plan_layout(params, recipe.min_size, lambda path: stays_float(recipe, last_layer, path))
+    codec, workers = create_codec(recipe), recipe.num_workers
+    exchange = "float" if recipe.codec == "float" else choose_exchange(recipe.exchange, codec, workers)
+    compressed, floats = layout.sizes(compressed=True), layout.sizes(compressed=False)
+    elements = sum(compressed) + sum(floats)
+    sent = (cost.step_bits(codec, kind, compressed, floats, workers) / elements for kind in (exchange, "float"))
+    return Wire(exchange, *sent)
+
+
+def train(run: Run) -> Evaluation:
+    """Trains to the last step and evaluates there.
+
+    Raises:
+      NonFiniteError: at the first NaN or infinity; the last good checkpoint stays.
+      Stopped: after SIGTERM or SIGINT, when the state is saved.
+    """
+    first_step = int(run.state.step)
+    writer, progress = MetricWriter(run.workdir, first_step), Progress(first_step, run.recipe.num_steps)
+    loop = _Loop(run, writer, progress)
+    try:
+        with _Signals() as signals:
+            for step in range(first_step, run.recipe.num_steps):
+                loop.step(step, last=step + 1 == run.recipe.num_steps or bool(signals.received))
+                if signals.received and step + 1 < run.recipe.num_steps:
+                    raise Stopped(signals.received, step + 1)
+        return loop.evaluation or loop.evaluate(run.recipe.num_steps)
+    finally:
+        progress.close()
+        writer.close()
+        run.checkpoints.close()
+
+
+class _Loop:
+    """Steps with their metrics fetched one late: while the host reads those of step t - 1, the device runs step t."""
+
+    def __init__(self, run: Run, writer: MetricWriter, progress: Progress):
+        self._run, self._writer, self._progress = run, writer, progress
+        self._order = ExampleOrder(run.dataset.train.size, run.recipe.seed)
+        self._paths = [
+            jax.tree_util.keystr(path, simple=True, separator="/")
+            for path, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]
+        ]
+        self._pending: tuple[int, Metrics] | None = None
+        self._since: list[Scalars] = []
+        self._clock = time.perf_counter()
+        self.evaluation: Evaluation | None = None
+
+    def step(self, step: int, last: bool) -> None:
+        """Runs step number `step` (from 0); after the last one everything is read and saved."""
+        run, recipe = self._run, self._run.recipe
+        indices = self._order.batch(step * recipe.batch_size, recipe.batch_size)
+        run.state, metrics = run.train_step(run.state, run.train_split, indices)
+        self._read_pending()
+        self._pending = (step + 1, metrics)
+        saves = last or (step + 1) % recipe.checkpoint_every == 0
+        evaluates = recipe.evaluate_every and (step + 1) % recipe.evaluate_every == 0
+        if saves or evaluates:
+            self._read_pending()  # nothing that is not finite is ever saved
+        if saves:
+            run.checkpoints.save(step + 1, run.state)
+        if evaluates:
+            self.evaluation = self.evaluate(step + 1)
+        else:
+            self.evaluation = None
+
+    def evaluate(self, step: int) -> Evaluation:
+        """Evaluates the weights as they are now, at `step`, on the test split."""
+        start = time.perf_counter()
+        result = evaluate(self._run.program.graph, self._run.state.params, self._run.dataset.test)
+        self._writer.write(step, {f"test/{name}": value for name, value in result._asdict().items()})
+        self._progress.print(
+            f"step {step}: test loss {result.loss:.4f}, precision@1 {result.precision_at_1:.2%},"
+            f" recall@5 {result.recall_at_5:.2%}"
+        )
+        self._clock += time.perf_counter() - start
+        return result
+
+    def _read_pending(self) -> None:
+        """Waits for the metrics of the step before, checks them, and logs every `log_every` steps."""
+        if self._pending is None:
+            return
+        (step, metrics), self._pending = self._pending, None
+        fetched = jax.device_get(metrics)
+        nonfinite = [path for path, bad in zip(self._paths, fetched.pop("nonfinite"), strict=True) if bad]
+        scalars = {name: float(value) for name, value in fetched.items()}
+        if nonfinite or not np.isfinite(scalars["loss"]):
+            raise NonFiniteError(self._describe(step, scalars["loss"], nonfinite))
+        self._since.append(scalars)
+        rate = len(self._since) * self._run.recipe.batch_size / (time.perf_counter() - self._clock)
+        self._progress.update(scalars["loss"], rate)
+        if step % self._run.recipe.log_every == 0 or step == self._run.recipe.num_steps:
+            self._log(step, rate)
+
+    def _describe(self, step: int, loss: float, nonfinite: list[str]) -> str:
+        where = f"gradients not finite in {', '.join(nonfinite)}" if nonfinite else "gradients finite"
+        kept = self._run.checkpoints.steps()
+        return f"step {step}: loss {loss}, {where}; the last good checkpoint is at step {kept[-1]}"
+
+    def _log(self, step: int, examples_per_second: float) -> None:
+        """A line and a record: means since the last one."""
+        means = {name: float(np.mean([scalars[name] for scalars in self._since])) for name in self._since[0]}
+        record = means | {
+            "learning_rate": float(self._run.program.schedule(step - 1)),
+            "examples_per_second": examples_per_second,
+            "sent_bits_per_element": self._run.wire.bits_per_element,
+        }
+        self._writer.write(step, record)
+        self._progress.print(
+            f"step {step}: loss {record['loss']:.4f}, accuracy {record['accuracy']:.2%},"
+            f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
+        )
+        self._since.clear()
+        self._clock = time.perf_counter()
+
+
+class _Signals:
+    """Notes the first SIGTERM or SIGINT; the second one acts at once."""
+
+    def __init__(self):
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.received = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __exit__(self, *exception: Any) -> None:
+        self._restore()

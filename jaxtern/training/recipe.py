@@ -1,0 +1,151 @@
+"""Everything that decides a run, by name: the fields of a recipe, what they mean, and which values they take."""
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "rmsprop")
+SCHEDULES = ("fixed", "exponential", "polynomial", "cosine")
+DECAY_MODES = ("loss", "decoupled")
+VIRTUAL_WORKERS = ("unrolled", "vmapped")
+CODECS = ("ternary", "float")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A run's settings; `configs/` holds ready ones, and a command line may override any field.
+
+    Attributes:
+      dataset: what to train on: "digits" (carried by scikit-learn) or "mnist" (four idx files in `data_dir`).
+      data_dir: folder of the dataset's files; None for a dataset that needs none.
+      model: name of the network.
+      num_workers: N, workers whose gradients are averaged; more than one may live on a device.
+      num_devices: devices to spread them over; None: as many as there are that divide N.
+      virtual_workers: how the workers of one device are run: "unrolled" (bit-identical on any number of devices) or
+        "vmapped" (compiles faster).
+      batch_size: examples of one step over all workers.
+      num_steps: updates of the weights.
+      codec: "ternary", or "float" for a plain mean.
+      exchange: "auto", "gather", "sum" or "float".
+      clip_sigmas: clip gradients at so many standard deviations of their tensor; 0: do not.
+      scale: "exact" or "pow2".
+      block_size: elements under one scale; None: a whole tensor.
+      levels: levels a side; 1 is ternary.
+      min_size: tensors with fewer elements stay float.
+      float_last_layer: whether the last layer's gradients stay float.
+      exclude: regular expressions; a tensor whose whole path ("conv1/kernel") matches one stays float.
+      optimizer: "sgd", "momentum", "adam" or "rmsprop".
+      momentum: of the optimiser "momentum".
+      learning_rate: at the start.
+      schedule: "fixed", "exponential" (a staircase), "polynomial" or "cosine" (both to 0 at the last step).
+      decay_epochs: epochs between the stairs of "exponential".
+      decay_factor: by which each of them multiplies the rate.
+      power: of "polynomial": rate (1 - t/T)^power.
+      weight_decay: factor of L2 over the kernels.
+      weight_decay_mode: "loss": weight_decay * sum(w^2) / 2 is part of every worker's loss, so of what is compressed;
+        "decoupled": rate * weight_decay * w is taken off the weights.
+      seed: of the weights, the order of the examples and the noise.
+      log_every: steps between lines of the log.
+      log_compression: also log zero trits, scale, and cosine to the float mean; costs a float exchange a step.
+      evaluate_every: steps between evaluations on the test split; 0: only at the end.
+      checkpoint_every: steps between checkpoints.
+      keep_checkpoints: how many to keep.
+    """
+
+    dataset: str = "digits"
+    data_dir: str | None = None
+    model: str = "lenet"
+    num_workers: int = 4
+    num_devices: int | None = None
+    virtual_workers: str = "unrolled"
+    batch_size: int = 64
+    num_steps: int = 1000
+    codec: str = "ternary"
+    exchange: str = "auto"
+    clip_sigmas: float = 2.5
+    scale: str = "exact"
+    block_size: int | None = None
+    levels: int = 1
+    min_size: int = 1
+    float_last_layer: bool = False
+    exclude: tuple[str, ...] = ()
+    optimizer: str = "momentum"
+    momentum: float = 0.9
+    learning_rate: float = 0.01
+    schedule: str = "fixed"
+    decay_epochs: float = 20.0
+    decay_factor: float = 0.1
+    power: float = 0.5
+    weight_decay: float = 0.0
+    weight_decay_mode: str = "loss"
+    seed: int = 0
+    log_every: int = 100
+    log_compression: bool = False
+    evaluate_every: int = 0
+    checkpoint_every: int = 1000
+    keep_checkpoints: int = 3
+
+    def __post_init__(self):
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < least:
+                raise ValueError(f"{name}={value!r}: must be {least} or more")
+        if self.num_devices is not None and self.num_devices < 1:
+            raise ValueError(f"num_devices={self.num_devices!r}: must be 1 or more")
+        if self.batch_size % self.num_workers:
+            raise ValueError(f"batch_size={self.batch_size}: must divide among num_workers={self.num_workers}")
+        if not self.seed < 2**32:
+            raise ValueError(f"seed={self.seed}: must be below 2^32")
+        for pattern in self.exclude:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"exclude={pattern!r}: is no regular expression: {error}") from None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Recipe":
+        """A recipe of these fields, the others at their defaults.
+
+        Raises:
+          ValueError: for an unknown field, or a value out of its range.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no field of a recipe; they are {', '.join(sorted(known))}")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON has them."""
+        values = dataclasses.asdict(self)
+        return values | {"exclude": list(self.exclude)}
+
+
+_CHOICES = {
+    "virtual_workers": VIRTUAL_WORKERS,
+    "codec": CODECS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "weight_decay_mode": DECAY_MODES,
+}
+
+_LEAST = {
+    "num_workers": 1,
+    "batch_size": 1,
+    "num_steps": 1,
+    "momentum": 0,
+    "learning_rate": 0,
+    "decay_factor": 0,
+    "power": 0,
+    "weight_decay": 0,
+    "seed": 0,
+    "log_every": 1,
+    "evaluate_every": 0,
+    "checkpoint_every": 1,
+    "keep_checkpoints": 1,
+    "decay_epochs": 1e-9,
+}

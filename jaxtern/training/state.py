@@ -1,0 +1,93 @@
+"""What a run is at a step: all that a checkpoint holds."""
+
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from jaxtern.compression.codecs import Ternary
+from jaxtern.compression.transform import CompressedMeanState, compressed_mean
+from jaxtern.training.optimizers import create_optimizer
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.schedules import create_schedule
+
+DEVICE_AXIS = "data"
+
+
+class TrainState(NamedTuple):
+    """Arrays of a run, the same on every device.
+
+    Attributes:
+      step: int32 scalar, updates so far.
+      params: weights, a dict of dicts.
+      optimizer: state of the optimiser.
+      compressor: state of the mean; its count keys the noise.
+    """
+
+    step: jax.Array
+    params: Any
+    optimizer: optax.OptState
+    compressor: CompressedMeanState
+
+
+class Program(NamedTuple):
+    """The functions of a run.
+
+    Attributes:
+      graph: static part of the model, for nnx.merge(graph, params).
+      mean: gradients of the workers on a device to the mean of all.
+      optimizer: mean gradients to updates.
+      schedule: learning rate of a step.
+    """
+
+    graph: Any
+    mean: optax.GradientTransformation
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+
+
+def create_run(
+    recipe: Recipe, model: nnx.Module, num_examples: int, num_devices: int
+) -> tuple[Program, TrainState]:
+    """Program and first state for a model with fresh weights.
+
+    Raises:
+      ValueError: for codec options out of their range.
+    """
+    graph, variables = nnx.split(model, nnx.Param)
+    params = nnx.to_pure_dict(variables)
+    schedule = create_schedule(recipe, num_examples)
+    mean = create_mean(recipe, model.last_layer, recipe.num_workers // num_devices)
+    program = Program(graph, mean, create_optimizer(recipe, schedule), schedule)
+    state = TrainState(jnp.zeros((), jnp.int32), params, program.optimizer.init(params), mean.init(params))
+    return program, state
+
+
+def create_codec(recipe: Recipe) -> Ternary:
+    """The recipe's codec."""
+    return Ternary(
+        clip_sigmas=recipe.clip_sigmas, scale=recipe.scale, block_size=recipe.block_size, levels=recipe.levels
+    )
+
+
+def stays_float(recipe: Recipe, last_layer: str, path: str) -> bool:
+    """Whether the recipe keeps a tensor's gradients float whatever its size."""
+    in_last_layer = recipe.float_last_layer and path.split("/")[0] == last_layer
+    return in_last_layer or any(re.fullmatch(pattern, path) for pattern in recipe.exclude)
+
+
+def create_mean(recipe: Recipe, last_layer: str, virtual_workers: int) -> optax.GradientTransformation:
+    """The recipe's mean over devices with so many workers on each."""
+    return compressed_mean(
+        DEVICE_AXIS,
+        codec="float" if recipe.codec == "float" else create_codec(recipe),
+        exchange=recipe.exchange,
+        min_size=recipe.min_size,
+        exclude=lambda path: stays_float(recipe, last_layer, path),
+        seed=recipe.seed,
+        virtual_workers=virtual_workers,
+        statistics=recipe.log_compression,
+    )

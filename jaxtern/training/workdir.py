@@ -1,0 +1,56 @@
+"""A run's folder: whose it is, and which recipe it holds."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import IO
+
+from jaxtern.training.recipe import Recipe
+
+
+def read_recipe(workdir: Path) -> Recipe:
+    """The recipe of the run in `workdir`.
+
+    Raises:
+      FileNotFoundError: if there is none.
+      ValueError: if it cannot be read.
+    """
+    path = workdir / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"workdir={str(workdir)!r}: holds no run (there is no config.json)")
+    try:
+        return Recipe.from_dict(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+
+
+def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
+    """Makes `workdir` this recipe's, or finds that it is; the file that comes back holds the claim while it is open.
+
+    Raises:
+      ValueError: if another process trains there, or another recipe's run lies there and `allow_change` is false.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    lock = (workdir / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None
+    path = workdir / "config.json"
+    if path.exists() and not allow_change:
+        _require_same(workdir, read_recipe(workdir), recipe)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
+    os.replace(temporary, path)
+    return lock
+
+
+def _require_same(workdir: Path, old: Recipe, new: Recipe) -> None:
+    before, after = old.to_dict(), new.to_dict()
+    changes = [f"{name} is {before[name]!r} there and {after[name]!r} here" for name in before if before[name] != after[name]]
+    if changes:
+        raise ValueError(
+            f"workdir={str(workdir)!r}: holds a run with another config ({'; '.join(changes)});"
+            " take another --workdir, or continue it under this config with --allow_config_change"
+        )
