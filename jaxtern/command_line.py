@@ -1,18 +1,19 @@
 """What the doors share: flags in, one line out for a mistake, an exit status."""
 
-import dataclasses
-import importlib.util
 import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import absl.logging
 from absl import flags
 from ml_collections import config_flags
 
-from jaxtern.training.recipe import Recipe
+from jaxtern import configs
+from jaxtern.training.recipe import Recipe, require_field
 
 USAGE_ERROR = 2
+DEFAULT_RECIPE = "digits"
 
 
 class UsageError(Exception):
@@ -23,6 +24,7 @@ def run(main: Callable[[], int]) -> None:
     """Parses the flags, runs `main`, exits with its status; a UsageError is printed as one line, with status 2."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     logging.getLogger("jaxtern").setLevel(logging.INFO)
+    absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells of every option
     try:
         _parse(sys.argv)
         status = main()
@@ -32,11 +34,9 @@ def run(main: Callable[[], int]) -> None:
     sys.exit(status)
 
 
-def define_config(default: str) -> flags.FlagHolder:
+def define_config() -> flags.FlagHolder:
     """The flag --config and its --config.field overrides."""
-    return config_flags.DEFINE_config_file(
-        "config", str(_recipe_path(default)), "path of a recipe, or the bare name of an installed one"
-    )
+    return config_flags.DEFINE_config_file("config", None, "path of a recipe, or the bare name of an installed one")
 
 
 def recipe_from_config(config: flags.FlagHolder) -> Recipe:
@@ -52,13 +52,18 @@ def recipe_from_config(config: flags.FlagHolder) -> Recipe:
 
 
 def _parse(argv: list[str]) -> None:
+    if any(argument in ("--help", "-help", "-h") for argument in argv):
+        print(sys.modules["__main__"].__doc__, flags.FLAGS.main_module_help(), sep="\n")
+        if "config" in flags.FLAGS:
+            print(f"--config=RECIPE (installed: {', '.join(_installed_recipes())}) and --config.FIELD=VALUE:\n{Recipe.__doc__}")
+        sys.exit(0)
+    # ml_collections answers an unknown field with a traceback, so fields are looked at first.
     resolved = [argv[0], *map(_resolve_config, argv[1:])]
+    if "config" in flags.FLAGS and not any(argument.startswith("--config=") for argument in resolved):
+        resolved.insert(1, f"--config={_recipe_path(DEFAULT_RECIPE)}")
     try:
         rest = flags.FLAGS(resolved)
     except flags.Error as error:
-        if any(argument in ("--help", "-h", "-help") for argument in argv):
-            print(flags.FLAGS.main_module_help())
-            sys.exit(0)
         raise UsageError(str(error)) from None
     if len(rest) > 1:
         raise UsageError(f"argument {rest[1]!r}: flags start with --, as --config.batch_size=64")
@@ -70,10 +75,11 @@ def _resolve_config(argument: str) -> str:
     name = name.lstrip("-")
     if name == "config" and equals:
         return f"--config={_recipe_path(value)}"
-    fields = [field.name for field in dataclasses.fields(Recipe)]
-    field = name.removeprefix("config.")
-    if name.startswith("config.") and field not in fields:
-        raise UsageError(f"--{name}: {field!r} is no field of a recipe; they are {', '.join(sorted(fields))}")
+    if name.startswith("config."):
+        try:
+            require_field(name.removeprefix("config."))
+        except ValueError as error:
+            raise UsageError(f"--{name}: {error}") from None
     return argument
 
 
@@ -87,10 +93,15 @@ def _recipe_path(name: str) -> Path:
         if not Path(name).is_file():
             raise UsageError(f"--config={name}: no such file")
         return Path(name)
-    installed = importlib.util.find_spec("jaxtern.configs")
-    folder = Path(next(iter(installed.submodule_search_locations)))
-    path = folder / f"{name}.py"
-    names = sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
+    path = _recipe_folder() / f"{name}.py"
     if not path.is_file():
-        raise UsageError(f"--config={name}: no installed recipe of that name; they are {', '.join(names)}")
+        raise UsageError(f"--config={name}: no installed recipe of that name; they are {', '.join(_installed_recipes())}")
     return path
+
+
+def _installed_recipes() -> list[str]:
+    return sorted(path.stem for path in _recipe_folder().glob("*.py") if path.stem != "__init__")
+
+
+def _recipe_folder() -> Path:
+    return Path(configs.__file__).parent

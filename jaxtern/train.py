@@ -3,11 +3,15 @@
 import sys
 from pathlib import Path
 
+import jax
 from absl import flags
 
 from jaxtern import command_line
+from jaxtern.training import loop
+from jaxtern.training.curves import plot_curves
+from jaxtern.training.recipe import Recipe
 
-CONFIG = command_line.define_config(default="digits")
+CONFIG = command_line.define_config()
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")
 ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
     "allow_config_change", False, "continue the run in workdir although its config was another"
@@ -20,10 +24,8 @@ def main() -> int:
     return train_and_report(recipe, workdir)
 
 
-def train_and_report(recipe, workdir: Path) -> int:
-    from jaxtern.training import loop  # after the flags are checked: JAX takes a second to import
-    from jaxtern.training.curves import plot_curves
-
+def train_and_report(recipe: Recipe, workdir: Path) -> int:
+    """Trains to the end and says what came of it; the exit status."""
     try:
         run = loop.prepare_run(recipe, workdir, ALLOW_CONFIG_CHANGE.value)
     except (ValueError, OSError) as error:
@@ -48,11 +50,9 @@ def train_and_report(recipe, workdir: Path) -> int:
     return 0
 
 
-def describe(run) -> str:
+def describe(run: loop.Run) -> str:
     """What is about to run, in a few lines."""
     recipe, step = run.recipe, int(run.state.step)
-    import jax
-
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
     start = f"from step {step}" if step else "from the start"
     return (
@@ -63,7 +63,7 @@ def describe(run) -> str:
     )
 
 
-def _sent(wire) -> str:
+def _sent(wire: loop.Wire) -> str:
     ratio = wire.float_bits_per_element / wire.bits_per_element if wire.bits_per_element else 1.0
     return (
         f"{wire.bits_per_element:.2f} bits per gradient element, worker and step; float32 all-reduce"

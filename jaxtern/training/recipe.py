@@ -1,6 +1,7 @@
 """Everything that decides a run, by name: the fields of a recipe, what they mean, and which values they take."""
 
 import dataclasses
+import difflib
 import math
 import re
 from typing import Any
@@ -113,16 +114,22 @@ class Recipe:
         Raises:
           ValueError: for an unknown field, or a value out of its range.
         """
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValueError(f"{unknown[0]!r} is no field of a recipe; they are {', '.join(sorted(known))}")
+        for name in values:
+            require_field(name)
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON has them."""
         values = dataclasses.asdict(self)
         return values | {"exclude": list(self.exclude)}
+
+
+def require_field(name: str) -> None:
+    """Refuses a name that is no field, naming those like it."""
+    known = [field.name for field in dataclasses.fields(Recipe)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, cutoff=0.4) or known
+        raise ValueError(f"{name!r} is no field of a recipe; there is {', '.join(near)}")
 
 
 _CHOICES = {

@@ -31,7 +31,10 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
     Raises:
       ValueError: if another process trains there, or another recipe's run lies there and `allow_change` is false.
     """
-    workdir.mkdir(parents=True, exist_ok=True)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"workdir={str(workdir)!r}: cannot be made: {error.strerror}") from None
     lock = (workdir / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
