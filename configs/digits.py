@@ -15,11 +15,11 @@ def get_config() -> ml_collections.ConfigDict:
     config.dataset = "digits"
     config.num_workers = 4
     config.batch_size = 64
-    config.num_steps = 2000
+    config.num_steps = 1000
     config.optimizer = "adam"
     config.learning_rate = 1e-3
     config.schedule = "cosine"
-    config.log_every = 100
-    config.evaluate_every = 200
-    config.checkpoint_every = 500
+    config.log_every = 50
+    config.evaluate_every = 100
+    config.checkpoint_every = 250
     return config

@@ -27,7 +27,12 @@ def load_mnist(folder: str | Path) -> Dataset:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"data_dir={str(folder)!r}: no such folder")
-    return Dataset(_load_split(folder, "train"), _load_split(folder, "test"), _NUM_CLASSES)
+    train, test = _load_split(folder, "train"), _load_split(folder, "test")
+    if train.images.shape[1:] != test.images.shape[1:]:
+        raise ValueError(
+            f"data_dir={str(folder)!r}: training images are {train.images.shape[1:]}, test images {test.images.shape[1:]}"
+        )
+    return Dataset(train, test, _NUM_CLASSES)
 
 
 def _load_split(folder: Path, split: str) -> Split:

@@ -33,16 +33,17 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=self._writes, read_only=not self._writes)
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
-    def save(self, step: int, state: Any) -> None:
-        """Starts to write `state`; returns once its arrays are copied."""
+    def save(self, step: int, state: Any, **metadata: Any) -> None:
+        """Starts to write `state`, and beside it `metadata` as JSON; returns once the arrays are copied."""
         arrays = jax.tree.map(np.array, jax.device_get(state))
-        metadata = {"digest": digest(arrays)}
+        metadata["digest"] = digest(arrays)
         self._manager.save(
             step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
         )
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are complete on disk now, rising."""
+        """Steps of the checkpoints that are complete on disk, rising; waits for one that is being written."""
+        self._manager.wait_until_finished()
         self._manager.reload()
         return sorted(self._manager.all_steps())
 

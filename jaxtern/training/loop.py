@@ -26,7 +26,7 @@ from jaxtern.training.workdir import claim_workdir
 
 
 class NonFiniteError(Exception):
-    """The loss or a gradient is NaN or infinite."""
+    """The loss, a gradient or a weight is NaN or infinite."""
 
 
 class Stopped(Exception):
@@ -66,6 +66,11 @@ class Run:
     wire: Wire
     claim: Any
 
+    def save(self, step: int) -> None:
+        """Starts to write a checkpoint of the state, which is that of `step`."""
+        seen = step * self.recipe.batch_size
+        self.checkpoints.save(step, self.state, recipe=self.recipe.to_dict(), examples_seen=seen)
+
 
 def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False) -> Run:
     """Checks everything that can be checked before the first step, and finds where the run stands.
@@ -82,12 +87,13 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
     checkpoints = Checkpoints(workdir, recipe.keep_checkpoints)
     restored = checkpoints.restore_latest(state)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    if restored is None:
-        checkpoints.save(0, state)
     state = jax.device_put(state if restored is None else restored, everywhere)
     train_split = jax.device_put(dataset.train, everywhere)
     train_step = create_train_step(recipe, program, mesh)
-    return Run(recipe, workdir, dataset, program, state, train_step, train_split, checkpoints, wire, claim)
+    run = Run(recipe, workdir, dataset, program, state, train_step, train_split, checkpoints, wire, claim)
+    if restored is None:
+        run.save(0)
+    return run
 
 
 def measure_wire(recipe: Recipe, params: Any) -> Wire:
@@ -114,15 +120,20 @@ def train(run: Run) -> Evaluation:
       Stopped: after SIGTERM or SIGINT, when the state is saved.
     """
     first_step = int(run.state.step)
+    if first_step >= run.recipe.num_steps:
+        run.checkpoints.close()
+        return evaluate(run.program.graph, run.state.params, run.dataset.test)
     writer, progress = MetricWriter(run.workdir, first_step), Progress(first_step, run.recipe.num_steps)
     loop = _Loop(run, writer, progress)
     try:
         with _Signals() as signals:
             for step in range(first_step, run.recipe.num_steps):
-                loop.step(step, last=step + 1 == run.recipe.num_steps or bool(signals.received))
-                if signals.received and step + 1 < run.recipe.num_steps:
-                    raise Stopped(signals.received, step + 1)
-        return loop.evaluation or loop.evaluate(run.recipe.num_steps)
+                stopped = signals.received  # read once: a signal that comes during this step stops after the next
+                evaluation = loop.step(step, stopping=stopped is not None)
+                if stopped is not None and step + 1 < run.recipe.num_steps:
+                    raise Stopped(stopped, step + 1)
+        assert evaluation is not None  # of the last step
+        return evaluation
     finally:
         progress.close()
         writer.close()
@@ -142,27 +153,25 @@ class _Loop:
         self._pending: tuple[int, Metrics] | None = None
         self._since: list[Scalars] = []
         self._clock = time.perf_counter()
-        self.evaluation: Evaluation | None = None
 
-    def step(self, step: int, last: bool) -> None:
-        """Runs step number `step` (from 0); after the last one everything is read and saved."""
+    def step(self, step: int, stopping: bool) -> Evaluation | None:
+        """Runs step number `step` (from 0); evaluates and saves where that is due, and after the last one."""
         run, recipe = self._run, self._run.recipe
         indices = self._order.batch(step * recipe.batch_size, recipe.batch_size)
         run.state, metrics = run.train_step(run.state, run.train_split, indices)
         self._read_pending()
         self._pending = (step + 1, metrics)
-        saves = last or (step + 1) % recipe.checkpoint_every == 0
-        evaluates = recipe.evaluate_every and (step + 1) % recipe.evaluate_every == 0
+        finished = step + 1 == recipe.num_steps
+        saves = finished or stopping or (step + 1) % recipe.checkpoint_every == 0
+        evaluates = finished or (recipe.evaluate_every and (step + 1) % recipe.evaluate_every == 0)
         if saves or evaluates:
             self._read_pending()  # nothing that is not finite is ever saved
-        if saves:
-            run.checkpoints.save(step + 1, run.state)
-        if evaluates:
-            self.evaluation = self.evaluate(step + 1)
-        else:
-            self.evaluation = None
+        evaluation = self._evaluate(step + 1) if evaluates else None
+        if saves:  # after all records of this step: a run that resumes here keeps them and does not write them again
+            run.save(step + 1)
+        return evaluation
 
-    def evaluate(self, step: int) -> Evaluation:
+    def _evaluate(self, step: int) -> Evaluation:
         """Evaluates the weights as they are now, at `step`, on the test split."""
         start = time.perf_counter()
         result = evaluate(self._run.program.graph, self._run.state.params, self._run.dataset.test)
@@ -191,7 +200,7 @@ class _Loop:
             self._log(step, rate)
 
     def _describe(self, step: int, loss: float, nonfinite: list[str]) -> str:
-        where = f"gradients not finite in {', '.join(nonfinite)}" if nonfinite else "gradients finite"
+        where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
         kept = self._run.checkpoints.steps()
         return f"step {step}: loss {loss}, {where}; the last good checkpoint is at step {kept[-1]}"
 

@@ -14,7 +14,7 @@ Scalars = dict[str, float]
 class MetricWriter:
     """Appends records to `<workdir>/metrics.jsonl` and TensorBoard events to `<workdir>/tensorboard`.
 
-    A resumed run drops the records after the step from which it resumes, so that the file reads as if never interrupted.
+    A resumed run drops the records after the step from which it resumes, so that none stands there twice.
     """
 
     def __init__(self, workdir: Path, first_step: int):

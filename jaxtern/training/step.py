@@ -43,7 +43,7 @@ def create_train_step(recipe: Recipe, program: Program, mesh: Mesh) -> TrainStep
 
     `indices` are int32[batch_size]; worker w takes the w-th of N equal runs of them. The state is donated. Metrics:
     loss (with weight decay in it) and accuracy, means over all workers; nonfinite, bool[tensors], which mean gradients
-    hold a NaN or an infinity; and the compressor's statistics where they are asked for.
+    or new weights hold a NaN or an infinity; and the compressor's statistics where they are asked for.
     """
     loss_and_gradient = jax.value_and_grad(_create_loss(recipe, program), has_aux=True)
     local_workers = recipe.num_workers // mesh.size
@@ -65,7 +65,7 @@ def create_train_step(recipe: Recipe, program: Program, mesh: Mesh) -> TrainStep
         updates, optimizer = program.optimizer.update(mean, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
         loss, accuracy = jax.lax.pmean(jnp.mean(jnp.array(measured), axis=0), DEVICE_AXIS)
-        metrics = {"loss": loss, "accuracy": accuracy, "nonfinite": _nonfinite(mean)}
+        metrics = {"loss": loss, "accuracy": accuracy, "nonfinite": _nonfinite(mean) | _nonfinite(params)}
         if compressor.statistics is not None:
             metrics |= statistics_as_metrics(compressor.statistics)
         return TrainState(state.step + 1, params, optimizer, compressor), metrics
