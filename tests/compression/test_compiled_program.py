@@ -1,0 +1,176 @@
+"""What goes over the wire: one maximum of all scales, one exchange of words of the expected number, nothing else."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxtern import Codec, Ternary, compressed_mean
+from jaxtern.compression import cost
+from jaxtern.kernels import num_words
+
+SHAPES = {"a": (100, 21), "b": (333,), "c": (5,)}
+CODECS = {
+    "ternary": Ternary(),
+    "pow2": Ternary(scale="pow2", clip_sigmas=0.0),
+    "blocks": Ternary(block_size=64),
+    "7 levels": Ternary(levels=7),
+}
+
+
+def _program(workers: Callable, layout: str, check_vma: bool = True, shapes: dict = SHAPES, **options: Any) -> tuple[Any, ...]:
+    """A jitted update and its arguments, to be compiled."""
+    placed = workers(layout)
+    if placed.virtual_workers is not None:
+        options["virtual_workers"] = placed.virtual_workers
+    transformation = compressed_mean(placed.names, **options)
+    gradients = {key: jax.ShapeDtypeStruct((placed.size, *shape), jnp.float32) for key, shape in shapes.items()}
+    return placed.replicated(transformation.update, check_vma=check_vma), gradients, transformation.init(None)
+
+
+def _sizes(names: str) -> tuple[int, ...]:
+    return tuple(functools.reduce(int.__mul__, SHAPES[name]) for name in names)
+
+
+def _words(names: str, radix: int) -> int:
+    return sum(num_words(size, radix) for size in _sizes(names))
+
+
+def _read(wire: Callable, *program: Any) -> list[tuple[str, str, int]]:
+    return [(collective.name, collective.dtype, collective.size) for collective in wire(*program)]
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("num_workers", [2, 8])
+def test_gather_is_one_maximum_and_one_all_gather_of_packed_words(
+    workers: Callable, wire: Callable, num_workers: int, check_vma: bool
+):
+    found = _read(wire, *_program(workers, f"mesh:{num_workers}", check_vma, exchange="gather"))
+    assert found == [
+        ("all-reduce maximum", "f32", 3),
+        ("all-gather", "u32", num_workers * _words("abc", 3)),
+    ]
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("num_workers", [2, 8])
+def test_sum_is_one_maximum_and_one_integer_all_reduce_of_packed_words(
+    workers: Callable, wire: Callable, num_workers: int, check_vma: bool
+):
+    found = _read(wire, *_program(workers, f"mesh:{num_workers}", check_vma, exchange="sum"))
+    assert found == [
+        ("all-reduce maximum", "f32", 3),
+        ("all-reduce add", "u32", _words("abc", 2 * num_workers + 1)),
+    ]
+
+
+def test_auto_gathers_up_to_4_workers_and_sums_from_5_on(workers: Callable, wire: Callable):
+    for num_workers in (2, 3, 4, 5, 8):
+        _, exchanged = _read(wire, *_program(workers, f"mesh:{num_workers}", exchange="auto"))
+        assert exchanged[0] == ("all-gather" if num_workers <= 4 else "all-reduce add")
+
+
+def test_tensors_that_stay_float_ride_in_the_gather_and_follow_the_sum_in_one_more(workers: Callable, wire: Callable):
+    exclude = {"b", "c"}.__contains__
+    gathered = _read(wire, *_program(workers, "mesh:4", exchange="gather", exclude=exclude))
+    added = _read(wire, *_program(workers, "mesh:4", exchange="sum", exclude=exclude))
+    assert gathered == [("all-reduce maximum", "f32", 1), ("all-gather", "u32", 4 * (_words("a", 3) + 338))]
+    assert sorted(added) == [
+        ("all-gather", "u32", 4 * 338),
+        ("all-reduce add", "u32", _words("a", 9)),
+        ("all-reduce maximum", "f32", 1),
+    ]
+
+
+def test_all_excluded_is_one_gather_of_floats(workers: Callable, wire: Callable):
+    for exchange in ("gather", "sum"):
+        found = _read(wire, *_program(workers, "mesh:4", exchange=exchange, min_size=10**6))
+        assert found == [("all-gather", "u32", 4 * sum(_sizes("abc")))]
+
+
+def test_several_mesh_axes_add_in_one_collective_and_gather_axis_by_axis(workers: Callable, wire: Callable):
+    added = _read(wire, *_program(workers, "mesh:4 mesh:2", exchange="sum"))
+    gathered = _read(wire, *_program(workers, "mesh:4 mesh:2", exchange="gather"))
+    assert added == [("all-reduce maximum", "f32", 3), ("all-reduce add", "u32", _words("abc", 17))]
+    assert gathered == [
+        ("all-reduce maximum", "f32", 3),
+        ("all-gather", "u32", 2 * _words("abc", 3)),
+        ("all-gather", "u32", 8 * _words("abc", 3)),
+    ]
+
+
+def test_virtual_workers_add_their_words_on_the_device_and_gather_them_all(workers: Callable, wire: Callable):
+    added = _read(wire, *_program(workers, "mesh:4 unrolled:2", exchange="sum"))
+    gathered = _read(wire, *_program(workers, "mesh:4 unrolled:2", exchange="gather"))
+    assert added == [("all-reduce maximum", "f32", 3), ("all-reduce add", "u32", _words("abc", 17))]
+    assert gathered == [("all-reduce maximum", "f32", 3), ("all-gather", "u32", 8 * _words("abc", 3))]
+
+
+def test_float_is_an_all_reduce_of_the_gradients_alone(workers: Callable, wire: Callable):
+    for options in ({"exchange": "float"}, {"codec": "float"}):
+        found = wire(*_program(workers, "mesh:4", **options))
+        assert {(collective.name, collective.dtype) for collective in found} == {("all-reduce add", "f32")}
+        assert sum(collective.size for collective in found) == sum(_sizes("abc"))
+
+
+@pytest.mark.parametrize("exchange", ["gather", "sum", "float"])
+@pytest.mark.parametrize("layout", ["mesh:1", "mesh:1 unrolled:3"])
+def test_one_device_exchanges_nothing(workers: Callable, wire: Callable, layout: str, exchange: str):
+    # With check_vma=True the collectives must stay: only from them does JAX learn that the results are replicated.
+    assert wire(*_program(workers, layout, check_vma=False, exchange=exchange, min_size=10)) == []
+
+
+def test_nothing_to_average_exchanges_nothing(workers: Callable, wire: Callable):
+    for shapes in ({}, {"a": (0, 3)}):
+        for exchange in ("gather", "sum", "float"):
+            assert wire(*_program(workers, "mesh:4", shapes=shapes, exchange=exchange)) == []
+
+
+def test_statistics_cost_one_float_all_reduce_more(workers: Callable, wire: Callable):
+    plain = wire(*_program(workers, "mesh:4", exchange="sum"))
+    measured = wire(*_program(workers, "mesh:4", exchange="sum", statistics=True))
+    more = [collective for collective in measured if collective not in plain]
+    assert len(measured) - len(more) == len(plain)
+    assert {(collective.name, collective.dtype) for collective in more} == {("all-reduce add", "f32")}
+    assert sum(collective.size for collective in more) == sum(_sizes("abc")) + 1
+
+
+@pytest.mark.parametrize(
+    ("codec", "exchange", "num_workers"),
+    [
+        *((codec, exchange, 5) for codec in CODECS for exchange in ("gather", "sum")),
+        *(("ternary", exchange, num_workers) for exchange in ("gather", "sum") for num_workers in (2, 8)),
+        ("ternary", "float", 8),
+    ],
+)
+def test_step_bits_are_the_sizes_read_off_the_program(
+    workers: Callable, wire: Callable, codec: str, exchange: str, num_workers: int
+):
+    chosen: Codec = CODECS[codec]
+    program = _program(workers, f"mesh:{num_workers}", codec=chosen, exchange=exchange, exclude=lambda path: path == "c")
+    promised = cost.step_bits(chosen, exchange, _sizes("ab"), _sizes("c"), num_workers)
+    assert sum(_bits(collective, num_workers) for collective in wire(*program)) == pytest.approx(promised)
+
+
+def _bits(collective: Any, num_workers: int) -> float:
+    """What one of N devices in a ring sends."""
+    share = 32 * collective.size * (num_workers - 1) / num_workers
+    return share if collective.name == "all-gather" else 2 * share
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 8, 42, 127])
+def test_large_tensors_cost_the_bits_an_element_that_the_formats_promise(num_workers: int):
+    large, digits = 2**24, {1: 20, 2: 13, 3: 11, 4: 10, 8: 7, 42: 4, 127: 4}[num_workers]
+    per_element = {
+        exchange: cost.step_bits(Ternary(), exchange, (large,), (), num_workers) / large
+        for exchange in ("gather", "sum", "float")
+    }
+    ring = 2 * (num_workers - 1) / num_workers
+    assert per_element["gather"] == pytest.approx(1.6 * (num_workers - 1), rel=1e-5)
+    assert per_element["sum"] == pytest.approx(ring * 32 / digits, rel=1e-5)
+    assert per_element["float"] == pytest.approx(ring * 32)
+    cheapest = min(("gather", "sum"), key=lambda exchange: round(per_element[exchange], 3))
+    assert cost.cheapest_exchange(Ternary(), num_workers) == cheapest

@@ -1,0 +1,148 @@
+"""Whatever the exchange: the sum of all workers' levels, exactly, as NumPy counts them."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from jax import lax
+
+from jaxtern import Ternary, compressed_mean, ternary_mean
+from jaxtern.compression.transform import choose_exchange
+
+SHAPES = st.lists(st.integers(0, 12), max_size=3).map(tuple)
+
+
+def _normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def _expected_sums(numpy_levels: Callable, gradients: list[np.ndarray], step: int, **options: int) -> list[tuple[Any, float]]:
+    """The sum over workers and the scale of every tensor; positions run on from tensor to tensor."""
+    sums, offset = [], 0
+    for tensor in gradients:
+        scale = np.abs(tensor).max(initial=0)
+        drawn = [
+            numpy_levels(local, scale, step=step, worker=worker, offset=offset, **options)
+            for worker, local in enumerate(tensor)
+        ]
+        sums.append((sum(drawn), scale))
+        offset += math.prod(tensor.shape[1:])
+    return sums
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 127), st.lists(SHAPES, min_size=1, max_size=2), st.sampled_from([1, 1, 2, 7]), st.integers(0, 99))
+@example(127, [(12, 12)], 1, 0)
+@example(1, [(), (3, 5)], 1, 0)
+@example(42, [(85,), (0, 3)], 1, 1)
+def test_sum_and_gather_decode_to_the_integer_sum_of_all_levels(
+    updates_over: Callable,
+    numpy_levels: Callable,
+    assert_exact_mean: Callable,
+    num_workers: int,
+    shapes: list[tuple[int, ...]],
+    levels: int,
+    step: int,
+):
+    gradients = [_normal(i, num_workers, *shape) for i, shape in enumerate(shapes)]
+    means = {}
+    for exchange in ("gather", "sum"):
+        make = functools.partial(ternary_mean, clip_sigmas=0, levels=levels, exchange=exchange, seed=21)
+        means[exchange], _ = updates_over(make, f"vmap:{num_workers}")(gradients, step)
+    expected = _expected_sums(numpy_levels, gradients, step, levels=levels, seed=21)
+    for gathered, added, (total, scale) in zip(means["gather"], means["sum"], expected, strict=True):
+        np.testing.assert_array_equal(added, gathered)
+        for mean in added:
+            assert_exact_mean(mean, total, scale, num_workers * levels)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 5, 8, 127])
+@pytest.mark.parametrize("exchange", ["gather", "sum"])
+def test_workers_that_all_send_their_scale_neither_carry_nor_saturate(
+    updates_over: Callable, exchange: str, num_workers: int
+):
+    signs = np.random.default_rng(0).choice([-1, 1], 100).astype(np.float32)
+    gradients = jnp.asarray(np.broadcast_to(3 * signs, (num_workers, 100)))
+    make = functools.partial(ternary_mean, clip_sigmas=0, exchange=exchange)
+    mean, _ = updates_over(make, f"vmap:{num_workers}")(gradients)
+    np.testing.assert_allclose(mean, gradients, rtol=2e-7)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 8, 64])
+@pytest.mark.parametrize("exchange", ["gather", "sum"])
+def test_with_pow2_and_2_to_the_k_workers_the_mean_is_exact_in_floating_point(
+    updates_over: Callable, numpy_levels: Callable, exchange: str, num_workers: int
+):
+    gradients = [_normal(1, num_workers, 300) * np.float32(0.01)]
+    make = functools.partial(ternary_mean, clip_sigmas=0, scale="pow2", exchange=exchange)
+    (mean,), _ = updates_over(make, f"vmap:{num_workers}")(gradients)
+    scale = 2.0 ** np.ceil(np.log2(np.abs(gradients[0]).max()))
+    total = sum(numpy_levels(local, scale, worker=worker) for worker, local in enumerate(gradients[0]))
+    np.testing.assert_array_equal(mean[0].astype(np.float64), total * scale / num_workers)
+
+
+def test_one_worker_still_ternarises(updates_over: Callable, numpy_levels: Callable, assert_exact_mean: Callable):
+    gradient = _normal(2, 1, 500)
+    scale = np.abs(gradient).max()
+    for layout, check_vma in (("vmap:1", False), ("pmap:1", False), ("mesh:1", False), ("mesh:1", True)):
+        mean, _ = updates_over(functools.partial(ternary_mean, clip_sigmas=0), layout, check_vma=check_vma)(gradient, 5)
+        assert_exact_mean(mean[0], numpy_levels(gradient[0], scale, step=5), scale, 1)
+
+
+@pytest.mark.parametrize("layout", ["mesh:8", "pmap:8", "vmap:8", "mesh:4 mesh:2", "mesh:2 vmap:4"])
+@pytest.mark.parametrize("options", [{"exchange": "float"}, {"codec": "float"}])
+def test_compression_off_equals_pmean_bit_for_bit(workers: Callable, updates_over: Callable, layout: str, options: dict):
+    placed = workers(layout)
+    gradients = {"a": _normal(3, 8, 40, 5), "b": jnp.asarray(_normal(4, 8, 33), jnp.bfloat16), "none": None}
+    mean, _ = updates_over(functools.partial(compressed_mean, min_size=10**6, **options), layout)(gradients)
+    expected = placed.over(lambda local, _: lax.pmean(local, placed.names))(gradients, 0)
+    for found, leaf in zip(jax.tree.leaves(mean), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(found, leaf)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "sum"])
+@pytest.mark.parametrize("block_size", [None, 16])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_on_one_worker_is_nan_on_all_and_in_no_other_tensor(
+    updates_over: Callable, exchange: str, block_size: int | None, bad: float
+):
+    gradients = {"a": _normal(5, 4, 50), "b": _normal(6, 4, 6, 8), "c": _normal(7, 4, 50), "float": _normal(8, 4, 3)}
+    make = functools.partial(ternary_mean, exchange=exchange, block_size=block_size, min_size=10)
+    update = updates_over(make, "vmap:4")
+    clean, _ = update(gradients)
+    broken = {key: value.copy() for key, value in gradients.items()}
+    broken["b"][2, 3, 4], broken["float"][1, 1] = bad, bad
+    mean, _ = update(broken)
+    for worker in range(4):
+        np.testing.assert_array_equal(mean["a"][worker], clean["a"][worker])
+        np.testing.assert_array_equal(mean["c"][worker], clean["c"][worker])
+        nan = np.arange(48) // (block_size or 48) == 28 // (block_size or 48)
+        np.testing.assert_array_equal(np.isnan(mean["b"][worker]).reshape(-1), nan)
+        np.testing.assert_array_equal(mean["b"][worker].reshape(-1)[~nan], clean["b"][worker].reshape(-1)[~nan])
+        np.testing.assert_array_equal(np.isfinite(mean["float"][worker]), [True, False, True])
+
+
+def test_auto_takes_what_sends_fewer_bits_and_gathers_where_words_cannot_be_added():
+    chosen = [choose_exchange("auto", Ternary(), num_workers) for num_workers in range(1, 9)]
+    assert chosen == ["gather"] * 4 + ["sum"] * 4
+    assert choose_exchange("auto", Ternary(levels=1000), 33) == "gather"
+    assert choose_exchange("auto", Ternary(), 2**15) == "gather"
+    assert choose_exchange("sum", Ternary(levels=1000), 32) == "sum"
+    with pytest.raises(ValueError, match=r"^exchange='sum': the words of 33 workers of .*levels=1000.* take 'gather'$"):
+        choose_exchange("sum", Ternary(levels=1000), 33)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "sum"])
+def test_all_workers_share_the_largest_of_their_scales(updates_over: Callable, exchange: str):
+    gradients = _normal(9, 4, 200) * np.array([1, 30, 0.01, 2], np.float32)[:, None]
+    mean, _ = updates_over(functools.partial(ternary_mean, clip_sigmas=1.5, exchange=exchange), "vmap:4")(gradients)
+    scale = 1.5 * gradients[1].std(dtype=np.float64)
+    whole = np.unique((mean * 4 / scale).round(2))
+    assert {-1, 0, 1} <= set(whole) <= {-4, -3, -2, -1, 0, 1, 2, 3, 4}

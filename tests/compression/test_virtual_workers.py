@@ -1,0 +1,123 @@
+"""virtual = real: the same local gradients give the same bits however N workers lie on devices."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from jaxtern import Ternary, compressed_mean, ternary_mean
+from jaxtern.kernels import moments_reference, ternary_encode_reference
+
+LAYOUTS = [
+    ("mesh:8", "sum"),
+    ("mesh:8", "gather"),
+    ("mesh:4 vmap:2", "sum"),
+    ("mesh:2 vmap:4", "gather"),
+    ("mesh:1 vmap:8", "sum"),
+    ("mesh:4 unrolled:2", "gather"),
+    ("mesh:1 unrolled:8", "sum"),
+    ("vmap:4 unrolled:2", "sum"),
+    ("mesh:4 mesh:2", "gather"),
+    ("vmap:4 vmap:2", "gather"),
+    ("mesh:2 mesh:2 vmap:2", "sum"),
+    ("pmap:8", "gather"),
+    ("pmap:4 vmap:2", "sum"),
+    ("pmap:4 unrolled:2", "sum"),
+]
+SIZES = {"large": 2503, "small": 100, "float": 9}
+
+
+def _gradients(num_workers: int, sizes: dict[str, int]) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    gradients = {key: random.standard_normal((num_workers, size), np.float32) for key, size in sizes.items()}
+    return {**gradients, "half": jnp.asarray(gradients["small"], jnp.bfloat16), "absent": None}
+
+
+def _assert_same(found: Any, reference: Any) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(reference), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def _shorten_loops(patch: pytest.MonkeyPatch) -> None:
+    """Sends tensors of a few thousand elements through the programs of large ones."""
+    patch.setattr(ternary_encode_reference, "_UNROLLED_SIZE", 2000)
+    patch.setattr(moments_reference, "_LOOP_WIDTH", 512)
+
+
+@pytest.fixture(scope="module")
+def reference(updates_over: Callable) -> Any:
+    """The mean over a vmapped axis, by `gather`; `sum` must give the same."""
+    make = functools.partial(compressed_mean, exchange="gather", min_size=10)
+    with pytest.MonkeyPatch.context() as patch:
+        _shorten_loops(patch)
+        return updates_over(make, "vmap:8")(_gradients(8, SIZES), 3)[0]
+
+
+@pytest.mark.parametrize(("layout", "exchange"), LAYOUTS)
+def test_means_are_the_same_bits_on_every_layout(
+    monkeypatch: pytest.MonkeyPatch, updates_over: Callable, reference: Any, layout: str, exchange: str
+):
+    _shorten_loops(monkeypatch)
+    make = functools.partial(compressed_mean, exchange=exchange, min_size=10)
+    _assert_same(updates_over(make, layout)(_gradients(8, SIZES), 3)[0], reference)
+
+
+@pytest.mark.parametrize("layout", ["mesh:8", "mesh:4 unrolled:2"])
+def test_means_of_tensors_as_large_as_the_loops_are_for_are_the_same_bits(updates_over: Callable, layout: str):
+    gradients = _gradients(8, {"large": 2**18 + 7, "small": 5})
+    expected, _ = updates_over(functools.partial(compressed_mean, exchange="sum"), "mesh:1 vmap:8")(gradients)
+    _assert_same(updates_over(functools.partial(compressed_mean, exchange="gather"), layout)(gradients)[0], expected)
+
+
+@pytest.mark.parametrize("layout", ["mesh:8 vmap:2", "mesh:8 unrolled:2", "pmap:4 vmap:4"])
+def test_more_than_8_workers_gather_to_the_same_bits(updates_over: Callable, layout: str):
+    make = functools.partial(compressed_mean, exchange="gather", codec=Ternary(block_size=100, levels=3))
+    gradients = _gradients(16, {"small": 1001, "one": 1})
+    _assert_same(updates_over(make, layout)(gradients)[0], updates_over(make, "vmap:16")(gradients)[0])
+
+
+@pytest.mark.parametrize("layout", ["mesh:4", "mesh:4 unrolled:2", "mesh:2 mesh:2"])
+@pytest.mark.parametrize("exchange", ["gather", "sum"])
+def test_shard_map_with_check_vma_knows_that_the_mean_is_replicated(
+    workers: Callable, updates_over: Callable, layout: str, exchange: str
+):
+    placed = workers(layout)
+    virtual = {} if placed.virtual_workers is None else {"virtual_workers": placed.virtual_workers}
+    options = {"exchange": exchange, "statistics": True, "min_size": 10}
+    transformation = compressed_mean(placed.names, **options, **virtual)
+    gradients = _gradients(placed.size, {"small": 333, "float": 3})
+    compiled = placed.replicated(transformation.update, check_vma=True)
+    mean, state = jax.device_get(compiled(gradients, transformation.init(None)))
+    expected = updates_over(functools.partial(compressed_mean, **options), f"vmap:{placed.size}")(gradients)
+    _assert_same(mean, jax.tree.map(lambda x: x[0], expected[0]))
+    for found, wanted in zip(jax.tree.leaves(state), jax.tree.leaves(expected[1]), strict=True):
+        np.testing.assert_allclose(found, wanted[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "sum", "float"])
+def test_more_workers_than_devices_here_trace_with_check_vma(exchange: str):
+    mesh = AbstractMesh((128,), ("data",), axis_types=(AxisType.Auto,))
+    transformation = ternary_mean("data", exchange=exchange, min_size=2)
+
+    def step(gradient: jax.Array) -> Any:
+        return transformation.update({"a": gradient, "b": gradient[:1]}, transformation.init(None))
+
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec())
+    mean, state = jax.eval_shape(mapped, jax.ShapeDtypeStruct((1280,), jnp.float32))
+    assert (mean["a"].shape, mean["b"].shape, state.count.shape) == ((10,), (1,), ())
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_mean_over_one_of_two_axes_leaves_the_other_alone(workers: Callable, updates_over: Callable, check_vma: bool):
+    gradients = np.random.default_rng(1).standard_normal((8, 200)).astype(np.float32)
+    placed = workers("mesh:4 mesh:2")
+    transformation = ternary_mean(placed.names[0])
+    mean, _ = placed.over(transformation.update, check_vma=check_vma)(gradients, transformation.init(None))
+    for column in (0, 1):
+        alone, _ = updates_over(ternary_mean, "vmap:4")(gradients[column::2])
+        np.testing.assert_array_equal(mean[column::2], alone)

@@ -1,0 +1,226 @@
+"""What all tests share: eight fake CPU devices, strict JAX, workers laid out in every way, and NumPy's word on trits."""
+
+import importlib.metadata
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def _share_compiled_programs() -> None:
+    """One compilation cache for all runs of the tests and the commands they start: a second run takes a third of the time."""
+    name = f"jaxtern-tests-{os.getuid()}-{importlib.metadata.version('jax')}"
+    folder = Path(tempfile.gettempdir()) / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid == os.getuid():  # else somebody else's programs would run here
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _share_compiled_programs()
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from jax.sharding import AxisType, Mesh, PartitionSpec  # noqa: E402
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Every shape is compiled, which takes longer than any deadline, and shrinking takes minutes. The examples are the same in
+# every run, so that a red run can be repeated; `--hypothesis-profile=explore` draws others, more, and shrinks.
+hypothesis.settings.register_profile(
+    "jaxtern",
+    deadline=None,
+    max_examples=20,
+    derandomize=True,
+    database=None,
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=200, print_blob=True)
+hypothesis.settings.load_profile("jaxtern")
+
+
+@pytest.fixture(scope="module")
+def strict_promotion() -> Iterator[None]:
+    """No implicit change of dtype. For our own code: optax's Adam, and so all training, needs the standard rules."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+class Workers:
+    """N workers laid out over the axes of a mesh, a pmap or a vmap, the outermost first, as in "mesh:4 vmap:2".
+
+    The last may be "unrolled:V": a sequence of V gradients on each device, which is no axis.
+
+    Attributes:
+      names: of the axes, what `compressed_mean` takes as its `axis_name`.
+      virtual_workers: V, or None.
+      size: N.
+    """
+
+    def __init__(self, layout: str):
+        parts = [part.split(":") for part in layout.split()]
+        self._kinds, self._sizes = [kind for kind, _ in parts], [int(size) for _, size in parts]
+        self.virtual_workers = self._sizes[-1] if "unrolled" in self._kinds else None
+        self.names = tuple(f"axis{i}" for i, kind in enumerate(self._kinds) if kind != "unrolled")
+        self.size = math.prod(self._sizes)
+
+    def over(self, step: Callable, *, check_vma: bool = False) -> Callable:
+        """`step(local, shared)` on every worker at once: leaves [N, ...] and shared ones to leaves [N, ...]."""
+        if self.virtual_workers is not None:
+            step = _unrolled(step, self.virtual_workers)
+        for kind, name in reversed(list(zip(self._kinds, self.names, strict=False))):
+            if kind == "vmap":
+                step = jax.vmap(step, in_axes=(0, None), axis_name=name)
+            elif kind == "pmap":
+                step = jax.pmap(step, axis_name=name, in_axes=(0, None), devices=self._devices("pmap"))
+        if "mesh" in self._kinds:
+            step = self._over_mesh(step, check_vma)
+        inner = step if "pmap" in self._kinds else jax.jit(step)
+
+        def run(local: Any, shared: Any) -> Any:
+            split = jax.tree.map(lambda x: x.reshape(*self._sizes, *x.shape[1:]), local)
+            results = jax.device_get(inner(split, shared))
+            return jax.tree.map(lambda x: x.reshape(self.size, *x.shape[len(self._sizes) :]), results)
+
+        return run
+
+    def replicated(self, step: Callable, *, check_vma: bool = True) -> Any:
+        """`step` over mesh axes (and unrolled) as training runs it: leaves [N, ...] split among devices, results on all.
+
+        A jitted function, to be lowered or called.
+        """
+
+        def on_device(local: Any, shared: Any) -> Any:
+            if self.virtual_workers is None:
+                return step(jax.tree.map(lambda x: x[0], local), shared)
+            return step([jax.tree.map(lambda x: x[i], local) for i in range(self.virtual_workers)], shared)
+
+        specs, mesh = (PartitionSpec(self.names), PartitionSpec()), self.mesh()
+        return jax.jit(
+            jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=check_vma)
+        )
+
+    def mesh(self) -> Mesh:
+        """The mesh of the axes that lie over devices."""
+        axes = zip(self._kinds, self.names, self._sizes, strict=False)
+        names, sizes = zip(*((name, size) for kind, name, size in axes if kind == "mesh"), strict=True)
+        devices = np.array(self._devices("mesh")).reshape(sizes)
+        return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+    def _over_mesh(self, step: Callable, check_vma: bool) -> Callable:
+        mesh = self.mesh()
+        depth = len(mesh.axis_names)
+        local, shared = PartitionSpec(*mesh.axis_names), PartitionSpec()
+
+        def on_device(x: Any, y: Any) -> Any:
+            result = step(jax.tree.map(lambda x: x.reshape(x.shape[depth:]), x), y)
+            return jax.tree.map(lambda x: x.reshape((1,) * depth + x.shape), result)
+
+        return jax.shard_map(on_device, mesh=mesh, in_specs=(local, shared), out_specs=local, check_vma=check_vma)
+
+    def _devices(self, kind: str) -> list[jax.Device]:
+        sizes = (size for axis, size in zip(self._kinds, self._sizes, strict=True) if axis == kind)
+        return jax.devices("cpu")[: math.prod(sizes)]
+
+
+def _unrolled(step: Callable, virtual_workers: int) -> Callable:
+    def run(local: Any, shared: Any) -> Any:
+        result = step([jax.tree.map(lambda x: x[i], local) for i in range(virtual_workers)], shared)
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (virtual_workers, *x.shape)), result)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def workers() -> type[Workers]:
+    return Workers
+
+
+@pytest.fixture(scope="session")
+def updates_over() -> Callable:
+    """A transformation on every worker of a layout, compiled once.
+
+    `updates_over(make, layout)(gradients, count)` makes one update of gradients [N, ...] in step `count` and returns the
+    mean [N, ...] and the state [N, ...]; `make(axis_name)` makes the transformation.
+    """
+
+    def place(make: Callable, layout: str, *, check_vma: bool = False) -> Callable:
+        placed = Workers(layout)
+        unrolled = {} if placed.virtual_workers is None else {"virtual_workers": placed.virtual_workers}
+        transformation = make(placed.names, **unrolled)
+        compiled = placed.over(transformation.update, check_vma=check_vma)
+
+        def update(gradients: Any, count: int = 0) -> tuple[Any, Any]:
+            state = transformation.init(None)
+            return compiled(gradients, state._replace(count=state.count + count))
+
+        return update
+
+    return place
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x21F0AAAD)
+    x = x ^ (x >> np.uint32(15))
+    x = x * np.uint32(0xD35A2D97)
+    return x ^ (x >> np.uint32(15))
+
+
+def numpy_bits(seed: int, step: int, worker: int, position: np.ndarray) -> np.ndarray:
+    """The stream of noise, written a second time."""
+    left, right = np.array([step], np.uint32), np.array([worker], np.uint32)
+    for i in range(1, 5):
+        round_key = _mix(np.array([(seed + i * 0x9E3779B9) % 2**32], np.uint32))
+        left, right = right, left ^ _mix(right + round_key)
+    return _mix(_mix(position.astype(np.uint32) ^ left) + right)
+
+
+@pytest.fixture(scope="session", name="numpy_bits")
+def _numpy_bits() -> Callable:
+    return numpy_bits
+
+
+@pytest.fixture(scope="session")
+def numpy_levels() -> Callable:
+    """Stochastic rounding written a second time: sign(g) floor(min(|g|/s, 1) L + u) as int64."""
+
+    def levels(
+        gradient: np.ndarray, scale: float, *, seed: int = 0, step: int = 0, worker: int = 0, levels: int = 1, offset: int = 0
+    ) -> np.ndarray:
+        flat = gradient.reshape(-1).astype(np.float32)
+        bits = 24 if levels <= 127 else 16
+        unit = np.float32(levels << bits) / np.float32(scale) if scale else np.float32(0)
+        fixed = np.minimum(np.abs(flat) * unit, np.float32(levels << bits)).astype(np.int64)
+        noise = numpy_bits(seed, step, worker, np.arange(flat.size) + offset) >> np.uint32(32 - bits)
+        level = (fixed + noise.astype(np.int64)) >> bits
+        return np.where(flat < 0, -level, level).reshape(gradient.shape)
+
+    return levels
+
+
+@pytest.fixture(scope="session")
+def assert_exact_mean() -> Callable:
+    """Checks that a mean is an exact whole number of units s / (N L), its last bit cleared.
+
+    A compiler may divide by N L or multiply by its inverse, so the unit may be rounded either way; but only one for all.
+    """
+
+    def check(mean: np.ndarray, total: np.ndarray, scale: np.ndarray | float, num_levels: int) -> None:
+        divisor = np.float32(num_levels)
+        units = np.float32(scale) / divisor, np.float32(scale) * (np.float32(1) / divisor)
+        products = [np.asarray(total, np.float32) * unit for unit in units]
+        expected = [np.asarray(x.view(np.uint32) & np.uint32(2**32 - 2)).view(np.float32) for x in products]
+        assert mean.dtype == np.float32
+        if not np.array_equal(mean, expected[0]):
+            np.testing.assert_array_equal(mean, expected[1])
+
+    return check
