@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _wait_for_run(workdir: Path) -> None:
-    while not (workdir / "checkpoints").is_dir():
+    while not all((workdir / name).exists() for name in ("config.json", "checkpoints")):
         time.sleep(POLL_SECONDS.value)
 
 

@@ -62,12 +62,15 @@ class Checkpoints:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), metadata=ocp.args.JsonRestore())
             )
+            state, expected = restored["state"], restored["metadata"]["digest"]
         except Exception as error:  # orbax and tensorstore raise many kinds for unreadable files
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {reason}") from error
-        if digest(restored["state"]) != restored["metadata"]["digest"]:
+        if digest(state) != expected:
             raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: its arrays do not match its digest")
-        return restored["state"]
+        if _shapes(state) != _shapes(like):  # orbax lets it pass
+            raise ValueError(f"checkpoint {self._directory / str(step)} holds arrays of other shapes than this run's")
+        return state
 
     def restore_latest(self, like: Any) -> Any | None:
         """The newest state that is whole, or None where there are no checkpoints; damaged newer ones are set aside.
@@ -101,6 +104,10 @@ class Checkpoints:
         """Waits until all is written."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _shapes(tree: Any) -> list[tuple]:
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
 def digest(tree: Any) -> str:

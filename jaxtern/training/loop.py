@@ -22,7 +22,7 @@ from jaxtern.training.metrics import MetricWriter, Progress, Scalars
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import Program, TrainState, create_codec, create_run, stays_float
 from jaxtern.training.step import Metrics, TrainStep, create_mesh, create_train_step
-from jaxtern.training.workdir import claim_workdir
+from jaxtern.training.workdir import claim_workdir, write_recipe
 
 
 class NonFiniteError(Exception):
@@ -86,6 +86,7 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
     claim = claim_workdir(workdir, recipe, allow_config_change)
     checkpoints = Checkpoints(workdir, recipe.keep_checkpoints)
     restored = checkpoints.restore_latest(state)
+    write_recipe(workdir, recipe)  # not before the run's state is found to fit
     everywhere = NamedSharding(mesh, PartitionSpec())
     state = jax.device_put(state if restored is None else restored, everywhere)
     train_split = jax.device_put(dataset.train, everywhere)

@@ -26,7 +26,7 @@ def read_recipe(workdir: Path) -> Recipe:
 
 
 def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
-    """Makes `workdir` this recipe's, or finds that it is; the file that comes back holds the claim while it is open.
+    """Takes `workdir` for a run of this recipe; the file that comes back holds the claim while it is open.
 
     Raises:
       ValueError: if another process trains there, or another recipe's run lies there and `allow_change` is false.
@@ -43,10 +43,15 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
     path = workdir / "config.json"
     if path.exists() and not allow_change:
         _require_same(workdir, read_recipe(workdir), recipe)
+    return lock
+
+
+def write_recipe(workdir: Path, recipe: Recipe) -> None:
+    """Makes the run in `workdir` one of this recipe."""
+    path = workdir / "config.json"
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
     os.replace(temporary, path)
-    return lock
 
 
 def _require_same(workdir: Path, old: Recipe, new: Recipe) -> None:

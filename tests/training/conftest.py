@@ -1,5 +1,6 @@
 """Small runs: LeNet on some of the digits, in this process."""
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import Program, TrainState, create_run
 from jaxtern.training.step import create_mesh, create_train_step
 
-SMALL = {"num_workers": 2, "num_devices": 1, "batch_size": 8, "num_steps": 6, "log_every": 1, "seed": 5}
+SMALL = {"num_workers": 1, "num_devices": 1, "batch_size": 8, "num_steps": 6, "log_every": 1, "seed": 5}
 
 
 class Trained(NamedTuple):
@@ -38,7 +39,7 @@ def digits() -> Split:
 
 @pytest.fixture(scope="session")
 def small_recipe() -> Callable[..., Recipe]:
-    """A recipe of a few steps of two workers on one device, with these fields."""
+    """A recipe of a few steps of one worker, with these fields."""
 
     def make(**fields: Any) -> Recipe:
         return Recipe(**SMALL | fields)
@@ -48,8 +49,9 @@ def small_recipe() -> Callable[..., Recipe]:
 
 @pytest.fixture(scope="session")
 def take_steps(digits: Split, small_recipe: Callable[..., Recipe]) -> Callable[..., Trained]:
-    """The first steps of a run, without a folder."""
+    """The first steps of a run, without a folder; a run that was asked for before is not made again."""
 
+    @functools.cache
     def run(num_steps: int, **fields: Any) -> Trained:
         recipe = small_recipe(**fields)
         mesh = create_mesh(recipe)

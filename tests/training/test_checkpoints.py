@@ -1,0 +1,208 @@
+"""A checkpoint comes back bit for bit or not at all."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxtern.compression.transform import CompressedMeanState
+from jaxtern.training.checkpoints import Checkpoints, digest
+from jaxtern.training.state import TrainState
+
+Damage = Callable[[Path], None]
+
+# Where a file cannot be read, tensorstore's threads still answer to an event loop that orbax has closed.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+
+
+def make_state(step: int) -> TrainState:
+    generator = np.random.default_rng(step)
+
+    def layer(*shape: int) -> dict[str, np.ndarray]:
+        return {"kernel": generator.normal(size=shape).astype(np.float32), "bias": np.full(shape[-1], -0.0, np.float32)}
+
+    params = {"conv1": layer(5, 5, 1, 20), "fc1": layer(200, 50)}
+    optimizer = (({"count": np.int32(step)}, jax.tree.map(np.square, params)), ())
+    return TrainState(np.int32(step), params, optimizer, CompressedMeanState(np.int32(step + 7), None))
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with checkpoints of steps 1, 2 and 3; that of step 0 is not kept."""
+    workdir = tmp_path_factory.mktemp("original")
+    checkpoints = Checkpoints(workdir, keep=3)
+    for step in (0, 1, 2, 3):
+        checkpoints.save(step, make_state(step))
+    checkpoints.close()
+    return workdir
+
+
+@pytest.fixture
+def workdir(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def assert_equal(state: Any, expected: Any) -> None:
+    leaves, structure = jax.tree.flatten(state)
+    expected_leaves, expected_structure = jax.tree.flatten(expected)
+    assert structure == expected_structure
+    for leaf, other in zip(leaves, expected_leaves, strict=True):
+        assert (leaf.dtype, leaf.shape) == (other.dtype, other.shape)
+        assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes()
+
+
+def tree_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    if raw:
+        raw[len(raw) // 2] ^= 0x10
+        path.write_bytes(raw)
+
+
+def cut(path: Path) -> None:
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+
+
+def largest(folder: Path) -> Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+DAMAGES: dict[str, Damage] = {
+    "a bit flipped": lambda folder: flip(largest(folder)),
+    "cut short": lambda folder: cut(largest(folder)),
+    "file gone": lambda folder: largest(folder).unlink(),
+    "state gone": lambda folder: shutil.rmtree(folder / "state"),
+    "metadata gone": lambda folder: shutil.rmtree(folder / "metadata"),
+    "metadata not JSON": lambda folder: (folder / "metadata" / "metadata").write_text("{"),
+    "metadata without a digest": lambda folder: (folder / "metadata" / "metadata").write_text("{}"),
+    "another digest": lambda folder: (folder / "metadata" / "metadata").write_text(json.dumps({"digest": "0" * 32})),
+    "empty": lambda folder: [shutil.rmtree(folder), folder.mkdir()],
+}
+
+
+def test_checkpoint_comes_back_bit_for_bit(original: Path):
+    checkpoints = Checkpoints(original)
+    assert checkpoints.steps() == [1, 2, 3]
+    for step in (1, 2, 3):
+        assert_equal(checkpoints.restore(step, make_state(0)), make_state(step))
+    assert_equal(checkpoints.restore_latest(make_state(0)), make_state(3))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_checkpoint_that_is_damaged_is_set_aside_for_the_one_before(
+    workdir: Path, damage: str, caplog: pytest.LogCaptureFixture
+):
+    DAMAGES[damage](workdir / "checkpoints" / "3")
+    damaged = tree_of(workdir / "checkpoints" / "3")
+    checkpoints = Checkpoints(workdir, keep=3)
+    with caplog.at_level(logging.WARNING, logger="jaxtern"):
+        state = checkpoints.restore_latest(make_state(0))
+    assert_equal(state, make_state(2))
+    (warning,) = [record.getMessage() for record in caplog.records if record.name.startswith("jaxtern")]
+    assert str(workdir / "checkpoints" / "3") in warning
+    assert "\n" not in warning
+    assert tree_of(workdir / "checkpoints_damaged" / "3.0") == damaged
+    assert checkpoints.steps() == [1, 2]
+    checkpoints.save(3, make_state(3))  # the run goes on
+    checkpoints.close()
+    assert_equal(Checkpoints(workdir).restore_latest(make_state(0)), make_state(3))
+
+
+@pytest.mark.parametrize("harm", [flip, cut, Path.unlink], ids=["flip", "cut", "unlink"])
+def test_checkpoint_with_any_file_damaged_is_refused_or_whole(workdir: Path, harm: Damage):
+    folder, refused = workdir / "checkpoints" / "3", []
+    names = sorted(tree_of(folder))
+    whole = {name: (folder / name).read_bytes() for name in names}
+    for name in names:
+        harm(folder / name)
+        try:
+            assert_equal(Checkpoints(workdir).restore(3, make_state(0)), make_state(3))
+        except ValueError as error:
+            assert str(folder) in str(error)  # noqa: PT017
+            refused.append(name)
+        (folder / name).write_bytes(whole[name])
+    assert any("/d/" in name for name in refused)
+
+
+def test_checkpoints_that_are_all_damaged_are_left_alone(workdir: Path):
+    for step in (1, 2, 3):
+        flip(largest(workdir / "checkpoints" / str(step)))
+    before = tree_of(workdir)
+    with pytest.raises(ValueError, match=r"no checkpoint is whole of \[3, 2, 1\]"):
+        Checkpoints(workdir, keep=3).restore_latest(make_state(0))
+    assert tree_of(workdir) == before
+
+
+def test_checkpoint_that_is_damaged_twice_is_set_aside_twice(workdir: Path):
+    for number in range(2):
+        flip(largest(workdir / "checkpoints" / "3"))
+        checkpoints = Checkpoints(workdir, keep=3)
+        checkpoints.restore_latest(make_state(0))
+        checkpoints.save(3, make_state(3))
+        checkpoints.close()
+        assert len(list((workdir / "checkpoints_damaged").iterdir())) == number + 1
+
+
+def test_checkpoint_that_was_never_finished_is_ignored(workdir: Path, caplog: pytest.LogCaptureFixture):
+    folder = workdir / "checkpoints"
+    shutil.copytree(folder / "3", folder / "4.orbax-checkpoint-tmp")
+    shutil.copytree(folder / "3", folder / "5.orbax-checkpoint-tmp-1700000000000000")
+    assert Checkpoints(workdir).steps() == [1, 2, 3]
+    checkpoints = Checkpoints(workdir, keep=3)
+    assert_equal(checkpoints.restore_latest(make_state(0)), make_state(3))
+    assert not [record for record in caplog.records if record.name.startswith("jaxtern")]
+    for step in (4, 5):
+        checkpoints.save(step, make_state(step))
+    checkpoints.close()
+    assert_equal(Checkpoints(workdir).restore_latest(make_state(0)), make_state(5))
+
+
+@pytest.mark.parametrize("other", ["shape", "structure"])
+def test_checkpoint_of_another_structure_is_refused(workdir: Path, other: str):
+    like = make_state(0)
+    if other == "shape":
+        like.params["fc1"]["kernel"] = np.zeros((200, 51), np.float32)
+    else:
+        like = like._replace(optimizer=())
+    with pytest.raises(ValueError, match="checkpoints/3"):
+        Checkpoints(workdir).restore(3, like)
+
+
+def test_checkpoints_of_a_new_folder_are_none(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert checkpoints.steps() == []
+    assert checkpoints.restore_latest(make_state(0)) is None
+
+
+def test_checkpoint_holds_what_was_saved_though_its_arrays_change(tmp_path: Path):
+    """Saving goes on beside training, which writes into the donated buffers."""
+    state = make_state(1)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, state)
+    state.params["fc1"]["kernel"][:] = 0
+    checkpoints.close()
+    assert_equal(Checkpoints(tmp_path).restore(1, make_state(0)), make_state(1))
+
+
+def test_digest_tells_apart_values_shapes_dtypes_and_names():
+    trees = [
+        {"a": np.zeros(4, np.float32)},
+        {"b": np.zeros(4, np.float32)},
+        {"a": np.full(4, -0.0, np.float32)},
+        {"a": np.zeros((2, 2), np.float32)},
+        {"a": np.zeros(4, np.int32)},
+        {"a": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)},
+    ]
+    assert len({digest(tree) for tree in trees}) == len(trees)
+    assert digest(trees[0]) == digest({"a": np.zeros(8, np.float32)[::2]})

@@ -1,0 +1,142 @@
+"""The run: where it stops, what it has saved by then, and that going on is as if it had never stopped."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxtern.training import loop
+from jaxtern.training.checkpoints import digest
+from jaxtern.training.curves import plot_curves
+from jaxtern.training.evaluation import evaluate
+from jaxtern.training.metrics import read_metrics
+
+FIELDS = {"num_steps": 7, "checkpoint_every": 3, "evaluate_every": 3, "keep_checkpoints": 10}
+
+
+def finish(run: loop.Run) -> Any:
+    result = loop.train(run)
+    run.claim.close()
+    return result
+
+
+def losses(workdir: Path) -> list[tuple]:
+    names = ("step", "loss", "accuracy", "learning_rate", "test/loss", "test/precision_at_1", "test/recall_at_5")
+    return [tuple(record.get(name) for name in names) for record in read_metrics(workdir)]
+
+
+def during(run: loop.Run, step: int, act: Callable[[], None]) -> None:
+    """Does something while the run's step number `step` (from 1) runs."""
+    train_step, calls = run.train_step, []
+
+    def acting(*arguments: Any) -> Any:
+        calls.append(None)
+        if len(calls) == step:
+            act()
+        return train_step(*arguments)
+
+    run.train_step = acting
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_run_stopped_by_a_signal_saves_and_goes_on_as_if_never_stopped(prepare: Callable, tmp_path: Path, number: int):
+    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    straight = prepare(tmp_path / "straight", **FIELDS)
+    result = finish(straight)
+    run = prepare(tmp_path / "stopped", **FIELDS)
+    during(run, 4, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(loop.Stopped) as caught:
+        loop.train(run)
+    run.claim.close()
+    name = signal.Signals(number).name
+    assert str(caught.value) == f"stopped by {name} at step 5; the same command continues"
+    assert caught.value.signal_number == number
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
+    again = prepare(tmp_path / "stopped", **FIELDS)
+    assert int(again.state.step) == 5
+    assert again.checkpoints.steps() == [0, 3, 5]
+    assert finish(again) == result
+    assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
+
+
+def test_run_told_to_stop_in_its_last_step_ends(prepare: Callable):
+    run = prepare(**FIELDS)
+    during(run, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert loop.train(run).num_examples == 360
+
+
+def test_run_writes_the_records_of_a_step_before_its_checkpoint(prepare: Callable, tmp_path: Path):
+    """So a run that is killed after the checkpoint and resumes behind these records has them."""
+    run = prepare(**FIELDS)
+    save, seen = run.checkpoints.save, {}
+
+    def noting(step: int, *arguments: Any, **metadata: Any) -> None:
+        seen[step] = {name for record in read_metrics(tmp_path / "run") if record["step"] == step for name in record}
+        save(step, *arguments, **metadata)
+
+    run.checkpoints.save = noting
+    finish(run)
+    assert set(seen) == {3, 6, 7}
+    assert all("loss" in names for names in seen.values())
+    assert all("test/loss" in names for names in seen.values())
+
+
+def test_run_that_is_finished_trains_nothing_and_reports_again(prepare: Callable, tmp_path: Path):
+    fields = FIELDS | {"num_steps": 2}
+    first = finish(prepare(**fields))
+    written = losses(tmp_path / "run")
+    run = prepare(**fields)
+    run.train_step = None
+    assert finish(run) == first
+    assert losses(tmp_path / "run") == written
+    assert [step for step, *_ in written] == [1, 2, 2]
+
+
+def test_run_evaluates_when_asked_and_at_the_end(prepare: Callable, tmp_path: Path):
+    run = prepare(**FIELDS)
+    result = finish(run)
+    tested = {step: row for step, *row in losses(tmp_path / "run") if row[3] is not None}
+    assert set(tested) == {3, 6, 7}
+    assert tested[7][3:] == [result.loss, result.precision_at_1, result.recall_at_5]
+    assert evaluate(run.program.graph, run.state.params, run.dataset.test) == result
+
+
+def test_run_logs_means_since_the_line_before(prepare: Callable, tmp_path: Path, read_jsonl: Callable):
+    fields = {"num_steps": 5, "evaluate_every": 0}
+    finish(prepare(tmp_path / "each", log_every=1, **fields))
+    finish(prepare(tmp_path / "pairs", log_every=2, **fields))
+    each = [r["loss"] for r in read_jsonl(tmp_path / "each" / "metrics.jsonl") if "loss" in r]
+    pairs = {r["step"]: r["loss"] for r in read_jsonl(tmp_path / "pairs" / "metrics.jsonl") if "loss" in r}
+    assert pairs == {2: np.mean(each[:2]), 4: np.mean(each[2:4]), 5: each[4]}
+
+
+def test_run_refuses_what_does_not_fit_before_it_touches_the_folder(prepare: Callable, tmp_path: Path):
+    for fields in ({"model": "lenett"}, {"exchange": "pigeon"}, {"dataset": "mnist"}, {"levels": 0}, {"num_devices": 99}):
+        with pytest.raises(ValueError, match="=|not set"):
+            prepare(**fields)
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_whose_state_does_not_fit_another_config_changes_nothing(prepare: Callable, tmp_path: Path):
+    finish(prepare(num_steps=2))
+    config = (tmp_path / "run" / "config.json").read_text()
+    with pytest.raises(ValueError, match="no checkpoint is whole"):
+        prepare(num_steps=2, optimizer="adam", allow_config_change=True)
+    assert (tmp_path / "run" / "config.json").read_text() == config
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["0", "2"]
+
+
+def test_curves_are_a_picture(prepare: Callable, tmp_path: Path):
+    finish(prepare(**FIELDS))
+    picture = plot_curves(tmp_path / "run", "a title").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = (int.from_bytes(picture[i : i + 4], "big") for i in (16, 20))
+    assert width > 1000
+    assert height > 300
+    assert picture[-8:-4] == b"IEND"

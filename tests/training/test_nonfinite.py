@@ -1,0 +1,113 @@
+"""What is not finite stops the run at its step, by name, and never reaches a checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxtern.training import loop
+from jaxtern.training.state import TrainState
+from jaxtern.training.step import Metrics
+
+ALL = [f"{layer}/{leaf}" for layer in ("conv1", "conv2", "fc1", "fc2") for leaf in ("bias", "kernel")]
+Change = Callable[[Any], Any]
+
+
+def change_before(run: loop.Run, step: int, before: Change = lambda x: x, after: Change = lambda x: x) -> None:
+    """Hands the run's step number `step` (from 1) a changed state, or its caller changed metrics."""
+    train_step, calls = run.train_step, []
+
+    def changed(state: TrainState, *arguments: Any) -> tuple[TrainState, Metrics]:
+        calls.append(state)
+        now = len(calls) == step
+        state, metrics = train_step(before(state) if now else state, *arguments)
+        return state, after(metrics) if now else metrics
+
+    run.train_step = changed
+
+
+def poison(tree: Any, path: str, value: float) -> Any:
+    """The tree with one number of the leaf whose path ends so replaced."""
+
+    def replace(keys: Any, leaf: jax.Array) -> jax.Array:
+        hit = jax.tree_util.keystr(keys, simple=True, separator="/").endswith(path)
+        return leaf.at[(0,) * leaf.ndim].set(value) if hit else leaf
+
+    return jax.tree_util.tree_map_with_path(replace, tree)
+
+
+def stop(run: loop.Run) -> str:
+    with pytest.raises(loop.NonFiniteError) as caught:
+        loop.train(run)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def assert_finite_checkpoints(prepare: Callable, workdir: Path, steps: list[int], **fields: Any) -> None:
+    run = prepare(workdir, **fields)
+    assert run.checkpoints.steps() == steps
+    for step in steps:
+        for leaf in jax.tree.leaves(run.checkpoints.restore(step, run.state)):
+            assert np.all(np.isfinite(leaf))
+    assert int(run.state.step) == steps[-1]
+
+
+@pytest.mark.parametrize("codec", ["ternary", "float"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_nonfinite_weight_stops_the_run_at_its_step(prepare: Callable, tmp_path: Path, value: float, codec: str):
+    fields = {"num_steps": 8, "checkpoint_every": 2, "codec": codec}
+    run = prepare(**fields)
+    change_before(run, 5, before=lambda state: state._replace(params=poison(state.params, "conv1/kernel", value)))
+    message = stop(run)
+    run.claim.close()
+    assert message.startswith("step 5: loss nan, not finite in conv1/kernel, conv2/kernel, fc1/kernel, fc2/bias, fc2/k")
+    assert message.endswith("the last good checkpoint is at step 4")
+    assert_finite_checkpoints(prepare, tmp_path / "run", [0, 2, 4], **fields)
+
+
+def test_nonfinite_in_the_first_step_leaves_the_first_weights(prepare: Callable, tmp_path: Path):
+    run = prepare(checkpoint_every=1)
+    change_before(run, 1, before=lambda state: state._replace(params=poison(state.params, "fc2/bias", np.nan)))
+    assert stop(run).endswith("the last good checkpoint is at step 0")
+    run.claim.close()
+    assert_finite_checkpoints(prepare, tmp_path / "run", [0], checkpoint_every=1)
+
+
+def test_nonfinite_update_of_finite_gradients_is_never_saved(prepare: Callable, tmp_path: Path):
+    """An optimiser that overflows spoils one weight while the loss and all gradients are still finite."""
+    run = prepare(checkpoint_every=1)
+    change_before(run, 3, before=lambda state: state._replace(optimizer=poison(state.optimizer, "conv2/kernel", np.inf)))
+    message = stop(run)
+    run.claim.close()
+    assert message.startswith("step 3: loss 2.")
+    assert "not finite in conv2/kernel;" in message
+    assert_finite_checkpoints(prepare, tmp_path / "run", [0, 1, 2], checkpoint_every=1)
+
+
+@pytest.mark.parametrize("step", [1, 4, 6])  # the last one too
+@pytest.mark.parametrize("bad", [[0], [3, 6]])
+def test_nonfinite_tensors_are_named(prepare: Callable, step: int, bad: list[int]):
+    run = prepare()
+    change_before(run, step, after=lambda metrics: metrics | {"nonfinite": jnp.zeros(8, bool).at[jnp.array(bad)].set(True)})
+    message = stop(run)
+    assert message.startswith(f"step {step}: loss ")
+    assert f"not finite in {', '.join(ALL[i] for i in bad)};" in message
+
+
+def test_nonfinite_loss_alone_stops_the_run(prepare: Callable):
+    run = prepare()
+    change_before(run, 2, after=lambda metrics: metrics | {"loss": jnp.float32(np.inf)})
+    assert stop(run).startswith("step 2: loss inf, gradients and weights finite;")
+
+
+def test_nonfinite_learning_rate_too_high_stops_the_run(prepare: Callable, tmp_path: Path):
+    fields = {"learning_rate": 1e30, "checkpoint_every": 1}
+    run = prepare(**fields)
+    message = stop(run)
+    run.claim.close()
+    assert message.startswith("step 2: loss")
+    assert_finite_checkpoints(prepare, tmp_path / "run", [0, 1], **fields)
