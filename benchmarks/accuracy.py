@@ -2,8 +2,8 @@
 
     python -m benchmarks.accuracy --config=mnist --data_dir=FOLDER --workers 2 4 8 --seeds 0 1 2 --out=runs/accuracy
 
-Runs `python -m jaxtern.train` once for each, in a folder of its own under OUT; a run that is there already is finished or
-taken as it is, so a study that was stopped goes on with the same command. The table is OUT/table.md.
+Runs `python -m jaxtern.train` once for each, in a folder of its own under OUT; a run that is there already is finished
+or taken as it is, so a study that was stopped goes on with the same command. The table is OUT/table.md.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def _workdir(out: Path, codec: str, workers: int, seed: int) -> Path:
 
 
 def make_table(out: Path, variants: list[tuple[str, int]], seeds: list[int]) -> str:
-    """Test precision@1 in percent at the last step: a row for each variant, a column for each seed that has finished."""
+    """Test precision@1 in percent at the last step: a row for each variant, a column for each seed."""
     header = ["codec", "workers", *(f"seed {seed}" for seed in seeds), "mean", "deviation"]
     rows = [header, ["---"] * len(header)]
     for codec, workers in variants:

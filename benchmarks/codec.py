@@ -2,9 +2,9 @@
 
     python -m benchmarks.codec [--elements 33554432] [--repeats 9] [--json codec.json]
 
-All operations run in turn, repeat after repeat, so that a noisy machine disturbs all alike; a row shows the median time,
-GB/s of float32 gradient (4 bytes an element, whatever else moves), and the median of the ratios to the copy in the same
-turn. What is timed is one call of a compiled program that returns a fresh array, as in training.
+All operations run in turn, repeat after repeat, so that a noisy machine disturbs all alike; a row shows the median
+time, GB/s of float32 gradient (4 bytes an element, whatever else moves), and the median of the ratios to the copy in
+the same turn. What is timed is one call of a compiled program that returns a fresh array, as in training.
 """
 
 import argparse

@@ -55,7 +55,8 @@ def _parse(argv: list[str]) -> None:
     if any(argument in ("--help", "-help", "-h") for argument in argv):
         print(sys.modules["__main__"].__doc__, flags.FLAGS.main_module_help(), sep="\n")
         if "config" in flags.FLAGS:
-            print(f"--config=RECIPE (installed: {', '.join(_installed_recipes())}) and --config.FIELD=VALUE:\n{Recipe.__doc__}")
+            print(f"--config=RECIPE (installed: {', '.join(_installed_recipes())}) and --config.FIELD=VALUE:")
+            print(Recipe.__doc__)
         sys.exit(0)
     # ml_collections answers an unknown field with a traceback, so fields are looked at first.
     resolved = [argv[0], *map(_resolve_config, argv[1:])]
@@ -95,7 +96,7 @@ def _recipe_path(name: str) -> Path:
         return Path(name)
     path = _recipe_folder() / f"{name}.py"
     if not path.is_file():
-        raise UsageError(f"--config={name}: no installed recipe of that name; they are {', '.join(_installed_recipes())}")
+        raise UsageError(f"--config={name}: no such recipe is installed; there is {', '.join(_installed_recipes())}")
     return path
 
 

@@ -1,4 +1,4 @@
-"""python -m jaxtern.train --config=RECIPE --config.field=value --workdir=FOLDER: trains, evaluates, draws the curves."""
+"""python -m jaxtern.train --config=RECIPE --config.field=value --workdir=FOLDER: trains, evaluates, draws curves."""
 
 import sys
 from pathlib import Path

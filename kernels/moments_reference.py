@@ -24,7 +24,7 @@ def moments_reference(gradient: jax.Array, segments: Segments) -> tuple[jax.Arra
 def _block_moments(tensor: jax.Array, segments: Segments) -> tuple[jax.Array, jax.Array, jax.Array]:
     """max_abs, mean and variance of each block of one tensor; float32[rows] each.
 
-    Deviations are taken from each block's first element: that makes the one-pass variance sound where the mean is large.
+    Deviations are from each block's first element, so that the one-pass variance is sound where the mean is large.
     """
     width = segments.block_size or tensor.size
     rows = -(-tensor.size // width)

@@ -74,9 +74,9 @@ def pack(digits: jax.Array, radix: int, fill: int = 0) -> jax.Array:
 def unpack_planes(words: jax.Array, radix: int) -> jax.Array:
     """uint32[rows, W] words to the digits of their planes, as exact float32[rows, D, W].
 
-    digit[k] = floor(word / R^k) - R floor(word / R^(k+1)). CPUs divide integer vectors slowly, so a word is cut into two
-    halves of at most R^ceil(D/2) < 2^22, and (half + 1/2) / R^k is a float product: half a unit away from any whole
-    number, it cannot round across one.
+    digit[k] = floor(word / R^k) - R floor(word / R^(k+1)). CPUs divide integer vectors slowly, so a word is cut into
+    two halves of at most R^ceil(D/2) < 2^22, and (half + 1/2) / R^k is a float product: 1/(2 R^k) or more away from any
+    whole number, it cannot round across one.
     """
     depth = digits_per_word(radix)
     low_depth = -(-depth // 2)

@@ -41,7 +41,7 @@ def ternary_decode(
     """
     rows = words.shape[0] if words.ndim == 2 else 0
     if rows < 1 or num_workers % rows:
-        raise ValueError(f"words.shape={words.shape}: must be [rows, words] with rows dividing num_workers={num_workers}")
+        raise ValueError(f"words.shape={words.shape}: must be [rows, words], rows dividing num_workers={num_workers}")
     require_levels(levels, radix, num_workers // rows)
     require_shape("words", words, (rows, segments.num_words(radix)), jnp.uint32)
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)

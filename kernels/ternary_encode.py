@@ -22,9 +22,9 @@ def ternary_encode(
     """Clips to the scale, rounds stochastically to levels, packs the digits.
 
     q = sign(g) floor(min(|g|/s, 1) L + u) with u uniform in [0, 1), so E[q] = L clip(g/s, -1, 1); the digit is q + L.
-    With L = 1 that is TernGrad's ternarize (Wen et al. 2017, eq. 2-4): P(q != 0) = |g|/s. u has 24 random bits up to 127
-    levels and 16 above, so the bias is below 2^-16 of the scale. Where the scale is below 2^-100 (zero, too) every digit
-    is zero; where it is not finite the digits are valid and mean nothing, and `ternary_decode` returns NaN.
+    With L = 1 that is TernGrad's ternarize (Wen et al. 2017, eq. 2-4): P(q != 0) = |g|/s. u has 24 random bits up to
+    127 levels and 16 above, so the bias is below 2^-16 of the scale. Where the scale is below 2^-100 (zero, too) every
+    digit is zero; where it is not finite the digits are valid and mean nothing, and `ternary_decode` returns NaN.
 
     Args:
       gradient: float[n], a bucket; float32, bfloat16 or float16.

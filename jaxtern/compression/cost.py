@@ -38,7 +38,7 @@ def step_bits(
 
 
 def cheapest_exchange(codec: Codec, num_workers: int) -> str:
-    """The exchange that sends fewest bits for a large tensor; where two are equal, `gather`, which takes fewer steps."""
+    """The exchange that sends fewest bits for a large tensor; of two alike `gather`, which takes fewer steps."""
     if not codec.can_add(num_workers):
         return "gather"
     large = (2**24,)

@@ -104,8 +104,8 @@ def _reduce(collective: Callable[[Any, AxisNames], Any], tree: Any, names: AxisN
 def _shared_axes(names: AxisNames) -> AxisNames:
     """All axes but those with a single device, since one worker alone exchanges nothing.
 
-    A vmapped axis stays, and so do all that `shard_map` tracks: only from a collective does JAX learn that the result is
-    the same everywhere.
+    A vmapped axis stays, and so do all that `shard_map` tracks: only from a collective does JAX learn that the result
+    is the same everywhere.
     """
     mesh_axes = jax.sharding.get_abstract_mesh().axis_names
     return checked_axes(names) or tuple(

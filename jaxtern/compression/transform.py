@@ -69,9 +69,7 @@ def ternary_mean(
       Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017.
     """
     codec = Ternary(clip_sigmas=clip_sigmas, scale=scale, block_size=block_size, levels=levels)
-    return compressed_mean(
-        axis_name, codec=codec, exchange=exchange, min_size=min_size, exclude=exclude, seed=seed
-    )
+    return compressed_mean(axis_name, codec=codec, exchange=exchange, min_size=min_size, exclude=exclude, seed=seed)
 
 
 def compressed_mean(
@@ -148,7 +146,7 @@ def _compressed_mean(
     gradients, floats = zip(*(buckets.flatten(tree, layout) for tree in workers), strict=True)
     scales = functools.reduce(jnp.maximum, [codec.local_scales(gradient, sizes) for gradient in gradients])
     scales = exchange_lib.maximum(scales, names) if scales.size else scales
-    words = [codec.encode(gradient, scales, key, sizes, num_added) for gradient, key in zip(gradients, keys, strict=True)]
+    words = [codec.encode(own, scales, key, sizes, num_added) for own, key in zip(gradients, keys, strict=True)]
     all_words, all_floats = _exchange(words, floats, exchange, names)
     mean = codec.decode(all_words, scales, sizes, num_added, num_workers)
     measured = None

@@ -28,10 +28,9 @@ def load_mnist(folder: str | Path) -> Dataset:
     if not folder.is_dir():
         raise FileNotFoundError(f"data_dir={str(folder)!r}: no such folder")
     train, test = _load_split(folder, "train"), _load_split(folder, "test")
-    if train.images.shape[1:] != test.images.shape[1:]:
-        raise ValueError(
-            f"data_dir={str(folder)!r}: training images are {train.images.shape[1:]}, test images {test.images.shape[1:]}"
-        )
+    sizes = train.images.shape[1:], test.images.shape[1:]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"data_dir={str(folder)!r}: training images are {sizes[0]}, test images {sizes[1]}")
     return Dataset(train, test, _NUM_CLASSES)
 
 
@@ -67,7 +66,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     header = 4 + 4 * dimensions
     magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
     if len(raw) < header or raw[:4] != magic:
-        raise ValueError(f"{path}: starts with {raw[:4].hex()!r}, an idx file of {dimensions} dimensions with {magic.hex()!r}")
+        raise ValueError(f"{path}: starts with {raw[:4].hex()!r}, not with {magic.hex()!r} as such an idx file does")
     shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", dimensions, offset=4))
     if len(raw) - header != math.prod(shape):
         raise ValueError(f"{path}: holds {len(raw) - header} bytes of data, its header says {math.prod(shape)}")

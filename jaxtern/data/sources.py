@@ -21,5 +21,5 @@ def load_dataset(name: str, data_dir: str | None) -> Dataset:
             raise ValueError(f"data_dir={data_dir!r}: the dataset digits needs none")
         return load_digits()
     if data_dir is None:
-        raise ValueError(f"data_dir is not set: dataset={name!r} needs the folder of its files (--config.data_dir=FOLDER)")
+        raise ValueError(f"data_dir is not set: dataset={name!r} needs the folder of its files")
     return load_mnist(data_dir)

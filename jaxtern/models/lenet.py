@@ -11,7 +11,7 @@ def _truncated_normal(stddev: float) -> nnx.Initializer:
 
 
 class LeNet(nnx.Module):
-    """conv 5x5x20, max 2/2, conv 5x5x50, max 2/2, linear 500, linear C; ReLU after the convolutions and the first linear.
+    """conv 5x5x20, max 2/2, conv 5x5x50, max 2/2, linear 500, linear C; ReLU after all but the last.
 
     On 28x28x1 images with ten classes it has 1,256,080 parameters (LeCun et al. 1998; widths and initial deviations of
     Wen et al. 2017).

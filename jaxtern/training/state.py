@@ -49,9 +49,7 @@ class Program(NamedTuple):
     schedule: optax.Schedule
 
 
-def create_run(
-    recipe: Recipe, model: nnx.Module, num_examples: int, num_devices: int
-) -> tuple[Program, TrainState]:
+def create_run(recipe: Recipe, model: nnx.Module, num_examples: int, num_devices: int) -> tuple[Program, TrainState]:
     """Program and first state for a model with fresh weights.
 
     Raises:
@@ -75,7 +73,7 @@ def create_codec(recipe: Recipe) -> Ternary:
 
 def stays_float(recipe: Recipe, last_layer: str, path: str) -> bool:
     """Whether the recipe keeps a tensor's gradients float whatever its size."""
-    in_last_layer = recipe.float_last_layer and path.split("/")[0] == last_layer
+    in_last_layer = recipe.float_last_layer and path.startswith(f"{last_layer}/")
     return in_last_layer or any(re.fullmatch(pattern, path) for pattern in recipe.exclude)
 
 

@@ -56,8 +56,9 @@ def write_recipe(workdir: Path, recipe: Recipe) -> None:
 
 def _require_same(workdir: Path, old: Recipe, new: Recipe) -> None:
     before, after = old.to_dict(), new.to_dict()
-    changes = [f"{name} is {before[name]!r} there and {after[name]!r} here" for name in before if before[name] != after[name]]
-    if changes:
+    changed = [name for name in before if before[name] != after[name]]
+    if changed:
+        changes = [f"{name} is {before[name]!r} there and {after[name]!r} here" for name in changed]
         raise ValueError(
             f"workdir={str(workdir)!r}: holds a run with another config ({'; '.join(changes)});"
             " take another --workdir, or continue it under this config with --allow_config_change"
