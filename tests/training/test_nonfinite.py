@@ -64,7 +64,9 @@ def test_nonfinite_weight_stops_the_run_at_its_step(prepare: Callable, tmp_path:
     change_before(run, 5, before=lambda state: state._replace(params=poison(state.params, "conv1/kernel", value)))
     message = stop(run)
     run.claim.close()
-    assert message.startswith("step 5: loss nan, not finite in conv1/kernel, conv2/kernel, fc1/kernel, fc2/bias, fc2/k")
+    assert message.startswith("step 5: loss nan, not finite in ")
+    for path in ("conv1/kernel", "conv2/kernel", "fc1/kernel", "fc2/bias", "fc2/kernel"):
+        assert path in message  # in the gradient of conv2/kernel only a twentieth of the elements
     assert message.endswith("the last good checkpoint is at step 4")
     assert_finite_checkpoints(prepare, tmp_path / "run", [0, 2, 4], **fields)
 

@@ -1,0 +1,83 @@
+"""Counts and losses over a whole split against plain NumPy: each example once, also in a last batch that is not full."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxtern.data.dataset import Split
+from jaxtern.models import create_model
+from jaxtern.training.evaluation import Evaluation, evaluate
+
+
+class Planted(nnx.Module):
+    """Logits are a table's rows, found by an image's first two pixels: any answer can be planted."""
+
+    def __init__(self, table: np.ndarray):
+        self.table = nnx.Param(jnp.asarray(table))
+
+    def __call__(self, images: jnp.ndarray) -> jnp.ndarray:
+        pixels = jnp.round((images.reshape(images.shape[0], -1) + 1) * 127.5).astype(jnp.int32)
+        return self.table[...][pixels[:, 0] * 256 + pixels[:, 1]]
+
+
+def plant(logits: np.ndarray, labels: np.ndarray) -> Evaluation:
+    """Evaluates these logits of the examples, in their order."""
+    numbers = np.arange(len(labels))
+    images = np.stack([numbers // 256, numbers % 256], -1).astype(np.uint8).reshape(-1, 1, 2, 1)
+    graph, params = nnx.split(Planted(logits.astype(np.float32)), nnx.Param)
+    return evaluate(graph, params, Split(images, labels.astype(np.int32)))
+
+
+def expect(logits: np.ndarray, labels: np.ndarray) -> Evaluation:
+    logits = logits.astype(np.float32).astype(np.float64)
+    right = logits[np.arange(len(labels)), labels]
+    better = np.sum(logits > right[:, None], axis=1)
+    highest = logits.max(axis=1)
+    losses = highest + np.log(np.sum(np.exp(logits - highest[:, None]), axis=1)) - right
+    return Evaluation(float(np.mean(losses)), np.mean(better == 0), np.mean(better < 5), len(labels))
+
+
+@pytest.mark.parametrize("size", [1, 3, 499, 500, 501, 1000, 1203])
+def test_evaluation_counts_every_example_once(size: int):
+    generator = np.random.default_rng(size)
+    logits, labels = generator.normal(size=(size, 10)) * 3, generator.integers(0, 10, size)
+    result, expected = plant(logits, labels), expect(logits, labels)
+    assert result[1:] == expected[1:]
+    np.testing.assert_allclose(result.loss, expected.loss, rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", [0, 499, 500, 702])
+def test_evaluation_sees_each_single_example(place: int):
+    """One right answer among 703 wrong ones is found wherever it is."""
+    logits, labels = np.zeros((703, 10)), np.zeros(703, int)
+    logits += -np.arange(10)[::-1]  # class 9 the best, class 0 the worst
+    labels[place] = 9
+    result = plant(logits, labels)
+    assert result.precision_at_1 == result.recall_at_5 == 1 / 703
+    labels[place] = 5
+    result = plant(logits, labels)
+    assert (result.precision_at_1, result.recall_at_5) == (0, 1 / 703)
+
+
+def test_evaluation_of_fewer_than_five_classes_recalls_all():
+    logits, labels = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 3
+    assert plant(logits, labels).recall_at_5 == 1
+
+
+def test_evaluation_of_lenet_is_that_of_its_logits(digits: Split):
+    model = create_model("lenet", (8, 8, 1), 10, seed=3)
+    graph, params = nnx.split(model, nnx.Param)
+    logits = np.asarray(model(jnp.asarray(digits.images, jnp.float32) / 127.5 - 1))
+    result, expected = evaluate(graph, nnx.to_pure_dict(params), digits), expect(logits, digits.labels)
+    assert digits.size % 500
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def test_evaluation_of_the_best_class_is_not_above_that_of_five(take_steps: Callable, digits: Split):
+    run = take_steps(6, num_workers=4, num_devices=1, batch_size=16)
+    first, last = (evaluate(run.program.graph, state.params, digits) for state in (run.states[0], run.states[-1]))
+    assert last.loss < first.loss
+    assert last.precision_at_1 <= last.recall_at_5

@@ -1,0 +1,80 @@
+"""Where numbers go: metrics.jsonl reads as if never interrupted, TensorBoard gets the same."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from jaxtern.training import loop
+from jaxtern.training.metrics import MetricWriter, read_metrics
+
+
+def read_events(folder: Path) -> list[tuple[int, str, float]]:
+    """(step, tag, value) of all scalars; a record is its length, a checksum, the event, a checksum."""
+    scalars = []
+    for path in sorted(folder.glob("events.*")):
+        raw, place = path.read_bytes(), 0
+        while place < len(raw):
+            (length,) = struct.unpack_from("<Q", raw, place)
+            event = Event.FromString(raw[place + 12 : place + 12 + length])
+            scalars += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+            place += 16 + length
+    return scalars
+
+
+def write(workdir: Path, first_step: int, *steps: int) -> None:
+    writer = MetricWriter(workdir, first_step)
+    for step in steps:
+        writer.write(step, {"loss": 1 / step})
+    writer.close()
+
+
+def test_metrics_come_back_as_written(tmp_path: Path):
+    write(tmp_path, 0, 1, 2, 3)
+    assert read_metrics(tmp_path) == [{"step": step, "loss": 1 / step} for step in (1, 2, 3)]
+    assert read_events(tmp_path / "tensorboard") == [(step, "loss", pytest.approx(1 / step)) for step in (1, 2, 3)]
+
+
+def test_metrics_after_the_step_of_a_resumed_run_are_dropped(tmp_path: Path):
+    write(tmp_path, 0, 1, 2, 3, 4)
+    write(tmp_path, 2, 3)
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3]
+    write(tmp_path, 0, 1)
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("torn", ['{"step": 4, "lo', "{", '{"step": 4, "loss": 0.2'])
+def test_metrics_cut_short_by_a_kill_are_dropped(tmp_path: Path, torn: str):
+    write(tmp_path, 0, 1, 2, 3)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(torn)
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3]
+    write(tmp_path, 3, 4)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_metrics_of_a_new_folder_are_none(tmp_path: Path):
+    assert read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize("log_compression", [False, True])
+def test_metrics_of_a_run_are_those_of_tensorboard(prepare: Callable, tmp_path: Path, log_compression: bool):
+    run = prepare(num_steps=4, log_every=2, evaluate_every=2, log_compression=log_compression)
+    loop.train(run)
+    names = {"loss", "accuracy", "learning_rate", "examples_per_second", "sent_bits_per_element"}
+    if log_compression:
+        names |= {"compression/zero_fraction", "compression/scale", "compression/cosine"}
+    tests = {f"test/{name}" for name in ("loss", "precision_at_1", "recall_at_5", "num_examples")}
+    records = read_metrics(tmp_path / "run")
+    assert [(record["step"], set(record) - {"step"}) for record in records] == [(2, names), (2, tests), (4, names), (4, tests)]
+    expected = {(r["step"], name): value for r in records for name, value in r.items() if name != "step"}
+    events = {(step, tag): value for step, tag, value in read_events(tmp_path / "run" / "tensorboard")}
+    assert events == {key: pytest.approx(value, rel=1e-6) for key, value in expected.items()}
+    for record in (records[0], records[2]):
+        assert record["learning_rate"] == pytest.approx(0.01)
+        assert record["examples_per_second"] > 0
+        assert record["sent_bits_per_element"] == run.wire.bits_per_element
