@@ -10,18 +10,18 @@ from typing import Any
 
 
 def _share_compiled_programs() -> None:
-    """One compilation cache for all runs of the tests and the commands they start: a second run takes a third of the time."""
-    name = f"jaxtern-tests-{os.getuid()}-{importlib.metadata.version('jax')}"
-    folder = Path(tempfile.gettempdir()) / name
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid == os.getuid():  # else somebody else's programs would run here
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    """One compilation cache for this run, the commands it starts and all later runs, which then take half of the time."""
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        name = f"jaxtern-tests-{os.getuid()}-{importlib.metadata.version('jax')}"
+        folder = Path(tempfile.gettempdir()) / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid == os.getuid():  # else somebody else's programs would run here
+            os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
 
 
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _share_compiled_programs()
+_share_compiled_programs()
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
@@ -126,7 +126,7 @@ class Workers:
 
         return jax.shard_map(on_device, mesh=mesh, in_specs=(local, shared), out_specs=local, check_vma=check_vma)
 
-    def _devices(self, kind: str) -> list[jax.Device]:
+    def _devices(self, kind: str) -> list[Any]:
         sizes = (size for axis, size in zip(self._kinds, self._sizes, strict=True) if axis == kind)
         return jax.devices("cpu")[: math.prod(sizes)]
 
@@ -148,8 +148,8 @@ def workers() -> type[Workers]:
 def updates_over() -> Callable:
     """A transformation on every worker of a layout, compiled once.
 
-    `updates_over(make, layout)(gradients, count)` makes one update of gradients [N, ...] in step `count` and returns the
-    mean [N, ...] and the state [N, ...]; `make(axis_name)` makes the transformation.
+    `updates_over(make, layout)(gradients, count)` makes one update of gradients [N, ...] in step `count` and returns
+    the mean [N, ...] and the state [N, ...]; `make(axis_name)` makes the transformation.
     """
 
     def place(make: Callable, layout: str, *, check_vma: bool = False) -> Callable:
@@ -194,7 +194,14 @@ def numpy_levels() -> Callable:
     """Stochastic rounding written a second time: sign(g) floor(min(|g|/s, 1) L + u) as int64."""
 
     def levels(
-        gradient: np.ndarray, scale: float, *, seed: int = 0, step: int = 0, worker: int = 0, levels: int = 1, offset: int = 0
+        gradient: np.ndarray,
+        scale: float,
+        *,
+        seed: int = 0,
+        step: int = 0,
+        worker: int = 0,
+        levels: int = 1,
+        offset: int = 0,
     ) -> np.ndarray:
         flat = gradient.reshape(-1).astype(np.float32)
         bits = 24 if levels <= 127 else 16
@@ -211,7 +218,7 @@ def numpy_levels() -> Callable:
 def assert_exact_mean() -> Callable:
     """Checks that a mean is an exact whole number of units s / (N L), its last bit cleared.
 
-    A compiler may divide by N L or multiply by its inverse, so the unit may be rounded either way; but only one for all.
+    A compiler may divide by N L or multiply by its inverse, so the unit may be rounded either way, but one way for all.
     """
 
     def check(mean: np.ndarray, total: np.ndarray, scale: np.ndarray | float, num_levels: int) -> None:

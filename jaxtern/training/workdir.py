@@ -21,7 +21,7 @@ def read_recipe(workdir: Path) -> Recipe:
         raise FileNotFoundError(f"workdir={str(workdir)!r}: holds no run (there is no config.json)")
     try:
         return Recipe.from_dict(json.loads(path.read_text()))
-    except ValueError as error:
+    except (AttributeError, TypeError, ValueError) as error:  # no JSON, no object, or fields of another type
         raise ValueError(f"{path}: cannot be read: {error}") from None
 
 

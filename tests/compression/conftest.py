@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-COLLECTIVES = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast|ragged-all-to-all"
+COLLECTIVES = (
+    "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast|ragged-all-to-all"
+)
 OPERATION = re.compile(rf"= (?P<type>\(?[a-z].*?) (?P<name>{COLLECTIVES}|send|recv)(-start)?\((?P<rest>.*)")
 ARRAY = re.compile(r"([a-z]+\d+)\[([\d,]*)\]")
 

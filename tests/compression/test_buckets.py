@@ -65,7 +65,11 @@ def test_flatten_keeps_the_order_of_the_tree():
 
 
 def test_a_tensor_stays_float_below_min_size_or_where_its_path_is_excluded():
-    tree = {"conv": {"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(4)}, "head": [jnp.zeros(30), jnp.zeros(3)], "none": None}
+    tree = {
+        "conv": {"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(4)},
+        "head": [jnp.zeros(30), jnp.zeros(3)],
+        "none": None,
+    }
     seen = []
 
     def exclude(path: str) -> bool:

@@ -21,7 +21,9 @@ CODECS = {
 }
 
 
-def _program(workers: Callable, layout: str, check_vma: bool = True, shapes: dict = SHAPES, **options: Any) -> tuple[Any, ...]:
+def _program(
+    workers: Callable, layout: str, check_vma: bool = True, shapes: dict = SHAPES, **options: Any
+) -> tuple[Any, ...]:
     """A jitted update and its arguments, to be compiled."""
     placed = workers(layout)
     if placed.virtual_workers is not None:
@@ -150,7 +152,9 @@ def test_step_bits_are_the_sizes_read_off_the_program(
     workers: Callable, wire: Callable, codec: str, exchange: str, num_workers: int
 ):
     chosen: Codec = CODECS[codec]
-    program = _program(workers, f"mesh:{num_workers}", codec=chosen, exchange=exchange, exclude=lambda path: path == "c")
+    program = _program(
+        workers, f"mesh:{num_workers}", codec=chosen, exchange=exchange, exclude=lambda path: path == "c"
+    )
     promised = cost.step_bits(chosen, exchange, _sizes("ab"), _sizes("c"), num_workers)
     assert sum(_bits(collective, num_workers) for collective in wire(*program)) == pytest.approx(promised)
 

@@ -60,7 +60,9 @@ def test_compressed_mean_refuses_an_argument_out_of_its_range(arguments: dict[st
 
 @pytest.mark.parametrize(("arguments", "message"), CODEC_ARGUMENTS)
 @pytest.mark.parametrize("make", [Ternary, functools.partial(ternary_mean, "data")])
-def test_the_ternary_codec_refuses_an_argument_out_of_its_range(make: Callable, arguments: dict[str, Any], message: str):
+def test_the_ternary_codec_refuses_an_argument_out_of_its_range(
+    make: Callable, arguments: dict[str, Any], message: str
+):
     _refused(lambda: make(**arguments), message)
 
 
@@ -70,7 +72,9 @@ def test_an_unknown_implementation_is_refused():
 
 @pytest.mark.parametrize("axis_name", AXES)
 def test_what_is_no_axis_name_is_refused(axis_name: Any):
-    _refused(lambda: ternary_mean(axis_name), r"axis_name=.*: must be the name of an axis, or a tuple of different names")
+    _refused(
+        lambda: ternary_mean(axis_name), r"axis_name=.*: must be the name of an axis, or a tuple of different names"
+    )
 
 
 def test_an_axis_that_does_not_exist_is_refused(updates_over: Callable):
@@ -86,7 +90,9 @@ def test_an_axis_that_does_not_exist_is_refused(updates_over: Callable):
 def test_integer_gradients_are_refused_by_path(updates_over: Callable, exchange: str):
     update = updates_over(functools.partial(ternary_mean, exchange=exchange), "vmap:2")
     gradients = {"conv": {"kernel": jnp.ones((2, 3)), "steps": jnp.ones((2, 3), jnp.int32)}}
-    _refused(lambda: update(gradients), r"gradient 'conv/steps' is int32: only floating-point gradients can be averaged")
+    _refused(
+        lambda: update(gradients), r"gradient 'conv/steps' is int32: only floating-point gradients can be averaged"
+    )
 
 
 @pytest.mark.parametrize("exchange", ["sum", "float"])
@@ -110,7 +116,9 @@ def test_gradients_that_shard_map_has_summed_already_are_refused(workers: Callab
 
 def test_a_vmapped_axis_beside_a_checked_one_is_refused(updates_over: Callable):
     update = updates_over(ternary_mean, "mesh:2 vmap:2", check_vma=True)
-    _refused(lambda: update(jnp.ones((4, 3))), r"axis_name=\('axis0', 'axis1'\): a vmapped axis beside axes of a shard_map")
+    _refused(
+        lambda: update(jnp.ones((4, 3))), r"axis_name=\('axis0', 'axis1'\): a vmapped axis beside axes of a shard_map"
+    )
 
 
 def test_sums_of_too_many_levels_are_refused_and_auto_gathers_them(updates_over: Callable):

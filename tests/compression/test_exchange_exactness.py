@@ -23,7 +23,9 @@ def _normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def _expected_sums(numpy_levels: Callable, gradients: list[np.ndarray], step: int, **options: int) -> list[tuple[Any, float]]:
+def _expected_sums(
+    numpy_levels: Callable, gradients: list[np.ndarray], step: int, **options: int
+) -> list[tuple[Any, float]]:
     """The sum over workers and the scale of every tensor; positions run on from tensor to tensor."""
     sums, offset = [], 0
     for tensor in gradients:
@@ -98,7 +100,9 @@ def test_one_worker_still_ternarises(updates_over: Callable, numpy_levels: Calla
 
 @pytest.mark.parametrize("layout", ["mesh:8", "pmap:8", "vmap:8", "mesh:4 mesh:2", "mesh:2 vmap:4"])
 @pytest.mark.parametrize("options", [{"exchange": "float"}, {"codec": "float"}])
-def test_compression_off_equals_pmean_bit_for_bit(workers: Callable, updates_over: Callable, layout: str, options: dict):
+def test_compression_off_equals_pmean_bit_for_bit(
+    workers: Callable, updates_over: Callable, layout: str, options: dict
+):
     placed = workers(layout)
     gradients = {"a": _normal(3, 8, 40, 5), "b": jnp.asarray(_normal(4, 8, 33), jnp.bfloat16), "none": None}
     mean, _ = updates_over(functools.partial(compressed_mean, min_size=10**6, **options), layout)(gradients)

@@ -73,7 +73,9 @@ def test_the_mean_over_many_steps_is_that_of_the_clipped_gradients(
     fraction = np.abs(level) % 1
     expected = level.mean(axis=0) * scale / levels
     variance = (fraction * (1 - fraction)).sum(axis=0) * (scale / levels / num_workers) ** 2
-    np.testing.assert_allclose(means[:, variance == 0], np.broadcast_to(expected, means.shape)[:, variance == 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        means[:, variance == 0], np.broadcast_to(expected, means.shape)[:, variance == 0], rtol=1e-6
+    )
     error, variance = (means - expected)[:, variance > 0], variance[variance > 0]
     z_bias = error.sum() / np.sqrt(num_steps * variance.sum())
     assert 2 * stats.norm.sf(abs(z_bias)) > FAILURE

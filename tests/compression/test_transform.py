@@ -68,7 +68,9 @@ def run(request: pytest.FixtureRequest, updates_over: Callable) -> Iterator[Run]
 
 
 def _same(a: Any, b: Any) -> bool:
-    return all(np.array_equal(x, y, equal_nan=True) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return all(
+        np.array_equal(x, y, equal_nan=True) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
 
 
 def test_updates_keep_structure_shapes_and_dtypes(run: Run):
@@ -136,7 +138,10 @@ def test_another_seed_gives_other_noise(updates_over: Callable, seed: int):
 
 @pytest.mark.parametrize(
     ("options", "codec"),
-    [({}, Ternary()), ({"clip_sigmas": 1.0, "scale": "pow2", "block_size": 5, "levels": 3}, Ternary(1.0, "pow2", 5, 3))],
+    [
+        ({}, Ternary()),
+        ({"clip_sigmas": 1.0, "scale": "pow2", "block_size": 5, "levels": 3}, Ternary(1.0, "pow2", 5, 3)),
+    ],
 )
 def test_ternary_mean_is_compressed_mean_with_the_ternary_codec(updates_over: Callable, options: dict, codec: Ternary):
     mean, _ = updates_over(functools.partial(ternary_mean, **options), "vmap:4")(_gradients(0))

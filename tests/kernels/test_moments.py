@@ -96,7 +96,9 @@ def test_half_precision_is_summed_in_float32(dtype: jnp.dtype):
     gradient = jnp.asarray(np.random.default_rng(1).standard_normal(5000), dtype)
     found = jax.jit(lambda g: moments(g, Segments((5000,))))(gradient)
     assert {x.dtype for x in found} == {jnp.dtype(jnp.float32)}
-    np.testing.assert_array_equal(found.variance, _moments(np.asarray(gradient, np.float32), Segments((5000,))).variance)
+    np.testing.assert_array_equal(
+        found.variance, _moments(np.asarray(gradient, np.float32), Segments((5000,))).variance
+    )
     _assert_close(np.asarray(gradient, np.float32), Segments((5000,)))
 
 

@@ -145,8 +145,10 @@ WEAKENED = {
     "Weyl sequence": lambda key, position: position * np.uint32(0x9E3779B9) + key[0],
     "one multiplication": _one_multiplication,
     "two bits the same": _one_bit_stuck_together,
-    "a bit always set in every 64th word": lambda key, position: np.asarray(random_bits(jnp.asarray(key), jnp.asarray(position)))
-    | np.where(position % 64 == 0, np.uint32(2**31), np.uint32(0)),
+    "a bit always set in every 64th word": lambda key, position: (
+        np.asarray(random_bits(jnp.asarray(key), jnp.asarray(position)))
+        | np.where(position % 64 == 0, np.uint32(2**31), np.uint32(0))
+    ),
 }
 
 

@@ -1,7 +1,5 @@
 """Digits to words and back, exactly, for every radix."""
 
-from collections.abc import Iterator
-
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,7 @@ def _digits(radix: int, n: int, kind: str) -> np.ndarray:
 
 
 @pytest.fixture
-def in_numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs the module's own lines in NumPy: IEEE float32 and uint32 as XLA's, without compiling for every radix."""
     monkeypatch.setattr(radix_lib, "jnp", np)
 
@@ -76,7 +74,7 @@ def test_pack_planes_gives_the_same_words_for_a_list_and_an_array():
 
 
 def _boundary_words(radix: int) -> np.ndarray:
-    """Words beside multiples of R^k, where a rounded quotient would fall on the wrong side; the smallest and the largest."""
+    """Words beside multiples of R^k, where a rounded quotient may fall on the wrong side; the smallest, the largest."""
     top = radix ** digits_per_word(radix)
     random = np.random.default_rng(radix)
     words = [0, 1, top - 1, top - 2]

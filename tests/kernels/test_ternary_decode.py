@@ -85,7 +85,12 @@ def test_a_zero_digit_under_an_infinite_scale_is_nan_too():
 
 
 def test_decode_refuses_what_does_not_fit():
-    arguments = {"words": jnp.zeros((2, 1), jnp.uint32), "scales": jnp.ones(1), "segments": Segments((3,)), "num_workers": 2}
+    arguments = {
+        "words": jnp.zeros((2, 1), jnp.uint32),
+        "scales": jnp.ones(1),
+        "segments": Segments((3,)),
+        "num_workers": 2,
+    }
     bad = {
         r"words\.shape=\(1,\): must be \[rows, words\]": {"words": jnp.zeros(1, jnp.uint32)},
         r"words\.shape=\(0, 1\): must be \[rows, words\]": {"words": jnp.zeros((0, 1), jnp.uint32)},

@@ -28,7 +28,9 @@ def _compiled(op: Callable, segments: Segments, **options) -> Callable:
     return jax.jit(lambda *arrays: op(*arrays, segments, **options))
 
 
-def _encode(gradient: np.ndarray, scales: list[float], segments: Segments, key: np.ndarray = KEY, **options) -> np.ndarray:
+def _encode(
+    gradient: np.ndarray, scales: list[float], segments: Segments, key: np.ndarray = KEY, **options
+) -> np.ndarray:
     encode = _compiled(ternary_encode, segments, **options)
     return np.asarray(encode(gradient, np.array(scales, np.float32), key))
 
@@ -91,7 +93,7 @@ def test_half_precision_gradients_round_as_their_float32_values(dtype: jnp.dtype
 
 def test_zero_gradients_and_scales_too_small_to_divide_by_give_zero_digits():
     segments = Segments((50, 50, 50, 50))
-    gradient = np.concatenate([np.zeros(50), np.full(50, 1e-38), np.full(50, 3.0), np.full(50, -2.0**-101)])
+    gradient = np.concatenate([np.zeros(50), np.full(50, 1e-38), np.full(50, 3.0), np.full(50, -(2.0**-101))])
     words = _encode(gradient.astype(np.float32), [1.0, 1e-38, 0.0, 2.0**-101], segments).reshape(4, -1)
     for tensor in words:
         np.testing.assert_array_equal(_levels(tensor, 50), 0)

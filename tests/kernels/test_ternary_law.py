@@ -53,7 +53,7 @@ def test_number_of_trits_in_a_run_follows_the_binomial_law(trits: Callable, p: f
     assert set(np.unique(drawn)) == {0, sign}
     run = 64
     counts = np.bincount(np.abs(drawn).reshape(-1, run).sum(axis=1), minlength=run + 1)
-    assert _chi2(counts, stats.binom(run, np.float32(p)).pmf(np.arange(run + 1))) > FAILURE
+    assert _chi2(counts, stats.binom.pmf(np.arange(run + 1), run, np.float32(p))) > FAILURE
 
 
 def test_zero_is_never_and_the_scale_always_sent(trits: Callable):
@@ -143,11 +143,11 @@ def test_trits_are_independent_across_steps_workers_and_seeds(trits: Callable, f
 
 def test_the_sum_over_16_workers_follows_the_binomial_law(trits: Callable):
     total = sum(np.abs(trits(0.3, seed=5, step=7, worker=worker)) for worker in range(16))
-    law = stats.binom(16, np.float32(0.3)).pmf(np.arange(17))
+    law = stats.binom.pmf(np.arange(17), 16, np.float32(0.3))
     assert _chi2(np.bincount(total, minlength=17), law) > FAILURE
 
 
 def test_the_sum_over_16_steps_follows_the_binomial_law(trits: Callable):
     total = sum(np.abs(trits(0.3, seed=6, step=step)) for step in range(16))
-    law = stats.binom(16, np.float32(0.3)).pmf(np.arange(17))
+    law = stats.binom.pmf(np.arange(17), 16, np.float32(0.3))
     assert _chi2(np.bincount(total, minlength=17), law) > FAILURE
