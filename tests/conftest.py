@@ -1,4 +1,4 @@
-"""What all tests share: eight fake CPU devices, strict JAX, workers laid out in every way, and NumPy's word on trits."""
+"""What all tests share: eight fake CPU devices, workers laid out in every way, and NumPy's word on noise and trits."""
 
 import importlib.metadata
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def _share_compiled_programs() -> None:
-    """One compilation cache for this run, the commands it starts and all later runs, which then take half of the time."""
+    """One compilation cache for this run, the commands it starts, and all later runs, which take half of the time."""
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -33,8 +33,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Every shape is compiled, which takes longer than any deadline, and shrinking takes minutes. The examples are the same in
-# every run, so that a red run can be repeated; `--hypothesis-profile=explore` draws others, more, and shrinks.
+# Every shape is compiled: that takes longer than any deadline, and shrinking takes minutes. The examples are the same
+# in every run, so that a red run can be repeated; `--hypothesis-profile=explore` draws others, more, and shrinks.
 hypothesis.settings.register_profile(
     "jaxtern",
     deadline=None,
@@ -93,7 +93,7 @@ class Workers:
         return run
 
     def replicated(self, step: Callable, *, check_vma: bool = True) -> Any:
-        """`step` over mesh axes (and unrolled) as training runs it: leaves [N, ...] split among devices, results on all.
+        """`step` over mesh axes (and unrolled) as training runs it: leaves [N, ...] split among devices, one result.
 
         A jitted function, to be lowered or called.
         """
@@ -101,7 +101,7 @@ class Workers:
         def on_device(local: Any, shared: Any) -> Any:
             if self.virtual_workers is None:
                 return step(jax.tree.map(lambda x: x[0], local), shared)
-            return step([jax.tree.map(lambda x: x[i], local) for i in range(self.virtual_workers)], shared)
+            return step(_trees(local, self.virtual_workers), shared)
 
         specs, mesh = (PartitionSpec(self.names), PartitionSpec()), self.mesh()
         return jax.jit(
@@ -131,9 +131,15 @@ class Workers:
         return jax.devices("cpu")[: math.prod(sizes)]
 
 
+def _trees(stacked: Any, count: int) -> list[Any]:
+    """One tree with leaves [V, ...] as V trees."""
+    leaves, treedef = jax.tree.flatten(stacked)
+    return [treedef.unflatten([leaf[i] for leaf in leaves]) for i in range(count)]
+
+
 def _unrolled(step: Callable, virtual_workers: int) -> Callable:
     def run(local: Any, shared: Any) -> Any:
-        result = step([jax.tree.map(lambda x: x[i], local) for i in range(virtual_workers)], shared)
+        result = step(_trees(local, virtual_workers), shared)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (virtual_workers, *x.shape)), result)
 
     return run

@@ -1,7 +1,7 @@
 """What holds for every codec, exchange and option: one table of transformations, one list of claims."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -62,9 +62,9 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=TRANSFORMATIONS)
-def run(request: pytest.FixtureRequest, updates_over: Callable) -> Iterator[Run]:
+def run(request: pytest.FixtureRequest, updates_over: Callable) -> Run:
     update, gradients = updates_over(TRANSFORMATIONS[request.param], f"vmap:{NUM_WORKERS}"), _gradients(0)
-    yield Run(request.param, gradients, update, *update(gradients, 3))
+    return Run(request.param, gradients, update, *update(gradients, 3))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -1,0 +1,125 @@
+"""Bad input: one line on standard error that names the thing, status 2, no traceback, and nothing made or changed.
+
+All of a door's commands run in one process that has imported what takes long and forks before each: every child is then
+`python -m jaxtern.DOOR` from its first line on.
+"""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SERVER = """
+import json, os, runpy, sys, warnings
+import absl.flags, flax.nnx, jax, ml_collections.config_flags, optax, orbax.checkpoint, tensorboardX, tqdm
+warnings.simplefilter("ignore")
+for name, (folder, door, arguments) in json.load(open("commands.json")).items():
+    child = os.fork()
+    if not child:
+        os.chdir(folder)
+        for stream, end in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"../{name}.{end}", os.O_WRONLY | os.O_CREAT), stream)
+        sys.argv = [f"jaxtern/{door}.py", *arguments]
+        runpy.run_module(f"jaxtern.{door}", run_name="__main__", alter_sys=True)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    open(f"{name}.status", "w").write(str(status))
+"""
+
+CASES = {
+    "unknown field": ("train", ["--config.learning_rat=0.1"], ["learning_rat", "learning_rate"]),
+    "unknown field in the middle": ("train", ["--config.seed=1", "--config.colour=red"], ["--config.colour"]),
+    "unknown flag": ("train", ["--wokdir=x"], ["wokdir"]),
+    "missing recipe": ("train", ["--config=nothing"], ["--config=nothing", "digits, mnist"]),
+    "missing recipe file": ("train", ["--config=./nothing.py"], ["--config=./nothing.py: no such file"]),
+    "batch does not divide": ("train", ["--config.batch_size=62"], ["batch_size=62", "num_workers=4"]),
+    "no workers": ("train", ["--config.num_workers=0"], ["num_workers=0: must be 1 or more"]),
+    "too many devices": ("train", ["--config.num_devices=4"], ["num_devices=4: there are 1"]),
+    "unknown exchange": ("train", ["--config.exchange=pigeon"], ["exchange='pigeon'", "gather, sum"]),
+    "unknown codec": ("train", ["--config.codec=zip"], ["codec='zip'", "ternary, float"]),
+    "unknown model": ("train", ["--config.model=lenett"], ["model='lenett'", "lenet"]),
+    "unknown dataset": ("train", ["--config.dataset=cifar99"], ["dataset='cifar99'", "digits, mnist"]),
+    "unknown optimizer": ("train", ["--config.optimizer=lion"], ["optimizer='lion'", "sgd, momentum, adam, rmsprop"]),
+    "data_dir not set": ("train", ["--config=mnist"], ["data_dir is not set"]),
+    "data_dir missing": ("train", ["--config=mnist", "--config.data_dir=nowhere"], ["data_dir='nowhere': no such folder"]),
+    "data_dir not wanted": ("train", ["--config.data_dir=nowhere"], ["data_dir='nowhere'"]),
+    "no float": ("train", ["--config.learning_rate=fast"], ["learning_rate", "fast"]),
+    "no integer": ("train", ["--config.num_steps=1.5"], ["num_steps", "1.5"]),
+    "infinite rate": ("train", ["--config.learning_rate=inf"], ["learning_rate=inf"]),
+    "negative clip": ("train", ["--config.clip_sigmas=-1"], ["clip_sigmas=-1.0"]),
+    "no scale": ("train", ["--config.scale=log"], ["scale='log'"]),
+    "levels": ("train", ["--config.levels=0"], ["levels=0"]),
+    "stray argument": ("train", ["batch_size=64"], ["'batch_size=64'", "flags start with --"]),
+    "truncated idx": ("train", ["--config=mnist", "--config.data_dir=../mnist"], ["train-images-idx3-ubyte", "784"]),
+    "no run": ("evaluate", [], ["workdir=", "holds no run"]),
+    "unknown split": ("evaluate", ["--split=validation"], ["split", "validation"]),
+    "bad poll": ("evaluate", ["--poll_seconds=0"], ["poll_seconds"]),
+    "stray argument of evaluate": ("evaluate", ["now"], ["'now'"]),
+}
+
+
+class Answer(NamedTuple):
+    status: int
+    out: str
+    err: str
+    left: list[str]  # in the folder where it ran
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    """What the doors say to every case, each run in an empty folder of its own."""
+    root = tmp_path_factory.mktemp("bad_input")
+    (root / "mnist").mkdir()
+    header = struct.pack(">IIII", 0x803, 2, 28, 28)
+    (root / "mnist" / "train-images-idx3-ubyte").write_bytes(header + bytes(784))
+    (root / "mnist" / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 2) + bytes(2))
+    commands = {}
+    for number, (door, arguments, _) in enumerate(CASES.values()):
+        folder = root / f"case{number}"
+        folder.mkdir()
+        commands[str(number)] = (str(folder), door, [*arguments, "--workdir=run"])
+    (root / "commands.json").write_text(json.dumps(commands))
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    subprocess.run([sys.executable, "-c", SERVER], cwd=root, env=environment, check=True, timeout=600, capture_output=True)
+
+    def read(number: int) -> Answer:
+        status, out, err = ((root / f"{number}.{end}").read_text() for end in ("status", "out", "err"))
+        return Answer(int(status), out, err, sorted(path.name for path in (root / f"case{number}").iterdir()))
+
+    return {case: read(number) for number, case in enumerate(CASES)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_door_refuses_bad_input_in_one_line(answers: dict[str, Answer], case: str):
+    answer, words = answers[case], CASES[case][2]
+    assert answer.status == 2, answer.err
+    (line,) = answer.err.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line
+    assert answer.out == ""
+    assert answer.left == []
+
+
+def test_door_itself_refuses_bad_input_in_one_line(run_door: Callable, tmp_path: Path):
+    """One case by the command as typed, as proof that the others stand for it."""
+    done = run_door("train", "--config.learning_rat=0.1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --config.learning_rat: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("door", ["train", "evaluate"])
+def test_door_explains_itself(run_door: Callable, tmp_path: Path, door: str):
+    done = run_door(door, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"python -m jaxtern.{door}" in done.stdout
+    assert "--workdir" in done.stdout
+    assert done.stderr == ""
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,57 @@
+"""python -m jaxtern.evaluate: the newest whole checkpoint, each one once."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def workdir(straight: Path, tmp_path: Path) -> Path:
+    shutil.copytree(straight, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_evaluator_finds_what_training_found_and_evaluates_once(workdir: Path, run_door: Callable):
+    first = run_door("evaluate", f"--workdir={workdir}")
+    assert first.returncode == 0, first.stderr
+    assert first.stderr == ""
+    assert first.stdout.startswith("step 60: test loss ")
+    (record,) = read(workdir / "evaluations.jsonl")
+    (trained,) = (r for r in read(workdir / "metrics.jsonl") if r["step"] == 60 and "test/loss" in r)
+    assert {f"test/{name}": value for name, value in record.items() if name not in ("step", "split")} == {
+        name: value for name, value in trained.items() if name != "step"
+    }
+    shutil.rmtree(workdir / "checkpoints" / "60" / "state")  # what is known is not measured again
+    again = run_door("evaluate", f"--workdir={workdir}")
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    assert read(workdir / "evaluations.jsonl") == [record]
+
+
+def test_evaluator_takes_the_checkpoint_before_a_damaged_one(workdir: Path, run_door: Callable, snapshot: Callable):
+    files = [path for path in (workdir / "checkpoints" / "60" / "state").rglob("*") if path.is_file()]
+    path = max(files, key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-100])
+    before = snapshot(workdir)
+    done = run_door("evaluate", f"--workdir={workdir}", "--split=train")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("step 59: train loss ")
+    (warning,) = (line for line in done.stderr.splitlines() if line.startswith("WARNING"))
+    assert str(workdir / "checkpoints" / "60") in warning
+    assert "taking the one before it" in warning
+    after = snapshot(workdir)
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {"evaluations.jsonl"}
+    (record,) = read(workdir / "evaluations.jsonl")
+    assert (record["step"], record["split"], record["num_examples"]) == (59, "train", 1437)
+
+
+def test_evaluator_that_follows_a_finished_run_ends(workdir: Path, run_door: Callable):
+    done = run_door("evaluate", f"--workdir={workdir}", "--follow")
+    assert done.returncode == 0, done.stderr
+    assert [record["step"] for record in read(workdir / "evaluations.jsonl")] == [58, 59, 60]
