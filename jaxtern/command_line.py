@@ -51,6 +51,11 @@ def recipe_from_config(config: flags.FlagHolder) -> Recipe:
         raise UsageError(f"config: {error}") from None
 
 
+def recipe_name() -> str:
+    """The bare name of the recipe of --config."""
+    return Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+
+
 def _parse(argv: list[str]) -> None:
     if any(argument in ("--help", "-help", "-h") for argument in argv):
         print(sys.modules["__main__"].__doc__, flags.FLAGS.main_module_help(), sep="\n")

@@ -20,7 +20,7 @@ ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
 
 def main() -> int:
     recipe = command_line.recipe_from_config(CONFIG)
-    workdir = Path(WORKDIR.value or Path("runs") / Path(str(CONFIG.config_filename)).stem)
+    workdir = Path(WORKDIR.value or f"runs/{command_line.recipe_name()}")
     return train_and_report(recipe, workdir)
 
 
