@@ -2,9 +2,9 @@
 
     python -m benchmarks.codec [--elements 33554432] [--repeats 9] [--json codec.json]
 
-All operations run in turn, repeat after repeat, so that a noisy machine disturbs all alike; a row shows the median
-time, GB/s of float32 gradient (4 bytes an element, whatever else moves), and the median of the ratios to the copy in
-the same turn. What is timed is one call of a compiled program that returns a fresh array, as in training.
+Every operation runs in turn with the copy, so that a noisy machine disturbs both alike; a row shows the median time,
+GB/s of float32 gradient (4 bytes an element, whatever else moves), and the median of the ratios to the copy before it.
+What is timed is one call of a compiled program that returns a fresh array, as in training.
 """
 
 import argparse
@@ -73,31 +73,37 @@ def create_operations(elements: int, workers: int) -> dict[str, Operation]:
     return {name: (jax.jit(function), arguments) for name, (function, arguments) in operations.items()}
 
 
-def measure(operations: dict[str, Operation], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every operation in every repeat, after one call each that compiles."""
-    for function, arguments in operations.values():
-        jax.block_until_ready(function(*arguments))
-    times: dict[str, list[float]] = {name: [] for name in operations}
-    for _ in range(repeats):
-        for name, (function, arguments) in operations.items():
-            start = time.perf_counter()
-            jax.block_until_ready(function(*arguments))
-            times[name].append(time.perf_counter() - start)
+def measure(operations: dict[str, Operation], repeats: int) -> dict[str, list[tuple[float, float]]]:
+    """(seconds of the operation, seconds of the copy before it) of every operation and repeat, compiled before."""
+    times: dict[str, list[tuple[float, float]]] = {}
+    for name, operation in operations.items():
+        run_seconds(operation)
+        times[name] = []
+        for _ in range(repeats):
+            copy = run_seconds(operations["copy"])
+            times[name].append((run_seconds(operation), copy))
     return times
 
 
-def summarize(times: dict[str, list[float]], elements: int) -> list[dict]:
+def run_seconds(operation: Operation) -> float:
+    """Of one call."""
+    function, arguments = operation
+    start = time.perf_counter()
+    jax.block_until_ready(function(*arguments))
+    return time.perf_counter() - start
+
+
+def summarize(times: dict[str, list[tuple[float, float]]], elements: int) -> list[dict]:
     """Median milliseconds, GB/s of float32, and median time relative to the copy."""
     rows = []
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
-        ratios = [own / copy for own, copy in zip(seconds, times["copy"], strict=True)]
+    for name, pairs in times.items():
+        median = statistics.median(seconds for seconds, _ in pairs)
         rows.append(
             {
                 "operation": name,
                 "milliseconds": 1e3 * median,
                 "gigabytes_per_second": 4e-9 * elements / median,
-                "time_over_copy": statistics.median(ratios),
+                "time_over_copy": statistics.median(seconds / copy for seconds, copy in pairs),
             }
         )
     return rows

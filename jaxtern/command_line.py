@@ -22,7 +22,7 @@ class UsageError(Exception):
 
 def run(main: Callable[[], int]) -> None:
     """Parses the flags, runs `main`, exits with its status; a UsageError is printed as one line, with status 2."""
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
     logging.getLogger("jaxtern").setLevel(logging.INFO)
     absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells of every option
     try:

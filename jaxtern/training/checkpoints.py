@@ -4,9 +4,11 @@ orbax renames a checkpoint into place when it is complete, so a kill leaves none
 caught by a digest of all arrays, kept in the checkpoint and compared after reading.
 """
 
+import functools
 import hashlib
 import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ class Checkpoints:
           ValueError: if the checkpoint is damaged, or of another structure.
         """
         like = jax.tree.map(np.asarray, like)
+        _ignore_late_answers()
         try:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), metadata=ocp.args.JsonRestore())
@@ -104,6 +107,18 @@ class Checkpoints:
         """Waits until all is written."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+@functools.cache
+def _ignore_late_answers() -> None:
+    """Where one file cannot be read, orbax closes an event loop to which tensorstore's threads still answer."""
+    report = sys.unraisablehook
+
+    def report_others(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            report(unraisable)
+
+    sys.unraisablehook = report_others
 
 
 def _shapes(tree: Any) -> list[tuple]:

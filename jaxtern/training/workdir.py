@@ -35,14 +35,17 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"workdir={str(workdir)!r}: cannot be made: {error.strerror}") from None
-    lock = (workdir / "lock").open("w")
+    lock, path = (workdir / "lock").open("w"), workdir / "config.json"
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.exists() and not allow_change:
+            _require_same(workdir, read_recipe(workdir), recipe)
     except BlockingIOError:
+        lock.close()
         raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None
-    path = workdir / "config.json"
-    if path.exists() and not allow_change:
-        _require_same(workdir, read_recipe(workdir), recipe)
+    except ValueError:
+        lock.close()
+        raise
     return lock
 
 

@@ -37,14 +37,14 @@ def test_evaluator_finds_what_training_found_and_evaluates_once(workdir: Path, r
 def test_evaluator_takes_the_checkpoint_before_a_damaged_one(workdir: Path, run_door: Callable, snapshot: Callable):
     files = [path for path in (workdir / "checkpoints" / "60" / "state").rglob("*") if path.is_file()]
     path = max(files, key=lambda path: path.stat().st_size)
-    path.write_bytes(path.read_bytes()[:-100])
+    path.write_bytes(path.read_bytes()[:1000])
     before = snapshot(workdir)
     done = run_door("evaluate", f"--workdir={workdir}", "--split=train")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 59: train loss ")
-    (warning,) = (line for line in done.stderr.splitlines() if line.startswith("WARNING"))
-    assert str(workdir / "checkpoints" / "60") in warning
-    assert "taking the one before it" in warning
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith(f"WARNING: checkpoint {workdir / 'checkpoints' / '60'} cannot be read: ")
+    assert warning.endswith("; taking the one before it")
     after = snapshot(workdir)
     assert {name for name in before | after if before.get(name) != after.get(name)} == {"evaluations.jsonl"}
     (record,) = read(workdir / "evaluations.jsonl")

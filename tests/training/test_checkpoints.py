@@ -17,9 +17,6 @@ from jaxtern.training.state import TrainState
 
 Damage = Callable[[Path], None]
 
-# Where a file cannot be read, tensorstore's threads still answer to an event loop that orbax has closed.
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-
 
 def make_state(step: int) -> TrainState:
     generator = np.random.default_rng(step)

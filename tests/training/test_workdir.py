@@ -22,23 +22,19 @@ def test_workdir_keeps_its_recipe(taken: Path, small_recipe: Callable[..., Recip
     claim_workdir(taken, small_recipe(), allow_change=False).close()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(taken: Path, small_recipe: Callable[..., Recipe]):
     other = small_recipe(num_steps=9, codec="float")
     with pytest.raises(ValueError, match="holds a run with another config") as caught:
         claim_workdir(taken, other, allow_change=False)
-    assert "codec is 'ternary' there and 'float' here; num_steps" not in str(caught.value)
     for words in (f"workdir={str(taken)!r}", "num_steps is 6 there and 9 here", "codec is 'ternary' there and 'float' here"):
         assert words in str(caught.value)
     assert "seed" not in str(caught.value)
     assert read_recipe(taken) == small_recipe()
-    del caught
     claim_workdir(taken, other, allow_change=True).close()
     write_recipe(taken, other)
     assert read_recipe(taken) == other
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_workdir_takes_one_trainer_at_a_time(taken: Path, small_recipe: Callable[..., Recipe]):
     claim = claim_workdir(taken, small_recipe(), allow_change=False)
     for allow_change in (False, True):
@@ -49,7 +45,6 @@ def test_workdir_takes_one_trainer_at_a_time(taken: Path, small_recipe: Callable
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"num_workers": 0}', '{"colour": "red"}', '{"num_workers": "four"}'])
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_workdir_whose_config_cannot_be_read_is_named(taken: Path, small_recipe: Callable[..., Recipe], text: str):
     (taken / "config.json").write_text(text)
     for read in (lambda: read_recipe(taken), lambda: claim_workdir(taken, small_recipe(), allow_change=False)):
