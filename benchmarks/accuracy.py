@@ -28,9 +28,8 @@ def main() -> None:
             print(shlex.join(command), flush=True)
             with (out / f"{codec}_{workers}_{seed}.log").open("a") as log:
                 subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
-            table = make_table(out, variants, arguments.seeds)
-            (out / "table.md").write_text(table)
-    print(table)
+            (out / "table.md").write_text(make_table(out, variants, arguments.seeds))
+    print(make_table(out, variants, arguments.seeds))
 
 
 def _parse() -> argparse.Namespace:

@@ -59,7 +59,7 @@ def create_operations(elements: int, workers: int) -> dict[str, Operation]:
         return ternary_decode(words, scales, segments, radix=radix, num_workers=words.shape[0] * added)
 
     rows = jnp.stack([encode(gradient, key) for key in keys])
-    total = sum(encode(gradient, key, radix) for key in keys)[None]
+    total = jnp.sum(jnp.stack([encode(gradient, key, radix) for key in keys]), axis=0, keepdims=True)
     operations = {
         "copy": (jnp.copy, (gradient,)),
         "moments": (lambda g: moments(g, segments), (gradient,)),

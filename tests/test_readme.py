@@ -15,7 +15,7 @@ def test_readme_training_loop_runs_and_learns():
     (snippet,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     scope = {"mesh": mesh, "loss": lambda params, batch: jnp.mean((batch @ params - 1.0) ** 2)}
-    exec(snippet, scope)  # noqa: S102
+    exec(snippet, scope)
     batch = jax.random.normal(jax.random.key(0), (32, 3)) + 1.0
     params = jnp.zeros((3,))
     state, losses = scope["optimizer"].init(params), []

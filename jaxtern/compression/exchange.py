@@ -84,10 +84,10 @@ def add_words(words: jax.Array, names: AxisNames) -> jax.Array:
 
 def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
     """uint32[V, W] words of the workers of every device to uint32[N, W]: the exchange `gather`."""
-    to = {"to": "invarying"} if checked_axes(names) else {}
+    to = "invarying" if checked_axes(names) else "varying"
     width = words.shape[-1]
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
-        words = lax.all_gather(words, name, **to)
+        words = lax.all_gather(words, name, to=to)
     return words.reshape(-1, width)
 
 

@@ -127,7 +127,8 @@ def compressed_mean(
             mean, measured = _compressed_mean(workers, keys, layout, codec, chosen, names, statistics)
         return mean, CompressedMeanState(state.count + 1, measured)
 
-    return optax.GradientTransformation(init, update)
+    # optax types a state as a tree of arrays, which has no place for None.
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def _compressed_mean(

@@ -1,5 +1,7 @@
 """The handwritten digits of the UCI repository that scikit-learn carries: 1797 images of 8x8 pixels, 16 grey levels."""
 
+from typing import Any
+
 import numpy as np
 
 from jaxtern.data.dataset import Dataset, Split
@@ -13,10 +15,9 @@ def load_digits() -> Dataset:
     from sklearn.datasets import load_digits as load  # here, because importing scikit-learn takes a second
     from sklearn.model_selection import train_test_split
 
-    digits = load()
+    digits: Any = load()
     images = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)
     labels = digits.target.astype(np.int32)
-    train_images, test_images, train_labels, test_labels = train_test_split(
-        images, labels, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=labels
-    )
+    parts: Any = train_test_split(images, labels, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=labels)
+    train_images, test_images, train_labels, test_labels = parts
     return Dataset(Split(train_images, train_labels), Split(test_images, test_labels), num_classes=10)

@@ -125,7 +125,7 @@ def train(run: Run) -> Evaluation:
         run.checkpoints.close()
         return evaluate(run.program.graph, run.state.params, run.dataset.test)
     writer, progress = MetricWriter(run.workdir, first_step), Progress(first_step, run.recipe.num_steps)
-    loop = _Loop(run, writer, progress)
+    loop, evaluation = _Loop(run, writer, progress), None
     try:
         with _Signals() as signals:
             for step in range(first_step, run.recipe.num_steps):
@@ -209,7 +209,7 @@ class _Loop:
         """A line and a record: means since the last one."""
         means = {name: float(np.mean([scalars[name] for scalars in self._since])) for name in self._since[0]}
         record = means | {
-            "learning_rate": float(self._run.program.schedule(step - 1)),
+            "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))),
             "examples_per_second": examples_per_second,
             "sent_bits_per_element": self._run.wire.bits_per_element,
         }

@@ -116,7 +116,8 @@ class Recipe:
         """
         for name in values:
             require_field(name)
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON has them."""

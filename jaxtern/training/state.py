@@ -38,18 +38,18 @@ class Program(NamedTuple):
 
     Attributes:
       graph: static part of the model, for nnx.merge(graph, params).
-      mean: gradients of the workers on a device to the mean of all.
+      mean: an optax transformation, gradients of the workers on a device to the mean of all.
       optimizer: mean gradients to updates.
       schedule: learning rate of a step.
     """
 
     graph: Any
-    mean: optax.GradientTransformation
+    mean: Any
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
 
 
-def create_run(recipe: Recipe, model: nnx.Module, num_examples: int, num_devices: int) -> tuple[Program, TrainState]:
+def create_run(recipe: Recipe, model: Any, num_examples: int, num_devices: int) -> tuple[Program, TrainState]:
     """Program and first state for a model with fresh weights.
 
     Raises:
@@ -58,7 +58,7 @@ def create_run(recipe: Recipe, model: nnx.Module, num_examples: int, num_devices
     graph, variables = nnx.split(model, nnx.Param)
     params = nnx.to_pure_dict(variables)
     schedule = create_schedule(recipe, num_examples)
-    mean = create_mean(recipe, model.last_layer, recipe.num_workers // num_devices)
+    mean: Any = create_mean(recipe, model.last_layer, recipe.num_workers // num_devices)
     program = Program(graph, mean, create_optimizer(recipe, schedule), schedule)
     state = TrainState(jnp.zeros((), jnp.int32), params, program.optimizer.init(params), mean.init(params))
     return program, state

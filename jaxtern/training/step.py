@@ -18,7 +18,7 @@ from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import DEVICE_AXIS, Program, TrainState
 
 Metrics = dict[str, jax.Array]
-TrainStep = Callable[[TrainState, Split, jax.Array], tuple[TrainState, Metrics]]
+TrainStep = Callable[[TrainState, Split, np.ndarray], tuple[TrainState, Metrics]]
 
 
 def create_mesh(recipe: Recipe) -> Mesh:

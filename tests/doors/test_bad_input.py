@@ -46,7 +46,11 @@ CASES = {
     "unknown dataset": ("train", ["--config.dataset=cifar99"], ["dataset='cifar99'", "digits, mnist"]),
     "unknown optimizer": ("train", ["--config.optimizer=lion"], ["optimizer='lion'", "sgd, momentum, adam, rmsprop"]),
     "data_dir not set": ("train", ["--config=mnist"], ["data_dir is not set"]),
-    "data_dir missing": ("train", ["--config=mnist", "--config.data_dir=nowhere"], ["data_dir='nowhere': no such folder"]),
+    "data_dir missing": (
+        "train",
+        ["--config=mnist", "--config.data_dir=nowhere"],
+        ["data_dir='nowhere': no such folder"],
+    ),
     "data_dir not wanted": ("train", ["--config.data_dir=nowhere"], ["data_dir='nowhere'"]),
     "no float": ("train", ["--config.learning_rate=fast"], ["learning_rate", "fast"]),
     "no integer": ("train", ["--config.num_steps=1.5"], ["num_steps", "1.5"]),
@@ -84,8 +88,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
         folder.mkdir()
         commands[str(number)] = (str(folder), door, [*arguments, "--workdir=run"])
     (root / "commands.json").write_text(json.dumps(commands))
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    subprocess.run([sys.executable, "-c", SERVER], cwd=root, env=environment, check=True, timeout=600, capture_output=True)
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "",
+    }
+    subprocess.run(
+        [sys.executable, "-c", SERVER], cwd=root, env=environment, check=True, timeout=600, capture_output=True
+    )
 
     def read(number: int) -> Answer:
         status, out, err = ((root / f"{number}.{end}").read_text() for end in ("status", "out", "err"))

@@ -94,7 +94,9 @@ def adventures(
                 started.kill()
 
 
-def test_run_killed_at_many_points_ends_with_the_same_bits(adventures: Adventures, straight: Path, saved_digest: Callable):
+def test_run_killed_at_many_points_ends_with_the_same_bits(
+    adventures: Adventures, straight: Path, saved_digest: Callable
+):
     assert adventures.statuses[-1] == 0, adventures.outputs[-1]
     assert steps_in(adventures.workdir) == steps_in(straight) == [58, 59, 60]
     for step in (58, 59, 60):

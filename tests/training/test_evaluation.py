@@ -1,4 +1,4 @@
-"""Counts and losses over a whole split against plain NumPy: each example once, also in a last batch that is not full."""
+"""Counts and losses over a whole split against plain NumPy: each example once, also in a last batch that is short."""
 
 from collections.abc import Callable
 

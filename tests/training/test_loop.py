@@ -118,8 +118,14 @@ def test_run_logs_means_since_the_line_before(prepare: Callable, tmp_path: Path,
 
 
 def test_run_refuses_what_does_not_fit_before_it_touches_the_folder(prepare: Callable, tmp_path: Path):
-    for fields in ({"model": "lenett"}, {"exchange": "pigeon"}, {"dataset": "mnist"}, {"levels": 0}, {"num_devices": 99}):
-        with pytest.raises(ValueError, match="=|not set"):
+    for fields in (
+        {"model": "lenett"},
+        {"exchange": "pigeon"},
+        {"dataset": "mnist"},
+        {"levels": 0},
+        {"num_devices": 99},
+    ):
+        with pytest.raises(ValueError, match=r"=|not set"):
             prepare(**fields)
     assert not (tmp_path / "run").exists()
 

@@ -70,7 +70,12 @@ def test_metrics_of_a_run_are_those_of_tensorboard(prepare: Callable, tmp_path: 
         names |= {"compression/zero_fraction", "compression/scale", "compression/cosine"}
     tests = {f"test/{name}" for name in ("loss", "precision_at_1", "recall_at_5", "num_examples")}
     records = read_metrics(tmp_path / "run")
-    assert [(record["step"], set(record) - {"step"}) for record in records] == [(2, names), (2, tests), (4, names), (4, tests)]
+    assert [(record["step"], set(record) - {"step"}) for record in records] == [
+        (2, names),
+        (2, tests),
+        (4, names),
+        (4, tests),
+    ]
     expected = {(r["step"], name): value for r in records for name, value in r.items() if name != "step"}
     events = {(step, tag): value for step, tag, value in read_events(tmp_path / "run" / "tensorboard")}
     assert events == {key: pytest.approx(value, rel=1e-6) for key, value in expected.items()}

@@ -82,7 +82,9 @@ def test_nonfinite_in_the_first_step_leaves_the_first_weights(prepare: Callable,
 def test_nonfinite_update_of_finite_gradients_is_never_saved(prepare: Callable, tmp_path: Path):
     """An optimiser that overflows spoils one weight while the loss and all gradients are still finite."""
     run = prepare(checkpoint_every=1)
-    change_before(run, 3, before=lambda state: state._replace(optimizer=poison(state.optimizer, "conv2/kernel", np.inf)))
+    change_before(
+        run, 3, before=lambda state: state._replace(optimizer=poison(state.optimizer, "conv2/kernel", np.inf))
+    )
     message = stop(run)
     run.claim.close()
     assert message.startswith("step 3: loss 2.")
@@ -94,7 +96,9 @@ def test_nonfinite_update_of_finite_gradients_is_never_saved(prepare: Callable, 
 @pytest.mark.parametrize("bad", [[0], [3, 6]])
 def test_nonfinite_tensors_are_named(prepare: Callable, step: int, bad: list[int]):
     run = prepare()
-    change_before(run, step, after=lambda metrics: metrics | {"nonfinite": jnp.zeros(8, bool).at[jnp.array(bad)].set(True)})
+    change_before(
+        run, step, after=lambda metrics: metrics | {"nonfinite": jnp.zeros(8, bool).at[jnp.array(bad)].set(True)}
+    )
     message = stop(run)
     assert message.startswith(f"step {step}: loss ")
     assert f"not finite in {', '.join(ALL[i] for i in bad)};" in message

@@ -52,7 +52,7 @@ def test_recipe_default_is_that_of_the_class():
 
 
 def test_recipe_mnist_is_terngrads():
-    """TernGrad's LeNet: momentum .01, polynomial, batch 64, 10,000 steps, no clipping, weight decay 5e-4 in the loss."""
+    """TernGrad's LeNet: momentum .01, polynomial, batch 64, 10,000 steps, no clipping, decay 5e-4 in the loss."""
     recipe, expected = load("mnist").to_dict(), {
         "dataset": "mnist", "model": "lenet", "optimizer": "momentum", "momentum": 0.9, "learning_rate": 0.01,
         "schedule": "polynomial", "power": 0.5, "batch_size": 64, "num_steps": 10_000, "clip_sigmas": 0.0,

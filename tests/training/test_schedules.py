@@ -17,7 +17,7 @@ def staircase(step: int) -> float:
 
 
 FORMULAS: dict[str, Callable[[int], float]] = {
-    "fixed": lambda step: RATE,
+    "fixed": lambda _: RATE,
     "exponential": staircase,
     "polynomial": lambda step: RATE * (1 - step / STEPS) ** 0.5,
     "cosine": lambda step: RATE * (1 + math.cos(math.pi * step / STEPS)) / 2,

@@ -63,7 +63,10 @@ def test_step_measures_the_compression_where_asked(take_steps: Callable):
 
 @pytest.mark.parametrize("way", ["unrolled", "vmapped"])
 def test_step_of_float_workers_is_that_of_one_with_the_whole_batch(take_steps: Callable, way: str):
-    many, one = (take_steps(3, num_workers=n, virtual_workers=w, weight_decay=0.25, **PLAIN) for n, w in ((4, way), (1, "unrolled")))
+    many, one = (
+        take_steps(3, num_workers=n, virtual_workers=w, weight_decay=0.25, **PLAIN)
+        for n, w in ((4, way), (1, "unrolled"))
+    )
     assert_close(many.states[-1].params, one.states[-1].params)
     assert digest(one.states[-1].params) != digest(one.states[0].params)
 

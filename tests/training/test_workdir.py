@@ -26,7 +26,11 @@ def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(taken: Path,
     other = small_recipe(num_steps=9, codec="float")
     with pytest.raises(ValueError, match="holds a run with another config") as caught:
         claim_workdir(taken, other, allow_change=False)
-    for words in (f"workdir={str(taken)!r}", "num_steps is 6 there and 9 here", "codec is 'ternary' there and 'float' here"):
+    for words in (
+        f"workdir={str(taken)!r}",
+        "num_steps is 6 there and 9 here",
+        "codec is 'ternary' there and 'float' here",
+    ):
         assert words in str(caught.value)
     assert "seed" not in str(caught.value)
     assert read_recipe(taken) == small_recipe()
