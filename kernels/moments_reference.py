@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .rounding import settle, to_12_bits
 from .segments import Segments, split
@@ -24,18 +25,22 @@ def moments_reference(gradient: jax.Array, segments: Segments) -> tuple[jax.Arra
 def _block_moments(tensor: jax.Array, segments: Segments) -> tuple[jax.Array, jax.Array, jax.Array]:
     """max_abs, mean and variance of each block of one tensor; float32[rows] each.
 
-    Deviations are from each block's first element, so that the one-pass variance is sound where the mean is large.
+    Deviations are from the middle one of each block's first, middle and last elements, so that the one-pass variance is
+    sound where the mean is large, also if one of the three lies far from the rest.
     """
+    raw, tensor = tensor, settle(tensor)  # it may be a product, which a subtraction must not be fused with
     width = segments.block_size or tensor.size
     rows = -(-tensor.size // width)
-    # A short last block is filled up with its own first element, whose deviation is zero.
     missing = rows * width - tensor.size
-    filling = jnp.broadcast_to(tensor[(rows - 1) * width], (missing,))
-    blocks = jnp.concatenate([tensor, filling]).reshape(rows, width)
-    count = np.full((rows,), width, np.float32)
-    count[-1] -= missing
+    counts = np.full((rows,), width)
+    counts[-1] -= missing
+    first_places = np.arange(rows) * width
+    centres = _middle(*(tensor[first_places + place] for place in (0 * counts, counts // 2, counts - 1)))
+    # A short last block is filled up with its own centre, whose deviation is zero.
+    blocks = jnp.concatenate([tensor, jnp.broadcast_to(centres[-1], (missing,))]).reshape(rows, width)
+    count = counts.astype(np.float32)
 
-    centre = blocks[:, :1]
+    centre = centres[:, None]
     pieces = _slices(blocks) if width > _LOOP_WIDTH else [blocks]
     deviations = [to_12_bits(piece - centre) for piece in pieces]
     first = settle(_sum_in_fixed_order(deviations) / count)
@@ -43,7 +48,18 @@ def _block_moments(tensor: jax.Array, segments: Segments) -> tuple[jax.Array, ja
     high = to_12_bits(first)
     low = first - high
     variance = second - high * high - 2 * high * low - low * low
-    return jnp.max(jnp.abs(blocks), axis=1), centre[:, 0] + first, jnp.maximum(variance, 0.0)
+    return _max_abs(raw, missing, rows), centres + first, jnp.maximum(variance, 0.0)
+
+
+def _max_abs(tensor: jax.Array, missing: int, rows: int) -> jax.Array:
+    """max|x| of every block through its bits, which rise with the value, NaN on top: XLA's max may drop a NaN."""
+    bits = lax.bitcast_convert_type(tensor, jnp.int32) & jnp.int32(0x7FFFFFFF)
+    largest = jnp.max(jnp.pad(bits, (0, missing)).reshape(rows, -1), axis=1)
+    return lax.bitcast_convert_type(largest, jnp.float32)
+
+
+def _middle(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    return jnp.maximum(jnp.minimum(a, b), jnp.minimum(jnp.maximum(a, b), c))
 
 
 def _slices(x: jax.Array) -> list[jax.Array]:

@@ -27,7 +27,8 @@ class Segments:
         for size in self.sizes:
             if not isinstance(size, int) or size < 0:
                 raise ValueError(f"sizes={self.sizes!r}: must be integers of 0 or more")
-        if self.block_size is not None and (not isinstance(self.block_size, int) or self.block_size < 1):
+        is_integer = isinstance(self.block_size, int) and not isinstance(self.block_size, bool)
+        if self.block_size is not None and not (is_integer and self.block_size >= 1):
             raise ValueError(f"block_size={self.block_size!r}: must be None or an integer of 1 or more")
 
     @property

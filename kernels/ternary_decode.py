@@ -39,6 +39,7 @@ def ternary_decode(
     Raises:
       ValueError: if a shape, dtype, the radix, the levels or the workers do not fit.
     """
+    require_levels(levels, radix, num_workers=1)
     rows = words.shape[0] if words.ndim == 2 else 0
     if rows < 1 or num_workers % rows:
         raise ValueError(f"words.shape={words.shape}: must be [rows, words], rows dividing num_workers={num_workers}")

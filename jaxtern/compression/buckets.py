@@ -61,7 +61,7 @@ def flatten(tree: Any, layout: Layout) -> tuple[jax.Array, jax.Array]:
 
     def bucket(compressed: bool) -> jax.Array:
         parts = [
-            leaf.reshape(-1).astype(jnp.float32)
+            jnp.asarray(leaf).reshape(-1).astype(jnp.float32)
             for leaf, c in zip(leaves, layout.compressed, strict=True)
             if c == compressed
         ]

@@ -68,7 +68,8 @@ class Ternary:
     implementation: str = "auto"
 
     def __post_init__(self):
-        if isinstance(self.clip_sigmas, bool) or not (math.isfinite(self.clip_sigmas) and self.clip_sigmas >= 0):
+        is_number = isinstance(self.clip_sigmas, int | float) and not isinstance(self.clip_sigmas, bool)
+        if not (is_number and math.isfinite(self.clip_sigmas) and self.clip_sigmas >= 0):
             raise ValueError(f"clip_sigmas={self.clip_sigmas!r}: must be a finite number of 0 or more")
         if self.scale not in scales_lib.ROUNDINGS:
             raise ValueError(f"scale={self.scale!r}: must be one of {', '.join(scales_lib.ROUNDINGS)}")

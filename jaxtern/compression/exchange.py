@@ -79,13 +79,15 @@ def maximum(x: jax.Array, names: AxisNames) -> jax.Array:
 
 def add_words(words: jax.Array, names: AxisNames) -> jax.Array:
     """uint32[W] words of every device to their sum, uint32[1, W]: the exchange `sum`."""
-    return _reduce(lax.psum, words, names)[None]
+    return _reduce(lax.psum, words, names)[None] if words.size else jnp.zeros((1, 0), words.dtype)
 
 
 def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
     """uint32[V, W] words of the workers of every device to uint32[N, W]: the exchange `gather`."""
     to = "invarying" if checked_axes(names) else "varying"
     width = words.shape[-1]
+    if not width:  # nothing to exchange
+        return jnp.zeros((words.shape[0] * count_workers(names), 0), words.dtype)
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
         words = lax.all_gather(words, name, to=to)
     return words.reshape(-1, width)

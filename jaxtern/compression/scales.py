@@ -35,7 +35,8 @@ def round_scales(scales: jax.Array, rounding: str) -> jax.Array:
 
     Multiplying by a power of two is exact, so with pow2 and 2^k workers the whole mean is.
     """
+    finite = jnp.isfinite(scales)
     if rounding == "pow2":
         bits = lax.bitcast_convert_type(scales, jnp.uint32)
         scales = lax.bitcast_convert_type((bits + jnp.uint32(0x7FFFFF)) & jnp.uint32(0xFF800000), jnp.float32)
-    return jnp.where(jnp.isfinite(scales), scales, jnp.nan)
+    return jnp.where(finite & jnp.isfinite(scales), scales, jnp.nan)

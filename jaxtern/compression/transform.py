@@ -115,9 +115,9 @@ def compressed_mean(
         workers = (updates,) if virtual_workers is None else tuple(updates)
         if virtual_workers is not None and len(workers) != virtual_workers:
             raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
+        num_workers = exchange_lib.count_workers(names) * len(workers)
         layout = buckets.plan_layout(workers[0], min_size, exclude)
         _require_local(workers, layout.paths, names)
-        num_workers = exchange_lib.count_workers(names) * len(workers)
         if exchange == "float":
             mean, measured = _float_mean(workers, names), state.statistics
         else:
@@ -168,9 +168,7 @@ def _exchange(
         all_words, all_floats = rows[:, : words[0].size], rows[:, words[0].size :]
     else:
         all_words = exchange_lib.add_words(functools.reduce(jnp.add, words), names)
-        all_floats = jnp.stack(float_words)
-        if all_floats.size:
-            all_floats = exchange_lib.gather_words(all_floats, names)
+        all_floats = exchange_lib.gather_words(jnp.stack(float_words), names)
     return all_words, lax.bitcast_convert_type(all_floats, jnp.float32)
 
 
@@ -195,6 +193,8 @@ def _resolve(codec: Codec | str, exchange: str) -> tuple[Codec, str]:
         if codec not in ("ternary", "float"):
             raise ValueError(f"codec={codec!r}: must be ternary, float, or a Codec")
         return Ternary(), "float" if codec == "float" else exchange
+    if not hasattr(codec, "encode"):
+        raise ValueError(f"codec={codec!r}: must be ternary, float, or a Codec")
     return codec, exchange
 
 

@@ -46,8 +46,13 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are complete on disk, rising; waits for one that is being written."""
         self._manager.wait_until_finished()
-        self._manager.reload()
-        return sorted(self._manager.all_steps())
+        while True:
+            try:
+                self._manager.reload()
+                return sorted(self._manager.all_steps())
+            except FileNotFoundError:  # one that a trainer deletes meanwhile
+                if not self._directory.is_dir():
+                    raise
 
     def restore(self, step: int, like: Any) -> Any:
         """The state saved at `step`, as numpy arrays.
