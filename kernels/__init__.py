@@ -4,6 +4,7 @@ from .moments import Moments, moments
 from .noise import derive_key, random_bits
 from .radix import digits_per_word, num_words, pack, unpack
 from .segments import Segments
+from .shard_sum import shard_sum
 from .ternary_decode import ternary_decode
 from .ternary_encode import ternary_encode
 
@@ -16,6 +17,7 @@ __all__ = [
     "num_words",
     "pack",
     "random_bits",
+    "shard_sum",
     "ternary_decode",
     "ternary_encode",
     "unpack",

@@ -1,18 +1,71 @@
 """What every op checks, and which implementation it runs."""
 
+import functools
+import logging
+import re
+
 import jax
 import jax.numpy as jnp
 
 from .segments import Segments
+from .tuning import Tuning, tuning_for
 
-IMPLEMENTATIONS = ("auto", "reference")
+IMPLEMENTATIONS = ("auto", "reference", "mosaic")
+MIN_JAX = (0, 11)
+MIN_CAPABILITY = 9.0  # of NVIDIA GPUs that "auto" trusts; "mosaic" itself asks for 8.0
+_MOSAIC_CAPABILITY = 8.0
+
+_logger = logging.getLogger(__name__)
 
 
 def pick_implementation(op: str, implementation: str) -> str:
-    """The implementation that runs; "auto" is the jnp reference, which XLA compiles for any device."""
+    """The implementation that runs: "reference", plain jnp, which XLA compiles for any device, or "mosaic".
+
+    "auto" is Mosaic where the default device is an NVIDIA GPU of compute capability 9.0 or more and JAX is 0.11 or
+    newer.
+
+    Raises:
+      ValueError: for an unknown name, and for "mosaic" where it cannot run.
+    """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"{op}: implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
-    return "reference"
+    if implementation == "reference":
+        return "reference"
+    if implementation == "mosaic":
+        reason = _why_not_mosaic(_MOSAIC_CAPABILITY)
+        if reason:
+            raise ValueError(f"{op}: implementation='mosaic': {reason}")
+        return "mosaic"
+    reason = _why_not_mosaic(MIN_CAPABILITY)
+    _log_once(f"kernels: {'reference (' + reason + ')' if reason else 'mosaic'}")
+    return "reference" if reason else "mosaic"
+
+
+def tuned(op: str) -> Tuning:
+    """The tuning of `op` on the default device."""
+    return tuning_for(op, jax.devices()[0].device_kind)
+
+
+def _why_not_mosaic(min_capability: float) -> str:
+    """Why the kernels cannot run on the default device, or nothing where they can."""
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", None)
+    if device.platform != "gpu" or capability is None or not re.fullmatch(r"\d+\.\d+", capability):
+        return f"the default device is {device.device_kind!r}, no NVIDIA GPU"
+    if float(capability) < min_capability:
+        return f"{device.device_kind} has compute capability {capability}, below {min_capability}"
+    if _jax_version() < MIN_JAX:
+        return f"JAX is {jax.__version__}, older than {'.'.join(map(str, MIN_JAX))}"
+    return ""
+
+
+def _jax_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in jax.__version__.split(".")[:2])
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    _logger.info(message)
 
 
 def require_floating(gradient: jax.Array, segments: Segments) -> None:

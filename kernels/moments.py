@@ -4,10 +4,23 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from .dispatch import pick_implementation, require_floating
-from .moments_reference import moments_reference
+from .dispatch import pick_implementation, require_floating, tuned
+from .moments_reference import (
+    Partials,
+    centres_of,
+    chunk_counts,
+    magnitude_bits,
+    partials_reference,
+    sum_in_any_order,
+)
+from .rounding import settle, to_12_bits
 from .segments import Segments
+
+
+_FOLD = 64  # chunks
 
 
 class Moments(NamedTuple):
@@ -21,14 +34,14 @@ class Moments(NamedTuple):
 def moments(gradient: jax.Array, segments: Segments, *, implementation: str = "auto") -> Moments:
     """max|g|, mean and population variance of every segment.
 
-    The sums run in one fixed order with products that are exact in float32, so the result depends on the values alone:
-    not on batching, fusion, or the number of devices. To make the products exact, deviations are rounded to 12
-    significant bits, which moves the variance by less than 2^-11 of itself.
+    The sums run in fixed orders with products that are exact in float32, or as integers, so the result depends on the
+    values alone: not on batching, fusion, the implementation, or the number of devices. To make the products exact,
+    deviations are rounded to 12 significant bits, which moves the variance by less than 2^-11 of itself.
 
     Args:
       gradient: float[n], a bucket; float32, bfloat16 or float16.
       segments: its layout.
-      implementation: "auto" or "reference".
+      implementation: "auto", "reference" or "mosaic".
 
     Returns:
       Moments. A segment that holds a NaN or an infinity has a max_abs that is not finite.
@@ -37,5 +50,39 @@ def moments(gradient: jax.Array, segments: Segments, *, implementation: str = "a
       ValueError: if the gradient is not a floating-point vector of the layout's length.
     """
     require_floating(gradient, segments)
-    pick_implementation("moments", implementation)
-    return Moments(*moments_reference(gradient.astype(jnp.float32), segments))
+    if pick_implementation("moments", implementation) == "mosaic" and gradient.size:
+        from .moments_mgpu import partials_mgpu
+
+        partials = partials_mgpu(gradient, segments, tuned("moments"))
+    else:
+        partials = partials_reference(gradient, segments)
+    return finish(partials, centres_of(gradient, segments), segments)
+
+
+def finish(partials: Partials, centres: jax.Array, segments: Segments) -> Moments:
+    """Chunks to segments, a fold of neighbours at a time; few numbers, the large array is not read again."""
+    max_abs, first, second = partials
+    counts = chunk_counts(segments)
+    while np.any(counts > 1):
+        table, counts = _fold_table(counts)
+        present = table >= 0
+        largest = jnp.max(jnp.where(present, magnitude_bits(max_abs)[table], 0), axis=1)
+        max_abs = lax.bitcast_convert_type(largest, jnp.float32)
+        first, second = (sum_in_any_order(jnp.where(present, column[table], 0.0)) for column in (first, second))
+    elements = np.diff(segments.bounds()).astype(np.float32)
+    first, second = settle(first / elements), settle(second / elements)
+    high = to_12_bits(first)
+    low = first - high
+    variance = second - high * high - 2 * high * low - low * low
+    return Moments(max_abs, centres + first, jnp.maximum(variance, 0.0))
+
+
+def _fold_table(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which neighbours of one segment to fold: their places, int32[folds, up to _FOLD], -1 for none; and the folds."""
+    width = min(_FOLD, int(counts.max()))
+    folds = -(-counts // width)
+    owner = np.repeat(np.arange(counts.size), folds)
+    number = np.arange(folds.sum()) - np.repeat(np.cumsum(folds) - folds, folds)
+    place = number[:, None] * width + np.arange(width)
+    table = np.where(place < counts[owner, None], (np.cumsum(counts) - counts)[owner, None] + place, -1)
+    return table.astype(np.int32), folds

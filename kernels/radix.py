@@ -3,8 +3,10 @@
 With R = 3 a word carries 20 trits (1.6 bits each). With R = 2LN + 1 the digits of N workers, each in [0, 2L], add
 without a carry, so an ordinary integer all-reduce sums the words exactly.
 
-The layout is planar: of n digits in W words, word j holds the digits j, j + W, j + 2W, ... One plane is one contiguous
-run, so packing is elementwise and needs no shuffle. Places behind the last digit hold `fill`.
+The layout is planar. A run is `RUN` consecutive digits; D runs, one behind the other, make a tile, whose D planes they
+are; and the words of a tile are one run, word j holding the D digits at place j of the runs. So every step is
+elementwise on whole runs, needs no shuffle, and fits the threads of a GPU block. The last run is filled up, and the last
+tile holds fewer runs: the planes that it lacks hold `fill`. Up to RUN - 1 words are spent so, once for all digits.
 """
 
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+RUN = 128  # one digit for each thread of a GPU warpgroup
 WORD_BITS = 32
 MIN_RADIX, MAX_RADIX = 3, 2**16
 
@@ -31,9 +34,14 @@ def digits_per_word(radix: int) -> int:
     return digits
 
 
+def num_runs(num_digits: int) -> int:
+    """Runs that `num_digits` digits take; the last may be filled up."""
+    return -(-num_digits // RUN)
+
+
 def num_words(num_digits: int, radix: int) -> int:
-    """Words that `num_digits` digits take: ceil(num_digits / digits_per_word(radix))."""
-    return -(-num_digits // digits_per_word(radix))
+    """Words that `num_digits` digits take, a multiple of RUN: D runs of digits to each run of words."""
+    return RUN * -(-num_runs(num_digits) // digits_per_word(radix))
 
 
 def powers(radix: int) -> np.ndarray:
@@ -41,16 +49,10 @@ def powers(radix: int) -> np.ndarray:
     return np.array([radix**k for k in range(digits_per_word(radix))], np.uint32)
 
 
-def pack_planes(planes: jax.Array | Sequence[jax.Array], radix: int) -> jax.Array:
-    """Words of D planes of digits, given as one array [D, W] or as a list of D arrays [W]; uint32[W].
-
-    The list form lets XLA fuse whatever computes a plane into one loop over the words.
-    """
-    weights = powers(radix)
-    if isinstance(planes, jax.Array):
-        return jnp.sum(planes * weights[:, None], axis=0, dtype=jnp.uint32)
+def pack_planes(planes: Sequence[jax.Array], radix: int) -> jax.Array:
+    """Words of up to D planes of digits, all uint32 of one shape; the planes that are missing count as zeros."""
     words = planes[0]
-    for plane, weight in zip(planes[1:], weights[1:], strict=True):
+    for plane, weight in zip(planes[1:], powers(radix)[1:], strict=False):
         words = words + plane * weight
     return words
 
@@ -66,13 +68,13 @@ def pack(digits: jax.Array, radix: int, fill: int = 0) -> jax.Array:
     Returns:
       uint32[num_words(n, radix)].
     """
-    width = num_words(digits.size, radix)
-    padded = jnp.pad(digits, (0, width * digits_per_word(radix) - digits.size), constant_values=fill)
-    return pack_planes(padded.reshape(-1, width), radix) if width else padded
+    depth, width = digits_per_word(radix), num_words(digits.size, radix)
+    padded = jnp.pad(digits, (0, width * depth - digits.size), constant_values=fill).reshape(-1, depth, RUN)
+    return pack_planes([padded[:, k] for k in range(depth)], radix).reshape(-1)
 
 
 def unpack_planes(words: jax.Array, radix: int) -> jax.Array:
-    """uint32[rows, W] words to the digits of their planes, as exact float32[rows, D, W].
+    """uint32[..., RUN] words to the digits of their planes, as exact float32[..., D, RUN].
 
     digit[k] = floor(word / R^k) - R floor(word / R^(k+1)). CPUs divide integer vectors slowly, so a word is cut into
     two halves of at most R^ceil(D/2) < 2^22, and (half + 1/2) / R^k is a float product: 1/(2 R^k) or more away from any
@@ -81,9 +83,10 @@ def unpack_planes(words: jax.Array, radix: int) -> jax.Array:
     depth = digits_per_word(radix)
     low_depth = -(-depth // 2)
     half = np.uint32(radix**low_depth)
-    is_low = (np.arange(depth) < low_depth)[None, :, None]
-    exponents = (np.arange(depth) % low_depth)[None, :, None]
-    halves = jnp.where(is_low, (words % half)[:, None, :], (words // half)[:, None, :]).astype(jnp.float32) + 0.5
+    plane = np.arange(depth).reshape((1,) * (words.ndim - 1) + (depth, 1))
+    is_low, exponents = plane < low_depth, plane % low_depth
+    words = words[..., None, :]
+    halves = jnp.where(is_low, words % half, words // half).astype(jnp.float32) + 0.5
     this, above = (np.float32(float(radix) ** -(exponents + shift)) for shift in (0, 1))
     return jnp.floor(halves * this) - radix * jnp.floor(halves * above)
 
@@ -103,4 +106,4 @@ def unpack(words: jax.Array, radix: int, num_digits: int) -> jax.Array:
         raise ValueError(
             f"words.shape={words.shape}: {num_digits} digits of radix {radix} take ({num_words(num_digits, radix)},)"
         )
-    return unpack_planes(words[None], radix).reshape(-1)[:num_digits].astype(jnp.uint32)
+    return unpack_planes(words.reshape(-1, RUN), radix).reshape(-1)[:num_digits].astype(jnp.uint32)

@@ -7,6 +7,7 @@ are made exact, or closed off by an operation on their bits.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -23,3 +24,28 @@ def settle(x: jax.Array) -> jax.Array:
 def _keep(x: jax.Array, add: int, mask: int) -> jax.Array:
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     return lax.bitcast_convert_type((bits + jnp.uint32(add)) & jnp.uint32(mask), jnp.float32)
+
+
+_MAGIC = 1.5 * 2**23  # floats beside it are whole numbers, in the order of their bits
+_MAGIC_LEVELS = 64  # up to so many levels the fixed-point numbers are small enough for it
+
+
+def to_digits(scaled: jax.Array, noise: jax.Array, levels: int) -> jax.Array:
+    """Stochastic rounding in fixed point: the carry of fraction + noise is the rounding.
+
+    Args:
+      scaled: float32, g / s * L * 2^16; beyond L 2^16 it is clipped.
+      noise: uint32 below 2^16.
+      levels: L.
+
+    Returns:
+      uint32 digits in [0, 2L]: floor(g / s L + L + noise / 2^16). A NaN becomes any of them.
+    """
+    limit = np.float32(levels << 16)
+    scaled = jnp.minimum(jnp.maximum(scaled, -limit), limit)
+    if levels <= _MAGIC_LEVELS:  # an addition costs less than a conversion
+        bits = lax.bitcast_convert_type(scaled + np.float32(_MAGIC), jnp.uint32)
+        fixed = bits - np.float32(_MAGIC).view(np.uint32)
+    else:
+        fixed = lax.bitcast_convert_type(jnp.round(scaled).astype(jnp.int32), jnp.uint32)
+    return jnp.minimum((fixed + np.uint32(levels << 16) + noise) >> 16, np.uint32(2 * levels))

@@ -1,9 +1,11 @@
 """Where one scale ends and the next begins: the tensors of a bucket and their blocks."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from . import radix as radix_lib
 
@@ -13,7 +15,7 @@ class Segments:
     """The static layout of a bucket, a flat vector of whole tensors one after another.
 
     Every tensor has one scale, or with `block_size` one for each run of that many elements (the last may be shorter).
-    Every tensor's digits start a new word, so tensors never share one.
+    What lies under one scale is a segment. Words know nothing of segments: they hold the digits of the whole bucket.
 
     Attributes:
       sizes: elements of each tensor.
@@ -36,6 +38,10 @@ class Segments:
         return sum(self.sizes)
 
     @property
+    def num_runs(self) -> int:
+        return radix_lib.num_runs(self.num_elements)
+
+    @property
     def scale_counts(self) -> tuple[int, ...]:
         """Scales of each tensor."""
         if self.block_size is None:
@@ -46,18 +52,32 @@ class Segments:
     def num_scales(self) -> int:
         return sum(self.scale_counts)
 
-    def word_counts(self, radix: int) -> tuple[int, ...]:
-        """Words of each tensor under `radix`."""
-        return tuple(radix_lib.num_words(size, radix) for size in self.sizes)
-
     def num_words(self, radix: int) -> int:
-        return sum(self.word_counts(radix))
+        """Words of the bucket under `radix`."""
+        return radix_lib.num_words(self.num_elements, radix)
 
-    def per_element(self, scales: jax.Array, size: int) -> jax.Array:
-        """A tensor's scales, shaped to multiply its `size` elements: a scalar, or one for each element."""
+    def bounds(self) -> np.ndarray:
+        """int64[num_scales + 1]: the first element of every segment, and the number of elements."""
+        starts = itertools.accumulate(self.sizes, initial=0)
+        step = self.block_size or max(self.sizes, default=1) or 1
+        firsts = [np.arange(start, start + size, step) for start, size in zip(starts, self.sizes, strict=False)]
+        return np.concatenate([*firsts, [self.num_elements]]).astype(np.int64)
+
+    def spread(self, vector: jax.Array, factors: jax.Array) -> jax.Array:
+        """float[n] times the factor of each element's segment; float32[num_scales] factors."""
+        if self.num_scales == 1:
+            return vector * factors[0]
+        tensors = zip(
+            split(vector, self.sizes), split(factors, self.scale_counts), self.sizes, self.scale_counts, strict=True
+        )
+        parts = [part * self._per_element(own, size) for part, own, size, count in tensors if count]
+        return jnp.concatenate(parts) if parts else vector
+
+    def _per_element(self, factors: jax.Array, size: int) -> jax.Array:
+        """A tensor's factors, shaped to multiply its `size` elements: a scalar, or one for each element."""
         if self.block_size is None:
-            return scales.reshape(())
-        return jnp.broadcast_to(scales[:, None], (scales.size, self.block_size)).reshape(-1)[:size]
+            return factors.reshape(())
+        return jnp.broadcast_to(factors[:, None], (factors.size, self.block_size)).reshape(-1)[:size]
 
 
 def split(flat: jax.Array, counts: tuple[int, ...]) -> list[jax.Array]:
@@ -67,3 +87,9 @@ def split(flat: jax.Array, counts: tuple[int, ...]) -> list[jax.Array]:
         parts.append(flat[..., start : start + count])
         start += count
     return parts
+
+
+def fill_up(vector: jax.Array, multiple: int) -> jax.Array:
+    """Zeros behind the last axis, up to the next multiple."""
+    missing = -vector.shape[-1] % multiple
+    return jnp.pad(vector, [(0, 0)] * (vector.ndim - 1) + [(0, missing)]) if missing else vector

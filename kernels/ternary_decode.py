@@ -2,10 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .dispatch import pick_implementation, require_levels, require_shape
+from .dispatch import pick_implementation, require_levels, require_shape, tuned
 from .segments import Segments
 from .ternary_decode_reference import ternary_decode_reference
+
+OUTPUT_DTYPES = tuple(jnp.dtype(each) for each in (jnp.float32, jnp.bfloat16, jnp.float16))
 
 
 def ternary_decode(
@@ -16,6 +19,7 @@ def ternary_decode(
     num_workers: int,
     radix: int = 3,
     levels: int = 1,
+    dtype: jax.typing.DTypeLike = jnp.float32,
     implementation: str = "auto",
 ) -> jax.Array:
     """The mean gradient: s (sum of digits - N L) / (N L).
@@ -31,13 +35,14 @@ def ternary_decode(
       num_workers: N, divisible by the rows.
       radix: R of the words.
       levels: L.
-      implementation: "auto" or "reference".
+      dtype: of the mean; float32, bfloat16 or float16.
+      implementation: "auto", "reference" or "mosaic".
 
     Returns:
-      float32[n].
+      dtype[n].
 
     Raises:
-      ValueError: if a shape, dtype, the radix, the levels or the workers do not fit.
+      ValueError: if a shape, dtype, the radix, the levels, the workers or the implementation do not fit.
     """
     require_levels(levels, radix, num_workers=1)
     rows = words.shape[0] if words.ndim == 2 else 0
@@ -46,5 +51,17 @@ def ternary_decode(
     require_levels(levels, radix, num_workers // rows)
     require_shape("words", words, (rows, segments.num_words(radix)), jnp.uint32)
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    pick_implementation("ternary_decode", implementation)
-    return ternary_decode_reference(words, scales, segments, num_workers, radix, levels)
+    dtype = jnp.dtype(dtype)
+    if dtype not in OUTPUT_DTYPES:
+        raise ValueError(f"dtype={dtype}: must be one of {', '.join(str(each) for each in OUTPUT_DTYPES)}")
+    zero, units = num_workers * levels, units_of(scales, num_workers * levels)
+    if pick_implementation("ternary_decode", implementation) == "mosaic" and words.size:
+        from .ternary_decode_mgpu import ternary_decode_mgpu
+
+        return ternary_decode_mgpu(words, units, segments, zero, radix, dtype, tuned("ternary_decode"))
+    return ternary_decode_reference(words, units, segments, zero, radix, dtype)
+
+
+def units_of(scales: jax.Array, num_levels: int) -> jax.Array:
+    """What a digit is worth: s / (N L); NaN where the scale is not finite."""
+    return jnp.where(jnp.isfinite(scales), scales, jnp.nan) / np.float32(num_levels)

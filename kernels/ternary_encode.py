@@ -2,10 +2,16 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .dispatch import pick_implementation, require_floating, require_levels, require_shape
+from . import noise
+from .dispatch import pick_implementation, require_floating, require_levels, require_shape, tuned
 from .segments import Segments
-from .ternary_encode_reference import ternary_encode_reference
+from .ternary_decode import units_of
+
+from .ternary_encode_reference import residual_reference, ternary_encode_reference
+
+MIN_SCALE = 2.0**-100
 
 
 def ternary_encode(
@@ -17,14 +23,16 @@ def ternary_encode(
     radix: int = 3,
     levels: int = 1,
     offset: int = 0,
+    residual: bool = False,
     implementation: str = "auto",
-) -> jax.Array:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Clips to the scale, rounds stochastically to levels, packs the digits.
 
-    q = sign(g) floor(min(|g|/s, 1) L + u) with u uniform in [0, 1), so E[q] = L clip(g/s, -1, 1); the digit is q + L.
-    With L = 1 that is TernGrad's ternarize (Wen et al. 2017, eq. 2-4): P(q != 0) = |g|/s. u has 24 random bits up to
-    127 levels and 16 above, so the bias is below 2^-16 of the scale. Where the scale is below 2^-100 (zero, too) every
-    digit is zero; where it is not finite the digits are valid and mean nothing, and `ternary_decode` returns NaN.
+    The digit is floor(clip(g/s, -1, 1) L + L + u) with u uniform in [0, 1); less L, it is a level q in [-L, L] with
+    E[q] = L clip(g/s, -1, 1). With L = 1 that is TernGrad's ternarize (Wen et al. 2017, eq. 2-4): P(q != 0) = |g|/s.
+    u has 16 random bits and g/s L is rounded to 16 binary places, so the bias is at most 2^-17 of the scale. Where the
+    scale is below 2^-100 (zero, too) every level is zero; where it is not finite the digits are valid and mean
+    nothing, and `ternary_decode` returns NaN.
 
     Args:
       gradient: float[n], a bucket; float32, bfloat16 or float16.
@@ -33,20 +41,41 @@ def ternary_encode(
       segments: layout of the bucket.
       radix: R of the words, at least 2L + 1; 2LN + 1 where the words of N workers will be added.
       levels: L, 1 to 32767.
-      offset: position of the bucket's first element in the stream of noise.
-      implementation: "auto" or "reference".
+      offset: position of the bucket's first element in the stream of noise, a multiple of 512.
+      residual: also return what the words leave out, for error feedback.
+      implementation: "auto", "reference" or "mosaic".
 
     Returns:
-      uint32[segments.num_words(radix)].
+      uint32[segments.num_words(radix)]; with `residual` also float32[n], the gradient less what `ternary_decode` makes
+      of these words alone.
 
     Raises:
-      ValueError: if a shape, dtype, the radix or the levels do not fit.
+      ValueError: if a shape, dtype, the radix, the levels or the implementation do not fit.
     """
     require_floating(gradient, segments)
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
     require_shape("key", key, (2,), jnp.uint32)
     require_levels(levels, radix, num_workers=1)
-    if not 0 <= offset <= 2**32 - segments.num_elements:
-        raise ValueError(f"offset={offset}: {segments.num_elements} elements from there must end below 2^32")
-    pick_implementation("ternary_encode", implementation)
-    return ternary_encode_reference(gradient, scales, key, segments, radix, levels, offset)
+    _require_offset(offset, segments)
+    steps, units = _steps_of(scales, levels), units_of(scales, levels)
+    if pick_implementation("ternary_encode", implementation) == "mosaic" and gradient.size:
+        from .ternary_encode_mgpu import ternary_encode_mgpu
+
+        options = (segments, radix, levels, offset, residual, tuned("ternary_encode"))
+        return ternary_encode_mgpu(gradient, steps, units, key, *options)
+    words = ternary_encode_reference(gradient, steps, key, segments, radix, levels, offset)
+    return (words, residual_reference(gradient, words, units, segments, radix, levels)) if residual else words
+
+
+def _steps_of(scales: jax.Array, levels: int) -> jax.Array:
+    """What turns g into fixed-point levels: L 2^16 / s, or 0 where the scale is too small to divide by."""
+    return jnp.where(scales >= MIN_SCALE, np.float32(levels << noise.BITS) / scales, 0.0)
+
+
+def _require_offset(offset: int, segments: Segments) -> None:
+    multiple = noise.LANES * noise.RUN
+    if offset % multiple or not 0 <= offset <= 2**32 - segments.num_elements:
+        raise ValueError(
+            f"offset={offset}: must be a multiple of {multiple} from which {segments.num_elements} elements end below"
+            " 2^32"
+        )

@@ -2,63 +2,76 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from . import noise, radix as radix_lib
-from .segments import Segments, split
-
-MIN_SCALE = 2.0**-100
-_UNROLLED_SIZE = 2**18  # from here on one loop over words pays for its longer compilation (6 times faster at 2^25)
+from .radix import RUN
+from .rounding import to_digits
+from .segments import Segments
+from .ternary_decode_reference import ternary_decode_reference
 
 
 def ternary_encode_reference(
-    gradient: jax.Array, scales: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
+    gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
 ) -> jax.Array:
-    """`ternary_encode`, its arguments checked."""
-    words, start = [], offset
-    scales = split(scales, segments.scale_counts)
-    for tensor, tensor_scales in zip(split(gradient, segments.sizes), scales, strict=True):
-        if tensor.size:
-            steps = segments.per_element(_steps_per_unit(tensor_scales, levels), tensor.size)
-            words.append(_encode_tensor(tensor, steps, key, radix, levels, start))
-        start += tensor.size
+    """`ternary_encode`, its arguments checked; steps are what turns g into fixed-point levels.
+
+    All tiles but one or two are encoded in one loop, to which each plane is a slice of the gradient with a start of its
+    own, so that the compiler reads the gradient in place whatever its length.
+    """
+    one_step = steps[0] if segments.num_scales == 1 else None  # a factor for all fuses into the loop
+    vector = gradient if one_step is not None else segments.spread(gradient.astype(jnp.float32), steps)
+    depth = radix_lib.digits_per_word(radix)
+    tile = depth * RUN
+
+    def encode(vector: jax.Array, tiles: int, first_tile: int) -> jax.Array:
+        def plane(k: int) -> jax.Array:
+            run = vector[k * RUN : k * RUN + tiles * tile].reshape(tiles, tile)[:, :RUN].astype(jnp.float32)
+            return run if one_step is None else run * one_step
+
+        bits = _noise_planes(key, tiles, first_tile, depth, offset)
+        planes = [to_digits(plane(k), bits[k], levels) for k in range(depth)]
+        return radix_lib.pack_planes(planes, radix).reshape(-1)
+
+    tiles = segments.num_words(radix) // RUN
+    in_place = max(vector.size - tile + RUN, 0) // tile  # so that the slice of the last plane ends in the gradient
+    words = [encode(vector, in_place, 0)] if in_place else []
+    if tiles > in_place:
+        rest = vector[in_place * tile :]
+        rest = jnp.pad(rest, (0, (tiles - in_place + 1) * tile - rest.size))
+        words.append(encode(rest, tiles - in_place, in_place))
     return jnp.concatenate(words) if words else jnp.zeros((0,), jnp.uint32)
 
 
-def _fraction_bits(levels: int) -> int:
-    return 24 if levels <= 127 else 16
+def _noise_planes(key: jax.Array, tiles: int, first_tile: int, depth: int, offset: int) -> list[jax.Array]:
+    """The random bits of every plane of consecutive tiles, uint32[tiles, RUN] each.
+
+    A tile need not begin with a group of noise, so its k-th run takes its bits from one of two neighbouring groups.
+    """
+    first_run = (lax.broadcasted_iota(jnp.uint32, (tiles, 1), 0) + jnp.uint32(first_tile)) * jnp.uint32(depth)
+    place = lax.broadcasted_iota(jnp.uint32, (1, RUN), 1) + jnp.uint32(offset // noise.LANES)
+    first_group = first_run // noise.LANES * RUN + place
+    if depth % noise.LANES == 0:
+        halves = [noise.draw(key, first_group + jnp.uint32(i * RUN)) for i in range(depth // noise.LANES)]
+        return [noise.take(halves[k // noise.LANES], k % noise.LANES) for k in range(depth)]
+    skipped = first_run % noise.LANES
+    groups = (depth + 2 * noise.LANES - 2) // noise.LANES
+    halves = [noise.draw(key, first_group + jnp.uint32(i * RUN)) for i in range(groups)]
+
+    def bits(k: int) -> jax.Array:
+        i, lane = divmod(k, noise.LANES)
+        lane = skipped + lane
+        this, following = halves[i], halves[min(i + 1, groups - 1)]
+        pair = [jnp.where(lane < noise.LANES, a, b) for a, b in zip(this, following, strict=True)]
+        return noise.take((pair[0], pair[1]), lane % noise.LANES)
+
+    return [bits(k) for k in range(depth)]
 
 
-def _steps_per_unit(scales: jax.Array, levels: int) -> jax.Array:
-    """What turns |g| into fixed-point levels: L 2^F / s, or 0 where the scale is too small to divide by."""
-    return jnp.where(scales >= MIN_SCALE, np.float32(levels << _fraction_bits(levels)) / scales, 0.0)
-
-
-def _encode_tensor(
-    tensor: jax.Array, steps: jax.Array, key: jax.Array, radix: int, levels: int, start: int
+def residual_reference(
+    gradient: jax.Array, words: jax.Array, units: jax.Array, segments: Segments, radix: int, levels: int
 ) -> jax.Array:
-    """Words of one tensor whose first element has noise position `start`."""
-    depth, width = radix_lib.digits_per_word(radix), radix_lib.num_words(tensor.size, radix)
-    position = lax.iota(jnp.uint32, width) + np.uint32(start)
-
-    def plane(k: int) -> jax.Array:
-        run = slice(min(k * width, tensor.size), min((k + 1) * width, tensor.size))
-        length = run.stop - run.start
-        run_steps = steps if steps.ndim == 0 else steps[run]
-        digits = _digits(tensor[run], run_steps, key, position[:length] + np.uint32(k * width), levels)
-        return jnp.pad(digits, (0, width - length), constant_values=levels)
-
-    if tensor.size >= _UNROLLED_SIZE:
-        return radix_lib.pack_planes([plane(k) for k in range(depth)], radix)
-    position = lax.iota(jnp.uint32, tensor.size) + np.uint32(start)
-    return radix_lib.pack(_digits(tensor, steps, key, position, levels), radix, fill=levels)
-
-
-def _digits(x: jax.Array, steps: jax.Array, key: jax.Array, position: jax.Array, levels: int) -> jax.Array:
-    """Stochastic rounding in fixed point: the carry of fraction + noise is the rounding."""
-    bits = _fraction_bits(levels)
-    magnitude = jnp.minimum(jnp.abs(x.astype(jnp.float32)) * steps, np.float32(levels << bits)).astype(jnp.uint32)
-    level = (magnitude + (noise.random_bits(key, position) >> (32 - bits))) >> bits
-    level = jnp.minimum(level, np.uint32(levels))  # a NaN converts to any integer; the digit must stay in range
-    return jnp.where(x < 0, levels - level, levels + level)
+    """The gradient less what its words decode to; float32[n]."""
+    return gradient.astype(jnp.float32) - ternary_decode_reference(
+        words[None], units, segments, levels, radix, jnp.dtype(jnp.float32)
+    )

@@ -182,12 +182,19 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def numpy_bits(seed: int, step: int, worker: int, position: np.ndarray) -> np.ndarray:
-    """The stream of noise, written a second time."""
+    """The stream of noise, written a second time: Feistel network for the key, then Philox 2x32 with seven rounds."""
     left, right = np.array([step], np.uint32), np.array([worker], np.uint32)
     for i in range(1, 5):
         round_key = _mix(np.array([(seed + i * 0x9E3779B9) % 2**32], np.uint32))
         left, right = right, left ^ _mix(right + round_key)
-    return _mix(_mix(position.astype(np.uint32) ^ left) + right)
+    position = position.astype(np.uint64)
+    low, high = position // 512 * 128 + position % 128, np.uint64(left[0])
+    for i in range(7):
+        product = low * np.uint64(0xD256D193)
+        low, high = product >> np.uint64(32) ^ np.uint64((int(right[0]) + i * 0x9E3779B9) % 2**32) ^ high, product
+        high = high & np.uint64(2**32 - 1)
+    both = low | high << np.uint64(32)
+    return (both >> (position // 128 % 4 * 16) & np.uint64(0xFFFF)).astype(np.uint32)
 
 
 @pytest.fixture(scope="session", name="numpy_bits")
@@ -197,7 +204,7 @@ def _numpy_bits() -> Callable:
 
 @pytest.fixture(scope="session")
 def numpy_levels() -> Callable:
-    """Stochastic rounding written a second time: sign(g) floor(min(|g|/s, 1) L + u) as int64."""
+    """Stochastic rounding written a second time: floor(clip(g/s, -1, 1) L + u) as int64."""
 
     def levels(
         gradient: np.ndarray,
@@ -209,13 +216,11 @@ def numpy_levels() -> Callable:
         levels: int = 1,
         offset: int = 0,
     ) -> np.ndarray:
-        flat = gradient.reshape(-1).astype(np.float32)
-        bits = 24 if levels <= 127 else 16
-        unit = np.float32(levels << bits) / np.float32(scale) if scale else np.float32(0)
-        fixed = np.minimum(np.abs(flat) * unit, np.float32(levels << bits)).astype(np.int64)
-        noise = numpy_bits(seed, step, worker, np.arange(flat.size) + offset) >> np.uint32(32 - bits)
-        level = (fixed + noise.astype(np.int64)) >> bits
-        return np.where(flat < 0, -level, level).reshape(gradient.shape)
+        flat, limit = gradient.reshape(-1).astype(np.float32), np.float32(levels * 2**16)
+        unit = limit / np.float32(scale) if scale else np.float32(0)
+        fixed = np.rint(np.clip(flat * unit, -limit, limit)).astype(np.int64)
+        noise = numpy_bits(seed, step, worker, np.arange(flat.size) + offset).astype(np.int64)
+        return ((fixed + noise) >> 16).reshape(gradient.shape)
 
     return levels
 

@@ -38,7 +38,7 @@ def _sizes(names: str) -> tuple[int, ...]:
 
 
 def _words(names: str, radix: int) -> int:
-    return sum(num_words(size, radix) for size in _sizes(names))
+    return num_words(sum(_sizes(names)), radix)
 
 
 def _read(wire: Callable, *program: Any) -> list[tuple[str, str, int]]:
@@ -173,8 +173,8 @@ def test_large_tensors_cost_the_bits_an_element_that_the_formats_promise(num_wor
         for exchange in ("gather", "sum", "float")
     }
     ring = 2 * (num_workers - 1) / num_workers
-    assert per_element["gather"] == pytest.approx(1.6 * (num_workers - 1), rel=1e-5)
-    assert per_element["sum"] == pytest.approx(ring * 32 / digits, rel=1e-5)
+    assert per_element["gather"] == pytest.approx(1.6 * (num_workers - 1), rel=2e-4)
+    assert per_element["sum"] == pytest.approx(ring * 32 / digits, rel=2e-4)
     assert per_element["float"] == pytest.approx(ring * 32)
     cheapest = min(("gather", "sum"), key=lambda exchange: round(per_element[exchange], 3))
     assert cost.cheapest_exchange(Ternary(), num_workers) == cheapest

@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxtern import Ternary, compressed_mean, ternary_mean
-from jaxtern.kernels import moments_reference, ternary_encode_reference
 
 LAYOUTS = [
     ("mesh:8", "sum"),
@@ -43,32 +42,21 @@ def _assert_same(found: Any, reference: Any) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def _shorten_loops(patch: pytest.MonkeyPatch) -> None:
-    """Sends tensors of a few thousand elements through the programs of large ones."""
-    patch.setattr(ternary_encode_reference, "_UNROLLED_SIZE", 2000)
-    patch.setattr(moments_reference, "_LOOP_WIDTH", 512)
-
-
 @pytest.fixture(scope="module")
 def reference(updates_over: Callable) -> Any:
     """The mean over a vmapped axis, by `gather`; `sum` must give the same."""
     make = functools.partial(compressed_mean, exchange="gather", min_size=10)
-    with pytest.MonkeyPatch.context() as patch:
-        _shorten_loops(patch)
-        return updates_over(make, "vmap:8")(_gradients(8, SIZES), 3)[0]
+    return updates_over(make, "vmap:8")(_gradients(8, SIZES), 3)[0]
 
 
 @pytest.mark.parametrize(("layout", "exchange"), LAYOUTS)
-def test_means_are_the_same_bits_on_every_layout(
-    monkeypatch: pytest.MonkeyPatch, updates_over: Callable, reference: Any, layout: str, exchange: str
-):
-    _shorten_loops(monkeypatch)
+def test_means_are_the_same_bits_on_every_layout(updates_over: Callable, reference: Any, layout: str, exchange: str):
     make = functools.partial(compressed_mean, exchange=exchange, min_size=10)
     _assert_same(updates_over(make, layout)(_gradients(8, SIZES), 3)[0], reference)
 
 
 @pytest.mark.parametrize("layout", ["mesh:8", "mesh:4 unrolled:2"])
-def test_means_of_tensors_as_large_as_the_loops_are_for_are_the_same_bits(updates_over: Callable, layout: str):
+def test_means_of_tensors_of_many_tiles_and_chunks_are_the_same_bits(updates_over: Callable, layout: str):
     gradients = _gradients(8, {"large": 2**18 + 7, "small": 5})
     expected, _ = updates_over(functools.partial(compressed_mean, exchange="sum"), "mesh:1 vmap:8")(gradients)
     _assert_same(updates_over(functools.partial(compressed_mean, exchange="gather"), layout)(gradients)[0], expected)

@@ -14,38 +14,48 @@ import pytest
 from scipy import stats
 
 from jaxtern.kernels import derive_key, random_bits
+from jaxtern.kernels.noise import philox2x32
 
 FAILURE = 1e-9
 NUM_WORDS = 2**18
 GOLDEN = [  # seed, step, worker, position, bits: the stream may never change, or finished runs cannot be repeated
-    (0, 0, 0, 0, 0x457F9325),
-    (0, 0, 0, 1, 0x29FA2722),
-    (0, 0, 1, 0, 0x62AF11EE),
-    (0, 1, 0, 0, 0x133A71A1),
-    (1, 0, 0, 0, 0x3281864E),
-    (42, 1000, 7, 123456, 0xF9E22393),
-    (4294967295, 2147483647, 126, 4294967295, 0x59C8C872),
+    (0, 0, 0, 0, 0x49AC),
+    (0, 0, 0, 1, 0xF28F),
+    (0, 0, 0, 128, 0xB53D),
+    (0, 0, 0, 511, 0x61AB),
+    (0, 0, 1, 0, 0xC91E),
+    (0, 1, 0, 0, 0x536A),
+    (1, 0, 0, 0, 0x541F),
+    (42, 1000, 7, 123456, 0x2C9F),
+    (4294967295, 2147483647, 126, 4294967295, 0xA963),
 ]
 
 
-def _bits(seed: object, step: object, worker: object, position: object) -> np.ndarray:
-    """Bits for arrays (or scalars) of the four counters."""
+def _values(seed: object, step: object, worker: object, position: object) -> np.ndarray:
+    """16 bits for each of the four counters, arrays or scalars."""
     counters = np.broadcast_arrays(*(np.asarray(x, np.uint32) for x in (seed, step, worker, position)))
     draw = jax.vmap(lambda s, t, w, p: random_bits(derive_key(s, t, w), p))
     return np.asarray(jax.jit(draw)(*(jnp.asarray(x.reshape(-1)) for x in counters)))
 
 
-_COUNT = np.arange(NUM_WORDS)
+def _words(*counters: object) -> np.ndarray:
+    """Two values to a word of 32 bits."""
+    values = _values(*counters)
+    return values[::2] | values[1::2] << np.uint32(16)
+
+
+_COUNT = np.arange(2 * NUM_WORDS)
 STREAMS = {
-    "position": lambda: _bits(0, 0, 0, _COUNT),
-    "position, other key": lambda: _bits(7, 1000, 3, _COUNT),
-    "every 2^12th position": lambda: _bits(0, 1, 0, _COUNT * 2**12),
-    "last positions": lambda: _bits(1, 0, 0, 2**32 - NUM_WORDS + _COUNT),
-    "step": lambda: _bits(0, _COUNT, 0, 0),
-    "worker": lambda: _bits(0, 0, _COUNT, 5),
-    "seed": lambda: _bits(_COUNT, 0, 0, 0),
-    "worker within step": lambda: _bits(0, _COUNT // 8, _COUNT % 8, 12345),
-    "step within position": lambda: _bits(0, _COUNT % 64, 0, _COUNT // 64),
+    "position": lambda: _words(0, 0, 0, _COUNT),
+    "position, other key": lambda: _words(7, 1000, 3, _COUNT),
+    "every 2^12th position": lambda: _words(0, 1, 0, _COUNT * 2**12),
+    "one place of every run": lambda: _words(0, 1, 0, _COUNT * 128 + 77),
+    "last positions": lambda: _words(1, 0, 0, 2**32 - _COUNT.size + _COUNT),
+    "step": lambda: _words(0, _COUNT, 0, 0),
+    "worker": lambda: _words(0, 0, _COUNT, 5),
+    "seed": lambda: _words(_COUNT, 0, 0, 0),
+    "worker within step": lambda: _words(0, _COUNT // 8, _COUNT % 8, 12345),
+    "step within position": lambda: _words(0, _COUNT % 64, 0, _COUNT // 64),
 }
 
 
@@ -130,13 +140,22 @@ def test_random_bits_pass_statistical_tests_along_every_counter(stream: np.ndarr
     assert FAILURE < min(STATISTICS[statistic](stream))
 
 
+def _good(key: np.ndarray, position: np.ndarray) -> np.ndarray:
+    halves = [np.asarray(random_bits(jnp.asarray(key), jnp.asarray(position + shift))) for shift in (0, 2**31)]
+    return halves[0] | halves[1] << np.uint32(16)
+
+
+def _few_rounds(key: np.ndarray, position: np.ndarray) -> np.ndarray:
+    return np.asarray(philox2x32((jnp.asarray(position), jnp.uint32(key[0])), jnp.uint32(key[1]), rounds=2)[0])
+
+
 def _one_multiplication(key: np.ndarray, position: np.ndarray) -> np.ndarray:
     x = (position ^ key[0]) * np.uint32(0x21F0AAAD)
     return (x ^ (x >> np.uint32(15))) + key[1]
 
 
 def _one_bit_stuck_together(key: np.ndarray, position: np.ndarray) -> np.ndarray:
-    good = np.asarray(random_bits(jnp.asarray(key), jnp.asarray(position)))
+    good = _good(key, position)
     return good & ~np.uint32(1) | (good >> np.uint32(1)) & np.uint32(1)
 
 
@@ -144,17 +163,17 @@ WEAKENED = {
     "counter": lambda key, position: position + key[0],
     "Weyl sequence": lambda key, position: position * np.uint32(0x9E3779B9) + key[0],
     "one multiplication": _one_multiplication,
+    "Philox with two rounds": _few_rounds,
     "two bits the same": _one_bit_stuck_together,
     "a bit always set in every 64th word": lambda key, position: (
-        np.asarray(random_bits(jnp.asarray(key), jnp.asarray(position)))
-        | np.where(position % 64 == 0, np.uint32(2**31), np.uint32(0))
+        _good(key, position) | np.where(position % 64 == 0, np.uint32(2**31), np.uint32(0))
     ),
 }
 
 
 @pytest.mark.parametrize("name", WEAKENED)
 def test_statistical_tests_find_a_weakened_generator(name: str):
-    words = WEAKENED[name](np.array([123456789, 987654321], np.uint32), _COUNT.astype(np.uint32))
+    words = WEAKENED[name](np.array([123456789, 987654321], np.uint32), np.arange(NUM_WORDS, dtype=np.uint32))
     p_values = [p for statistic in STATISTICS.values() for p in statistic(words)]
     assert min(p_values) < FAILURE
 
@@ -174,8 +193,24 @@ NEIGHBOURS = {  # (seed, step, worker) of two streams
 @pytest.mark.parametrize("pair", NEIGHBOURS)
 @pytest.mark.parametrize("shift", [0, 1, 2**10])
 def test_streams_of_neighbouring_keys_are_independent(pair: str, shift: int):
-    first, second = (_bits(*key, _COUNT + place) for key, place in zip(NEIGHBOURS[pair], (0, shift), strict=True))
+    first, second = (_words(*key, _COUNT + place) for key, place in zip(NEIGHBOURS[pair], (0, shift), strict=True))
     assert FAILURE < min(*_joint(first, second), *_balance(first ^ second))
+
+
+@pytest.mark.parametrize(  # of the authors' library, Random123: rounds, counter, key, bits
+    ("rounds", "counter", "key", "bits"),
+    [
+        (7, (0, 0), 0, (0x257A3673, 0xCD26BE2A)),
+        (7, (0xFFFFFFFF, 0xFFFFFFFF), 0xFFFFFFFF, (0xAB302C4D, 0x3DC9D239)),
+        (7, (0x243F6A88, 0x85A308D3), 0x13198A2E, (0xBEDBBE6B, 0xE4C770B3)),
+        (10, (0, 0), 0, (0xFF1DAE59, 0x6CD10DF2)),
+        (10, (0xFFFFFFFF, 0xFFFFFFFF), 0xFFFFFFFF, (0x2C3F628B, 0xAB4FD7AD)),
+        (10, (0x243F6A88, 0x85A308D3), 0x13198A2E, (0xDD7CE038, 0xF62A4C12)),
+    ],
+)
+def test_philox_gives_its_authors_answers(rounds: int, counter: tuple, key: int, bits: tuple):
+    halves = philox2x32(tuple(jnp.uint32(half) for half in counter), jnp.uint32(key), rounds)
+    assert tuple(int(half) for half in halves) == bits
 
 
 def _mix(x: int) -> int:
@@ -211,7 +246,7 @@ def test_derive_key_takes_any_seed_below_2_to_the_32(seed: int):
 
 @pytest.mark.parametrize(("seed", "step", "worker", "position", "bits"), GOLDEN)
 def test_random_bits_never_change(seed: int, step: int, worker: int, position: int, bits: int):
-    assert int(_bits(seed, step, worker, position)[0]) == bits
+    assert int(_values(seed, step, worker, position)[0]) == bits
 
 
 def test_random_bits_are_the_same_jitted_vmapped_and_alone(numpy_bits: Callable):

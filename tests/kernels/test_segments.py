@@ -7,24 +7,40 @@ import pytest
 from hypothesis import given
 
 from jaxtern.kernels import Segments, num_words
-from jaxtern.kernels.segments import split
+from jaxtern.kernels.segments import fill_up, split
 
 
 @given(st.lists(st.integers(0, 500), max_size=5), st.one_of(st.none(), st.integers(1, 600)), st.integers(3, 300))
-def test_every_tensor_starts_a_scale_and_a_word_of_its_own(sizes: list[int], block_size: int | None, radix: int):
+def test_every_tensor_starts_a_scale_of_its_own_and_words_hold_the_whole_bucket(
+    sizes: list[int], block_size: int | None, radix: int
+):
     segments = Segments(tuple(sizes), block_size)
     blocks = [len(range(0, size, block_size or max(size, 1))) for size in sizes]
     assert segments.scale_counts == tuple(blocks)
     assert segments.num_scales == sum(blocks)
-    assert segments.word_counts(radix) == tuple(num_words(size, radix) for size in sizes)
-    assert segments.num_words(radix) == sum(segments.word_counts(radix))
     assert segments.num_elements == sum(sizes)
+    assert segments.num_words(radix) == num_words(sum(sizes), radix)
+    firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(int) if sizes else []
+    starts = [
+        i
+        for start, size in zip(firsts, sizes, strict=True)
+        for i in range(start, start + size, block_size or max(size, 1))
+    ]
+    assert segments.bounds().tolist() == [*starts, sum(sizes)]
 
 
-def test_per_element_spreads_each_scale_over_its_block():
-    assert Segments((7,)).per_element(jnp.array([2.0]), 7).shape == ()
-    spread = Segments((7,), 3).per_element(jnp.array([1.0, 2.0, 3.0]), 7)
-    np.testing.assert_array_equal(spread, [1, 1, 1, 2, 2, 2, 3])
+def test_spread_multiplies_each_element_by_its_segment():
+    spread = Segments((3, 0, 7), 3).spread(jnp.ones(10), jnp.array([5.0, 1.0, 2.0, 3.0]))
+    np.testing.assert_array_equal(spread, [5, 5, 5, 1, 1, 1, 2, 2, 2, 3])
+    np.testing.assert_array_equal(Segments((4,)).spread(jnp.ones(4), jnp.array([2.0])), 2)
+    assert Segments(()).spread(jnp.ones(0), jnp.ones(0)).shape == (0,)
+
+
+@pytest.mark.parametrize(("size", "filled"), [(0, 0), (1, 128), (128, 128), (129, 256)])
+def test_fill_up_adds_zeros_behind(size: int, filled: int):
+    vector = fill_up(jnp.ones((2, size)), 128)
+    assert vector.shape == (2, filled)
+    np.testing.assert_array_equal(vector.sum(axis=1), size)
 
 
 def test_split_cuts_the_last_axis():

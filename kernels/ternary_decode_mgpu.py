@@ -1,0 +1,92 @@
+"""Decode as one Mosaic GPU kernel: every word is read once, every element of the mean written once.
+
+An item is one tile. Where it lies under one scale, all its planes take the same unit; where scales change in it, or the
+bucket ends, units are looked up place by place.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from . import mgpu, radix as radix_lib
+from .radix import RUN
+from .rounding import settle
+from .segments import Segments
+from .tuning import Tuning
+
+_UNROLLED_ROWS = 8
+
+
+def ternary_decode_mgpu(
+    words: jax.Array,
+    units: jax.Array,
+    segments: Segments,
+    zero: int,
+    radix: int,
+    dtype: jnp.dtype,
+    tuning: Tuning,
+    interpret: Any = None,
+) -> jax.Array:
+    """`ternary_decode`, its arguments checked; units are what a digit is worth, `zero` the sum of digits that is none."""
+    rows, width = words.shape
+    depth, runs = radix_lib.digits_per_word(radix), segments.num_runs
+    bounds_table, owner_table = mgpu.segment_tables(segments, depth * RUN)
+
+    def ternary_decode(tile, words, units, bounds, owners, mean) -> None:
+        segment = owners[tile]
+        totals = sum_planes(words, rows, width, tile, radix)
+        first_run = tile * depth
+        is_plain = (first_run + depth <= runs) & (bounds[segment + 1] >= (first_run + depth) * RUN)
+
+        def store(run: jax.Array, total: jax.Array, unit: jax.Array) -> None:
+            digits = lax.bitcast_convert_type(total, jnp.int32) - zero
+            mgpu.store(mean, run * RUN, settle(digits.astype(jnp.float32) * unit).astype(dtype))
+
+        @pl.when(is_plain)
+        def _plain() -> None:
+            unit = units[segment]
+            for k in range(depth):
+                store(first_run + k, totals[k], unit)
+
+        @pl.when(jnp.logical_not(is_plain))
+        def _mixed() -> None:
+            here = segment
+            for k in range(depth):
+                here, (unit,) = mgpu.factors_of_run(here, first_run + k, bounds, (units,))
+                pl.when(first_run + k < runs)(lambda k=k, unit=unit: store(first_run + k, totals[k], unit))
+
+    operands = [words.reshape(-1), units, jnp.asarray(bounds_table), jnp.asarray(owner_table)]
+    outputs = [(runs * RUN, dtype)]
+    mean = mgpu.launch(ternary_decode, operands, outputs, len(owner_table), tuning, interpret)[0]
+    return mean[: segments.num_elements]
+
+
+def sum_planes(words: Any, rows: int, width: int, tile: jax.Array, radix: int) -> list[jax.Array]:
+    """The digits of a tile's planes, added over the rows of flat words; uint32[RUN] each."""
+
+    def digits(row: int | jax.Array) -> list[jax.Array]:
+        return unpack_run(mgpu.load(words, row * width + tile * RUN), radix)
+
+    def add_row(row: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+        return [total + digit for total, digit in zip(totals, digits(row), strict=True)]
+
+    totals = digits(0)
+    if rows > _UNROLLED_ROWS:
+        return lax.fori_loop(1, rows, add_row, totals)
+    for row in range(1, rows):
+        totals = add_row(row, totals)
+    return totals
+
+
+def unpack_run(word: jax.Array, radix: int) -> list[jax.Array]:
+    """The digits of a run of words; a GPU divides by a constant with one multiplication."""
+    digits = []
+    for _ in range(radix_lib.digits_per_word(radix) - 1):
+        quotient = word // np.uint32(radix)
+        digits.append(word - quotient * np.uint32(radix))
+        word = quotient
+    return [*digits, word]
