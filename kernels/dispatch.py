@@ -32,12 +32,12 @@ def pick_implementation(op: str, implementation: str) -> str:
     if implementation == "reference":
         return "reference"
     if implementation == "mosaic":
-        reason = _why_not_mosaic(_MOSAIC_CAPABILITY)
+        reason = why_not_mosaic(_MOSAIC_CAPABILITY)
         if reason:
             raise ValueError(f"{op}: implementation='mosaic': {reason}")
         return "mosaic"
-    reason = _why_not_mosaic(MIN_CAPABILITY)
-    _log_once(f"kernels: {'reference (' + reason + ')' if reason else 'mosaic'}")
+    reason = why_not_mosaic(MIN_CAPABILITY)
+    log_once(f"kernels: {'reference (' + reason + ')' if reason else 'mosaic'}")
     return "reference" if reason else "mosaic"
 
 
@@ -46,7 +46,7 @@ def tuned(op: str) -> Tuning:
     return tuning_for(op, jax.devices()[0].device_kind)
 
 
-def _why_not_mosaic(min_capability: float) -> str:
+def why_not_mosaic(min_capability: float) -> str:
     """Why the kernels cannot run on the default device, or nothing where they can."""
     device = jax.devices()[0]
     capability = getattr(device, "compute_capability", None)
@@ -54,17 +54,17 @@ def _why_not_mosaic(min_capability: float) -> str:
         return f"the default device is {device.device_kind!r}, no NVIDIA GPU"
     if float(capability) < min_capability:
         return f"{device.device_kind} has compute capability {capability}, below {min_capability}"
-    if _jax_version() < MIN_JAX:
+    if jax_version() < MIN_JAX:
         return f"JAX is {jax.__version__}, older than {'.'.join(map(str, MIN_JAX))}"
     return ""
 
 
-def _jax_version() -> tuple[int, ...]:
+def jax_version() -> tuple[int, ...]:
     return tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 
 @functools.cache
-def _log_once(message: str) -> None:
+def log_once(message: str) -> None:
     _logger.info(message)
 
 

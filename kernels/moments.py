@@ -19,7 +19,6 @@ from .moments_reference import (
 from .rounding import settle, to_12_bits
 from .segments import Segments
 
-
 _FOLD = 64  # chunks
 
 

@@ -92,12 +92,9 @@ def _tensor(tensor: jax.Array, segments: Segments) -> list[Partials]:
 def _blocks(blocks: jax.Array, centres: jax.Array) -> Partials:
     """Partials of the chunks of float[rows, width] segments."""
     rows, width = blocks.shape
-    chunks = width // CHUNK
-    whole = blocks[:, : chunks * CHUNK].reshape(rows, chunks, CHUNK_RUNS, RUN)
-    parts = [_chunks(whole, centres[:, None])] if chunks else []
-    if chunks * CHUNK < width:
-        rest = blocks[:, None, chunks * CHUNK :]
-        parts.append(_chunks(_as_runs(rest, centres[:, None]), centres[:, None]))
+    whole = width // CHUNK * CHUNK
+    cut = [blocks[:, :whole].reshape(rows, -1, CHUNK), blocks[:, None, whole:]]
+    parts = [_chunks(chunks, centres[:, None]) for chunks in cut if chunks.size]
     return tuple(jnp.concatenate(column, axis=1).reshape(-1) for column in zip(*parts, strict=True))
 
 
@@ -110,8 +107,9 @@ def _as_runs(chunk: jax.Array, centre: jax.Array) -> jax.Array:
     return filled.reshape(*chunk.shape[:-1], -1, RUN)
 
 
-def _chunks(runs: jax.Array, centre: jax.Array) -> Partials:
-    """Partials of float[rows, chunks, runs, RUN]; float32[rows, chunks]."""
+def _chunks(chunks: jax.Array, centre: jax.Array) -> Partials:
+    """Partials of float[rows, chunks, m], which broadcast with their segments' centres; float32[rows, chunks]."""
+    runs = _as_runs(chunks, centre)
     count = runs.shape[-2]
 
     def deviations(run: int) -> jax.Array:
@@ -124,7 +122,7 @@ def _chunks(runs: jax.Array, centre: jax.Array) -> Partials:
         sums = [add_runs([deviations(group + i) ** power for i in range(FAN_IN)]) for group in groups]
         return sum_in_any_order(functools.reduce(operator.add, sums))
 
-    largest = jnp.max(magnitude_bits(runs.astype(jnp.float32)), axis=(-2, -1))
+    largest = jnp.max(magnitude_bits(chunks.astype(jnp.float32)), axis=-1)
     return lax.bitcast_convert_type(largest, jnp.float32), total(1), total(2)
 
 

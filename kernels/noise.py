@@ -6,7 +6,7 @@ same in plain jnp and inside a GPU kernel.
 
 The generator is Philox 2x32 with seven rounds, the fewest that pass BigCrush (Salmon et al., "Parallel random numbers:
 as easy as 1, 2, 3", SC 2011). Its 64 bits serve four elements with 16 bits each: the elements at the same place of four
-consecutive runs, a run being `RUN` elements (see radix.py). docs/performance.md has the tests and why this one was chosen.
+consecutive runs, a run being `RUN` elements (see radix.py). docs/performance.md has the tests, and why this generator.
 """
 
 import jax
@@ -77,11 +77,11 @@ def _multiply(x: jax.Array) -> Halves:
         return (product >> jnp.uint64(32)).astype(jnp.uint32), product.astype(jnp.uint32)
 
 
-def draw(key: jax.Array, group: jax.Array) -> Halves:
+def draw(key: jax.Array | Halves, group: jax.Array) -> Halves:
     """The 64 bits of every group of four elements.
 
     Args:
-      key: uint32[2], from `derive_key`.
+      key: uint32[2], from `derive_key`, or its two halves.
       group: uint32 of any shape: run // LANES * RUN + place in the run.
 
     Returns:

@@ -5,8 +5,8 @@ without a carry, so an ordinary integer all-reduce sums the words exactly.
 
 The layout is planar. A run is `RUN` consecutive digits; D runs, one behind the other, make a tile, whose D planes they
 are; and the words of a tile are one run, word j holding the D digits at place j of the runs. So every step is
-elementwise on whole runs, needs no shuffle, and fits the threads of a GPU block. The last run is filled up, and the last
-tile holds fewer runs: the planes that it lacks hold `fill`. Up to RUN - 1 words are spent so, once for all digits.
+elementwise on whole runs, needs no shuffle, and fits the threads of a GPU block. The last run is filled up, and the
+last tile holds fewer runs: the planes that it lacks hold `fill`. Up to RUN - 1 words are spent so, once for all digits.
 """
 
 from collections.abc import Sequence

@@ -31,7 +31,7 @@ def ternary_decode_mgpu(
     tuning: Tuning,
     interpret: Any = None,
 ) -> jax.Array:
-    """`ternary_decode`, its arguments checked; units are what a digit is worth, `zero` the sum of digits that is none."""
+    """`ternary_decode`, its arguments checked; units are what a digit is worth, `zero` is the sum of zero levels."""
     rows, width = words.shape
     depth, runs = radix_lib.digits_per_word(radix), segments.num_runs
     bounds_table, owner_table = mgpu.segment_tables(segments, depth * RUN)

@@ -15,13 +15,13 @@ _UNROLLED_ROWS = 8  # rows that one loop over the elements adds
 def ternary_decode_reference(
     words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int, dtype: jnp.dtype
 ) -> jax.Array:
-    """`ternary_decode`, its arguments checked; units are what a digit is worth, `zero` the sum of digits that is none."""
+    """`ternary_decode`, its arguments checked; units are what a digit is worth, `zero` is the sum of zero levels."""
     digits = sum_digits(words, radix, zero).reshape(-1)[: segments.num_elements]
     return settle(segments.spread(digits, units)).astype(dtype)
 
 
 def sum_digits(words: jax.Array, radix: int, zero: int) -> jax.Array:
-    """uint32[rows, W] to float32[tiles, D, RUN]: the sum of the rows' digits less `zero`; exact, as it is below 2^24."""
+    """uint32[rows, W] to float32[tiles, D, RUN]: the sum of the rows' digits less `zero`, exact below 2^24."""
 
     def add_row(row: int | jax.Array, total: jax.Array) -> jax.Array:
         return total + radix_lib.unpack_planes(lax.dynamic_index_in_dim(words, row, keepdims=False), radix)

@@ -8,7 +8,6 @@ from . import noise
 from .dispatch import pick_implementation, require_floating, require_levels, require_shape, tuned
 from .segments import Segments
 from .ternary_decode import units_of
-
 from .ternary_encode_reference import residual_reference, ternary_encode_reference
 
 MIN_SCALE = 2.0**-100
@@ -57,7 +56,7 @@ def ternary_encode(
     require_shape("key", key, (2,), jnp.uint32)
     require_levels(levels, radix, num_workers=1)
     _require_offset(offset, segments)
-    steps, units = _steps_of(scales, levels), units_of(scales, levels)
+    steps, units = steps_of(scales, levels), units_of(scales, levels)
     if pick_implementation("ternary_encode", implementation) == "mosaic" and gradient.size:
         from .ternary_encode_mgpu import ternary_encode_mgpu
 
@@ -67,7 +66,7 @@ def ternary_encode(
     return (words, residual_reference(gradient, words, units, segments, radix, levels)) if residual else words
 
 
-def _steps_of(scales: jax.Array, levels: int) -> jax.Array:
+def steps_of(scales: jax.Array, levels: int) -> jax.Array:
     """What turns g into fixed-point levels: L 2^16 / s, or 0 where the scale is too small to divide by."""
     return jnp.where(scales >= MIN_SCALE, np.float32(levels << noise.BITS) / scales, 0.0)
 

@@ -6,7 +6,7 @@ that looks scales up place by place and draws every run's bits anew: slower, but
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,31 @@ from .radix import RUN
 from .rounding import settle, to_digits
 from .segments import Segments, fill_up
 from .tuning import Tuning
+
+
+class _Plan(NamedTuple):
+    """What is known before the kernel runs."""
+
+    radix: int
+    levels: int
+    first_group: int  # of noise
+    depth: int  # runs in a tile
+    runs: int
+    tiles: int
+    tiles_per_item: int
+
+
+class _Refs(NamedTuple):
+    """Arrays in device memory."""
+
+    gradient: Any
+    steps: Any
+    units: Any
+    key: Any
+    bounds: Any
+    owners: Any
+    words: Any
+    residual: Any = None
 
 
 def ternary_encode_mgpu(
@@ -34,71 +59,73 @@ def ternary_encode_mgpu(
     tuning: Tuning,
     interpret: Any = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """`ternary_encode`, its arguments checked; steps turn g into fixed-point levels, units are what a level is worth."""
-    depth = radix_lib.digits_per_word(radix)
-    tiles = segments.num_words(radix) // RUN
-    runs, tiles_per_item = segments.num_runs, noise.LANES // math.gcd(depth, noise.LANES)
-    runs_per_item = tiles_per_item * depth
-    bounds_table, owner_table = mgpu.segment_tables(segments, runs_per_item * RUN)
+    """`ternary_encode`, its arguments checked; steps turn g into fixed point, units are what a level is worth."""
+    depth, tiles = radix_lib.digits_per_word(radix), segments.num_words(radix) // RUN
+    tiles_per_item = noise.LANES // math.gcd(depth, noise.LANES)
+    plan = _Plan(radix, levels, offset // noise.LANES, depth, segments.num_runs, tiles, tiles_per_item)
+    bounds, owners = mgpu.segment_tables(segments, tiles_per_item * depth * RUN)
 
-    def encode(x: jax.Array, step: jax.Array, unit: jax.Array, bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Digits and residual of a run."""
-        digits = to_digits(x * step, bits, levels)
-        level = lax.bitcast_convert_type(digits, jnp.int32) - levels
-        return digits, x - settle(level.astype(jnp.float32) * unit) if residual else x
+    def ternary_encode(item: jax.Array, *arrays: Any) -> None:
+        refs = _Refs(*arrays)
+        segment = refs.owners[item]
+        end_run = (item + 1) * (tiles_per_item * depth)
+        is_plain = (end_run <= plan.runs) & (refs.bounds[segment + 1] >= end_run * RUN)
+        pl.when(is_plain)(lambda: _encode_under_one_scale(item, segment, refs, plan))
+        pl.when(jnp.logical_not(is_plain))(lambda: _encode_run_by_run(item, segment, refs, plan))
 
-    def ternary_encode(item, gradient, steps, units, key, bounds, owners, words, *rest) -> None:
-        key = (key[0], key[1])
-        segment = owners[item]
-        first_run = item * runs_per_item
-        is_plain = (first_run + runs_per_item <= runs) & (bounds[segment + 1] >= (first_run + runs_per_item) * RUN)
-
-        def bits_of_group(run: jax.Array) -> noise.Halves:
-            group = (run.astype(jnp.uint32) + jnp.uint32(offset // RUN)) // noise.LANES * RUN
-            return noise.draw(key, mgpu.places(jnp.uint32) + group)
-
-        def load(run: jax.Array) -> jax.Array:
-            return mgpu.load(gradient, run * RUN).astype(jnp.float32)
-
-        @pl.when(is_plain)
-        def _plain() -> None:
-            step, unit = steps[segment], units[segment]
-            for tile in range(tiles_per_item):
-                planes = []
-                for i in range(tile * depth, (tile + 1) * depth):
-                    run = first_run + i
-                    if i % noise.LANES == 0:
-                        halves = bits_of_group(run)
-                    digits, left = encode(load(run), step, unit, noise.take(halves, i % noise.LANES))
-                    planes.append(digits)
-                    if residual:
-                        mgpu.store(rest[0], run * RUN, left)
-                tile_start = (item * tiles_per_item + tile) * RUN
-                mgpu.store(words, tile_start, radix_lib.pack_planes(planes, radix))
-
-        @pl.when(jnp.logical_not(is_plain))
-        def _mixed() -> None:
-            def plane(k: jax.Array, carry: tuple, tile: jax.Array) -> tuple:
-                segment, packed, weight = carry
-                run = tile * depth + k
-                segment, (step, unit) = mgpu.factors_of_run(segment, run, bounds, (steps, units))
-                x = jnp.where(mgpu.filled(run, jnp.int32) < runs, load(jnp.minimum(run, runs - 1)), 0.0)
-                bits = noise.take(bits_of_group(run), mgpu.filled(run % noise.LANES, jnp.uint32))
-                digits, left = encode(x, step, unit, bits)
-                if residual:
-                    pl.when(run < runs)(lambda: mgpu.store(rest[0], run * RUN, left))
-                return segment, packed + digits * weight, weight * jnp.uint32(radix)
-
-            def encode_tile(i: jax.Array, segment: jax.Array) -> jax.Array:
-                tile = item * tiles_per_item + i
-                start = (segment, mgpu.filled(0, jnp.uint32), jnp.uint32(1))
-                segment, packed, _ = lax.fori_loop(0, depth, lambda k, carry: plane(k, carry, tile), start)
-                pl.when(tile < tiles)(lambda: mgpu.store(words, tile * RUN, packed))
-                return segment
-
-            lax.fori_loop(0, tiles_per_item, encode_tile, segment)
-
-    operands = [fill_up(gradient, RUN), steps, units, key, jnp.asarray(bounds_table), jnp.asarray(owner_table)]
-    outputs = [(tiles * RUN, np.uint32)] + [(runs * RUN, np.float32)] * residual
-    found = mgpu.launch(ternary_encode, operands, outputs, len(owner_table), tuning, interpret)
+    operands = [fill_up(gradient, RUN), steps, units, key, jnp.asarray(bounds), jnp.asarray(owners)]
+    outputs = [(tiles * RUN, np.uint32)] + [(plan.runs * RUN, np.float32)] * residual
+    found = mgpu.launch(ternary_encode, operands, outputs, owners.size, tuning, interpret)
     return (found[0], found[1][: segments.num_elements]) if residual else found[0]
+
+
+def _encode_under_one_scale(item: jax.Array, segment: jax.Array, refs: _Refs, plan: _Plan) -> None:
+    step, unit = refs.steps[segment], refs.units[segment]
+    for i in range(plan.tiles_per_item):
+        tile, planes = item * plan.tiles_per_item + i, []
+        for k in range(plan.depth):
+            run, lane = tile * plan.depth + k, (i * plan.depth + k) % noise.LANES
+            if lane == 0:
+                halves = _draw(run, refs, plan)
+            x = _load(run, refs)
+            planes.append(to_digits(x * step, noise.take(halves, lane), plan.levels))
+            _store_residual(run, x, planes[-1], unit, refs, plan)
+        mgpu.store(refs.words, tile * RUN, radix_lib.pack_planes(planes, plan.radix))
+
+
+def _encode_run_by_run(item: jax.Array, segment: jax.Array, refs: _Refs, plan: _Plan) -> None:
+    def add_run(k: jax.Array, carry: tuple, tile: jax.Array) -> tuple:
+        segment, words, weight = carry
+        run = tile * plan.depth + k
+        segment, (step, unit) = mgpu.factors_of_run(segment, run, refs.bounds, (refs.steps, refs.units))
+        is_there = mgpu.filled(run, jnp.int32) < plan.runs
+        x = jnp.where(is_there, _load(jnp.minimum(run, plan.runs - 1), refs), 0.0)
+        bits = noise.take(_draw(run, refs, plan), mgpu.filled(run % noise.LANES, jnp.uint32))
+        digits = to_digits(x * step, bits, plan.levels)
+        pl.when(run < plan.runs)(lambda: _store_residual(run, x, digits, unit, refs, plan))
+        return segment, words + digits * weight, weight * jnp.uint32(plan.radix)
+
+    def encode_tile(i: jax.Array, segment: jax.Array) -> jax.Array:
+        tile = item * plan.tiles_per_item + i
+        start = (segment, mgpu.filled(0, jnp.uint32), jnp.uint32(1))
+        segment, words, _ = lax.fori_loop(0, plan.depth, lambda k, carry: add_run(k, carry, tile), start)
+        pl.when(tile < plan.tiles)(lambda: mgpu.store(refs.words, tile * RUN, words))
+        return segment
+
+    lax.fori_loop(0, plan.tiles_per_item, encode_tile, segment)
+
+
+def _load(run: jax.Array, refs: _Refs) -> jax.Array:
+    return mgpu.load(refs.gradient, run * RUN).astype(jnp.float32)
+
+
+def _draw(run: jax.Array, refs: _Refs, plan: _Plan) -> noise.Halves:
+    """The random bits of the group that a run belongs to."""
+    group = (run // noise.LANES * RUN).astype(jnp.uint32) + jnp.uint32(plan.first_group)
+    return noise.draw((refs.key[0], refs.key[1]), mgpu.places(jnp.uint32) + group)
+
+
+def _store_residual(run: jax.Array, x: jax.Array, digits: jax.Array, unit: jax.Array, refs: _Refs, plan: _Plan) -> None:
+    if refs.residual is not None:
+        level = (lax.bitcast_convert_type(digits, jnp.int32) - plan.levels).astype(jnp.float32)
+        mgpu.store(refs.residual, run * RUN, x - settle(level * unit))

@@ -1,0 +1,87 @@
+"""Which implementation runs, and under which tuning."""
+
+import logging
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxtern.kernels import Segments, dispatch, moments, tuning
+from jaxtern.kernels.tuning import DEFAULT, OPS, Tuning, tuning_for
+
+
+def _device(platform: str = "gpu", capability: str | None = "9.0", kind: str = "NVIDIA H200") -> types.SimpleNamespace:
+    attributes = {} if capability is None else {"compute_capability": capability}
+    return types.SimpleNamespace(platform=platform, device_kind=kind, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("device", "version", "implementation", "chosen"),
+    [
+        (_device(), "0.11.2", "auto", "mosaic"),
+        (_device(), "0.12.0.1", "auto", "mosaic"),
+        (_device(capability="10.0"), "0.11.0", "auto", "mosaic"),
+        (_device(), "0.10.2", "auto", "reference"),
+        (_device(capability="8.6"), "0.11.2", "auto", "reference"),
+        (_device(capability="8.6"), "0.11.2", "mosaic", "mosaic"),
+        (_device(capability="gfx942"), "0.11.2", "auto", "reference"),
+        (_device(platform="cpu", capability=None, kind="cpu"), "0.11.2", "auto", "reference"),
+        (_device(platform="tpu", capability=None, kind="TPU v5"), "0.11.2", "auto", "reference"),
+        (_device(), "0.11.2", "reference", "reference"),
+    ],
+)
+def test_auto_takes_mosaic_on_new_nvidia_gpus_with_a_new_jax(
+    monkeypatch: pytest.MonkeyPatch, device: types.SimpleNamespace, version: str, implementation: str, chosen: str
+):
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "__version__", version)
+    assert dispatch.pick_implementation("moments", implementation) == chosen
+
+
+@pytest.mark.parametrize(
+    ("device", "version", "reason"),
+    [
+        (_device(platform="cpu", capability=None, kind="cpu"), "0.11.2", "the default device is 'cpu', no NVIDIA GPU"),
+        (_device(capability="7.5", kind="T4"), "0.11.2", "T4 has compute capability 7.5, below 8.0"),
+        (_device(), "0.10.2", r"JAX is 0.10.2, older than 0\.11"),
+    ],
+)
+def test_mosaic_where_it_cannot_run_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, device: types.SimpleNamespace, version: str, reason: str
+):
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "__version__", version)
+    with pytest.raises(ValueError, match=f"moments: implementation='mosaic': {reason}"):
+        moments(jnp.zeros(3), Segments((3,)), implementation="mosaic")
+
+
+def test_auto_logs_its_choice_once(caplog: pytest.LogCaptureFixture):
+    dispatch.log_once.cache_clear()
+    with caplog.at_level(logging.INFO, logger="jaxtern.kernels.dispatch"):
+        for _ in range(3):
+            moments(jnp.zeros(3), Segments((3,)))
+            moments(jnp.zeros(3), Segments((3,)), implementation="reference")
+    assert [record.message for record in caplog.records] == [
+        "kernels: reference (the default device is 'cpu', no NVIDIA GPU)"
+    ]
+
+
+@pytest.mark.parametrize("name", ["warpgroups", "items"])
+@pytest.mark.parametrize("value", [0, -1, 65, 1.0, True, None, "2"])
+def test_a_tuning_refuses_what_is_out_of_range(name: str, value: object):
+    with pytest.raises(ValueError, match=f"{name}={value!r}: must be an integer from 1 to"):
+        Tuning(**{name: value})
+
+
+def test_tuning_comes_from_the_table_of_the_device(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(tuning.TABLES, "NVIDIA Toy", {"moments": Tuning(4, 2)})
+    assert tuning_for("moments", "NVIDIA Toy") == Tuning(4, 2)
+    assert tuning_for("shard_sum", "NVIDIA Toy") == tuning_for("moments", "another") == DEFAULT
+    with pytest.raises(ValueError, match="op='decode': must be one of moments, ternary_encode"):
+        tuning_for("decode", "NVIDIA Toy")
+
+
+def test_every_table_is_of_known_ops():
+    for table in tuning.TABLES.values():
+        assert set(table) <= set(OPS)

@@ -1,0 +1,302 @@
+"""The Mosaic GPU kernels against their references, bit for bit: interpreted on the CPU, or compiled where a GPU is."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+
+from jaxtern.kernels import (
+    Segments,
+    derive_key,
+    dispatch,
+    moments,
+    num_words,
+    shard_sum,
+    ternary_decode,
+    ternary_encode,
+)
+from jaxtern.kernels.moments_reference import partials_reference
+from jaxtern.kernels.ternary_decode import units_of
+from jaxtern.kernels.ternary_encode import steps_of
+from jaxtern.kernels.tuning import DEFAULT, Tuning
+
+if dispatch.jax_version() < dispatch.MIN_JAX:
+    pytest.skip("the kernels need a newer JAX", allow_module_level=True)
+
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxtern.kernels.moments_mgpu import partials_mgpu
+from jaxtern.kernels.shard_sum_mgpu import shard_sum_mgpu
+from jaxtern.kernels.ternary_decode_mgpu import ternary_decode_mgpu
+from jaxtern.kernels.ternary_encode_mgpu import ternary_encode_mgpu
+
+DTYPES = ["float32", "bfloat16", "float16"]
+TUNINGS = [Tuning(1, 1), Tuning(2, 1), Tuning(1, 3), Tuning(2, 2)]
+KEY = derive_key(3, 14, 15)
+
+# Every example is traced and compiled anew, so there are few.
+few_examples = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=["interpreted", pytest.param("compiled", marks=pytest.mark.gpu)])
+def run(request: pytest.FixtureRequest, capfd: pytest.CaptureFixture) -> Callable[..., Any]:
+    """Calls `kernel(*arrays, interpret)`; interpreted, it looks for races too."""
+
+    def call(kernel: Callable, *arrays: jax.Array) -> Any:
+        if request.param == "compiled":
+            return jax.jit(lambda *xs: kernel(*xs, None))(*arrays)
+        found = jax.jit(lambda *xs: kernel(*xs, plgpu.InterpretGPUParams(detect_races=True)))(*arrays)
+        found = jax.tree.map(np.asarray, found)
+        assert "RACE DETECTED" not in capfd.readouterr().out
+        return found
+
+    return call
+
+
+def _assert_same(found: Any, expected: Any) -> None:
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+@st.composite
+def buckets(draw: st.DrawFn) -> Segments:
+    """Small tensors, one of several tiles, and blocks."""
+    sizes = draw(st.lists(st.one_of(st.integers(0, 400), st.integers(2000, 5000)), min_size=1, max_size=4))
+    block_size = draw(st.one_of(st.none(), st.none(), st.integers(100, 5000)))
+    return Segments(tuple(sizes) if sum(sizes) else (1,), block_size)
+
+
+def _gradient(segments: Segments, dtype: str, seed: int = 0) -> jax.Array:
+    random = np.random.default_rng(seed)
+    return jnp.asarray(random.standard_normal(segments.num_elements), jnp.float32).astype(dtype)
+
+
+def _scales(segments: Segments, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).uniform(0.5, 3, segments.num_scales), jnp.float32)
+
+
+def _mosaic_encode(segments: Segments, tuning: Tuning = DEFAULT, **options: Any) -> Callable:
+    radix, levels = options.get("radix", 3), options.get("levels", 1)
+    rest = (segments, radix, levels, options.get("offset", 0), options.get("residual", False), tuning)
+
+    def encode(gradient: jax.Array, scales: jax.Array, key: jax.Array, interpret: Any) -> Any:
+        steps, units = steps_of(scales, levels), units_of(scales, levels)
+        return ternary_encode_mgpu(gradient, steps, units, key, *rest, interpret)
+
+    return encode
+
+
+@few_examples
+@given(
+    buckets(), st.integers(1, 16), st.sampled_from([1, 2, 64, 65, 1000]), st.booleans(), st.sampled_from(DTYPES),
+    st.sampled_from(TUNINGS),
+)  # fmt: skip
+@example(Segments((5120,)), 1, 1, False, "float32", DEFAULT)
+@example(Segments((2560, 2560, 2560)), 1, 1, True, "float32", Tuning(1, 2))
+@example(Segments((7000,)), 2, 1, False, "bfloat16", DEFAULT)
+@example(Segments((11 * 512, 1)), 3, 1, True, "float16", DEFAULT)
+def test_encode_equals_its_reference(
+    run: Callable, segments: Segments, added: int, levels: int, residual: bool, dtype: str, tuning: Tuning
+):
+    options = {"radix": min(2 * levels * added + 1, 2**16), "levels": levels, "residual": residual, "offset": 1024}
+    arrays = _gradient(segments, dtype), _scales(segments), KEY
+    expected = ternary_encode(*arrays, segments, **options, implementation="reference")
+    _assert_same(run(_mosaic_encode(segments, tuning, **options), *arrays), expected)
+
+
+@few_examples
+@given(
+    buckets(), st.integers(1, 12), st.booleans(), st.sampled_from([1, 2, 100]), st.sampled_from(DTYPES),
+    st.sampled_from(TUNINGS),
+)  # fmt: skip
+@example(Segments((5120,)), 1, False, 1, "float32", DEFAULT)
+@example(Segments((5120, 77)), 9, False, 1, "bfloat16", DEFAULT)
+@example(Segments((2600, 1)), 4, True, 1, "float16", Tuning(1, 2))
+def test_decode_equals_its_reference(
+    run: Callable, segments: Segments, num_workers: int, added: bool, levels: int, dtype: str, tuning: Tuning
+):
+    radix = 2 * levels * (num_workers if added else 1) + 1
+    gradient, scales, zero = _gradient(segments, "float32"), _scales(segments), num_workers * levels
+    words = [
+        ternary_encode(gradient, scales, derive_key(0, 0, i), segments, radix=radix, levels=levels)
+        for i in range(num_workers)
+    ]
+    rows = sum(words[1:], words[0])[None] if added else jnp.stack(words)
+    expected = ternary_decode(
+        rows, scales, segments, num_workers=num_workers, radix=radix, levels=levels, dtype=dtype,
+        implementation="reference",
+    )  # fmt: skip
+
+    def decode(rows: jax.Array, scales: jax.Array, interpret: Any) -> jax.Array:
+        return ternary_decode_mgpu(
+            rows, units_of(scales, zero), segments, zero, radix, jnp.dtype(dtype), tuning, interpret
+        )
+
+    _assert_same(run(decode, rows, scales), expected)
+
+
+@few_examples
+@given(buckets(), st.sampled_from(DTYPES), st.sampled_from(TUNINGS), st.floats(-100, 100))
+@example(Segments((16384,)), "float32", DEFAULT, 0.0)
+@example(Segments((20000, 1, 16385)), "float32", Tuning(1, 2), 5.0)
+@example(Segments((127,)), "float16", DEFAULT, 0.0)
+@example(Segments((300, 200), 150), "bfloat16", DEFAULT, 0.0)
+def test_moments_equal_their_reference(run: Callable, segments: Segments, dtype: str, tuning: Tuning, mean: float):
+    gradient = (_gradient(segments, "float32") + jnp.float32(mean)).astype(dtype)
+    expected = jax.jit(lambda g: partials_reference(g, segments))(gradient)
+    _assert_same(run(lambda g, interpret: partials_mgpu(g, segments, tuning, interpret), gradient), expected)
+
+
+@few_examples
+@given(st.integers(1, 6000), st.integers(1, 12), st.sampled_from([1, 2, 100]), st.sampled_from(TUNINGS))
+@example(2560 * 2, 4, 1, DEFAULT)
+@example(2560 * 13, 2, 1, DEFAULT)
+@example(1, 3, 7, Tuning(1, 2))
+def test_shard_sum_equals_its_reference(run: Callable, n: int, num_workers: int, levels: int, tuning: Tuning):
+    digits = np.random.default_rng(n).integers(0, 2 * levels + 1, (num_workers, n), dtype=np.uint32)
+    words = _words(digits, 2 * levels + 1)
+    radix = 2 * levels * num_workers + 1
+    expected = shard_sum(words, n, levels=levels, implementation="reference")
+    found = run(lambda w, interpret: shard_sum_mgpu(w, n, levels, radix, tuning, interpret), words)
+    _assert_same(found, expected)
+
+
+def _words(digits: np.ndarray, radix: int) -> jax.Array:
+    """Of gradients that are whole levels, which no rounding changes."""
+    levels, n = (radix - 1) // 2, digits.shape[1]
+    gradients = (digits.astype(np.float32) - levels) / levels
+    return jnp.stack([
+        ternary_encode(jnp.asarray(row), jnp.ones(1), KEY, Segments((n,)), radix=radix, levels=levels)
+        for row in gradients
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_comes_out_as_nan_in_its_own_segment(run: Callable, bad: float):
+    segments = Segments((3000, 700, 3000))
+    gradient = _gradient(segments, "float32").at[3100].set(bad)
+    partials = run(lambda g, interpret: partials_mgpu(g, segments, DEFAULT, interpret), gradient)
+    np.testing.assert_array_equal(np.isfinite(partials[0]), [True, False, True])
+    scales = jnp.where(jnp.isfinite(jnp.asarray(partials[0])), 1.0, jnp.nan)
+    words = run(_mosaic_encode(segments), gradient, scales, KEY)
+
+    def decode(words: jax.Array, units: jax.Array, interpret: Any) -> jax.Array:
+        return ternary_decode_mgpu(words[None], units, segments, 1, 3, jnp.dtype("float32"), DEFAULT, interpret)
+
+    mean = run(decode, jnp.asarray(words), units_of(scales, 1))
+    np.testing.assert_array_equal(np.isnan(mean), np.repeat([False, True, False], segments.sizes))
+
+
+def test_a_batch_is_what_its_rows_are_alone(run: Callable):
+    segments = Segments((3000, 50))
+    gradients = jnp.stack([_gradient(segments, "float32", seed) for seed in (0, 1)])
+    scales = jnp.stack([_scales(segments, seed) for seed in (0, 1)])
+    keys = jnp.stack([derive_key(0, 0, worker) for worker in (0, 1)])
+    encode = _mosaic_encode(segments)
+
+    def batch(gradients: jax.Array, scales: jax.Array, keys: jax.Array, interpret: Any) -> jax.Array:
+        return jax.vmap(lambda *row: encode(*row, interpret))(gradients, scales, keys)
+
+    expected = jnp.stack([ternary_encode(*row, segments) for row in zip(gradients, scales, keys, strict=True)])
+    _assert_same(run(batch, gradients, scales, keys), expected)
+
+
+RACE = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtern.kernels import mgpu
+from jaxtern.kernels.tuning import Tuning
+
+def everyone_writes_the_first_run(item, vector, out):
+    mgpu.store(out, 0, mgpu.load(vector, item * 128))
+
+interpret = plgpu.InterpretGPUParams(detect_races=True)
+outputs = [(128, np.float32)]
+mgpu.launch(everyone_writes_the_first_run, [jnp.ones(512)], outputs, 4, Tuning(2, 1), interpret)[0].block_until_ready()
+"""
+
+
+def test_interpret_mode_finds_a_race():
+    ended = subprocess.run(  # some versions of JAX only print it; others raise, and no kernel can be interpreted after
+        [sys.executable, "-c", RACE],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert "RACE DETECTED" in ended.stdout + ended.stderr
+
+
+LARGE = Segments((2**28 - 777, 777))
+LARGE_WORKERS = 4
+
+
+def _lowered(kernel: Callable, *arrays: tuple[tuple[int, ...], str]) -> str:
+    """What is sent to the GPU's compiler, made without a GPU."""
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arrays]
+    return jax.jit(lambda *xs: kernel(*xs, None)).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def _decode_large(words: jax.Array, units: jax.Array, interpret: Any) -> jax.Array:
+    return ternary_decode_mgpu(words, units, LARGE, LARGE_WORKERS, 3, jnp.dtype("bfloat16"), DEFAULT, interpret)
+
+
+LOWERED = {
+    "moments": lambda dtype: _lowered(
+        lambda g, i: partials_mgpu(g, LARGE, DEFAULT, i), ((LARGE.num_elements,), dtype)
+    ),
+    "ternary_encode": lambda dtype: _lowered(
+        _mosaic_encode(LARGE, residual=True), ((LARGE.num_elements,), dtype), ((2,), "float32"), ((2,), "uint32")
+    ),
+    "ternary_decode": lambda _: _lowered(
+        _decode_large, ((LARGE_WORKERS, LARGE.num_words(3)), "uint32"), ((2,), "float32")
+    ),
+    "shard_sum": lambda _: _lowered(
+        lambda w, i: shard_sum_mgpu(w, 2**28, 1, 2 * LARGE_WORKERS + 1, DEFAULT, i),
+        ((LARGE_WORKERS, num_words(2**28, 3)), "uint32"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", LOWERED)
+def test_every_op_lowers_for_cuda_to_one_launch(op: str, dtype: str):
+    assert _launches(LOWERED[op](dtype)) == 1
+
+
+def _launches(program: str) -> int:
+    return sum("custom_call @mosaic_gpu" in line for line in program.splitlines())
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("exchange", ["gather", "sum"])
+def test_a_step_launches_each_op_once_a_bucket(
+    monkeypatch: pytest.MonkeyPatch, workers: Callable, exchange: str, check_vma: bool
+):
+    from jaxtern import Ternary, compressed_mean
+
+    monkeypatch.setattr(dispatch, "why_not_mosaic", lambda _: "")
+    placed = workers("mesh:4")
+    transformation = compressed_mean(placed.names, codec=Ternary(implementation="mosaic"), exchange=exchange)
+    shapes = {"kernel": (4, 100, 50), "bias": (4, 50)}
+    gradients = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    step = placed.replicated(transformation.update, check_vma=check_vma)
+    lowered = step.trace(gradients, transformation.init(None)).lower(lowering_platforms=("cuda",))
+    assert _launches(lowered.as_text()) == 3
+
+
+@pytest.mark.gpu
+def test_auto_takes_the_kernels_on_a_gpu():
+    gradient = _gradient(Segments((100_000,)), "float32")
+    text = jax.jit(lambda g: moments(g, Segments((100_000,)))).lower(gradient).as_text()
+    assert dispatch.pick_implementation("moments", "auto") == "mosaic"
+    assert _launches(text) == 1
