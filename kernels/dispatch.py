@@ -12,8 +12,7 @@ from .tuning import Tuning, tuning_for
 
 IMPLEMENTATIONS = ("auto", "reference", "mosaic")
 MIN_JAX = (0, 11)
-MIN_CAPABILITY = 9.0  # of NVIDIA GPUs that "auto" trusts; "mosaic" itself asks for 8.0
-_MOSAIC_CAPABILITY = 8.0
+MIN_CAPABILITY = 9.0  # of NVIDIA GPUs: below, Mosaic's compiler ends the process on instructions that are not there
 
 _logger = logging.getLogger(__name__)
 
@@ -31,12 +30,9 @@ def pick_implementation(op: str, implementation: str) -> str:
         raise ValueError(f"{op}: implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
     if implementation == "reference":
         return "reference"
-    if implementation == "mosaic":
-        reason = why_not_mosaic(_MOSAIC_CAPABILITY)
-        if reason:
-            raise ValueError(f"{op}: implementation='mosaic': {reason}")
-        return "mosaic"
-    reason = why_not_mosaic(MIN_CAPABILITY)
+    reason = why_not_mosaic()
+    if implementation == "mosaic" and reason:
+        raise ValueError(f"{op}: implementation='mosaic': {reason}")
     log_once(f"kernels: {'reference (' + reason + ')' if reason else 'mosaic'}")
     return "reference" if reason else "mosaic"
 
@@ -46,14 +42,14 @@ def tuned(op: str) -> Tuning:
     return tuning_for(op, jax.devices()[0].device_kind)
 
 
-def why_not_mosaic(min_capability: float) -> str:
+def why_not_mosaic() -> str:
     """Why the kernels cannot run on the default device, or nothing where they can."""
     device = jax.devices()[0]
     capability = getattr(device, "compute_capability", None)
     if device.platform != "gpu" or capability is None or not re.fullmatch(r"\d+\.\d+", capability):
         return f"the default device is {device.device_kind!r}, no NVIDIA GPU"
-    if float(capability) < min_capability:
-        return f"{device.device_kind} has compute capability {capability}, below {min_capability}"
+    if float(capability) < MIN_CAPABILITY:
+        return f"{device.device_kind} has compute capability {capability}, below {MIN_CAPABILITY}"
     if jax_version() < MIN_JAX:
         return f"JAX is {jax.__version__}, older than {'.'.join(map(str, MIN_JAX))}"
     return ""

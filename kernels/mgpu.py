@@ -68,17 +68,25 @@ def launch(
         num_threads=tuning.warpgroups,
         thread_name="warpgroup",
         kernel_name=body.__name__,
+        # Pallas puts barriers around every store, which are for threads that read what they or others wrote: none here.
+        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         interpret=interpret,
     )
     return kernel(*operands)
 
 
-def load(ref: Any, start: jax.Array) -> jax.Array:
+def window(ref: Any, start: jax.Array, runs: int) -> Any:
+    """So many runs of an array: where their places in it are constants, the compiler computes one address for all."""
+    return ref.at[pl.ds(start, runs * RUN)]
+
+
+def load(ref: Any, start: int | jax.Array) -> jax.Array:
     """A run from `start` on, one element a thread."""
     return plgpu.load(ref.at[pl.ds(start, RUN)], layout=LAYOUT)
 
 
-def store(ref: Any, start: jax.Array, run: jax.Array) -> None:
+def store(ref: Any, start: int | jax.Array, run: jax.Array) -> None:
+    """The inverse of `load`."""
     ref[pl.ds(start, RUN)] = run
 
 
@@ -92,13 +100,25 @@ def filled(value: Any, dtype: Any) -> jax.Array:
     return plgpu.layout_cast(jnp.full((RUN,), value, dtype), LAYOUT)
 
 
-def segment_tables(segments: Segments, item_elements: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first element of every segment, the last bound out of reach; and the segment where every item begins."""
+def segment_tables(segments: Segments, item_runs: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first element of every segment, the last bound out of reach; and the owner of every item.
+
+    That is its segment, or, where the item has runs of others too or runs that are not there, -1 less the segment where
+    it begins: one number to read before the work.
+    """
     bounds = segments.bounds()
-    firsts = np.arange(0, segments.num_elements, item_elements)
+    firsts = np.arange(0, segments.num_elements, item_runs * RUN)
     owners = np.searchsorted(bounds[1:], firsts, side="right")
+    ends = firsts + item_runs * RUN
     bounds[-1] = _NO_BOUND
-    return bounds.astype(np.int32), owners.astype(np.int32)
+    is_whole = (ends <= segments.num_runs * RUN) & (ends <= bounds[owners + 1])
+    return bounds.astype(np.int32), np.where(is_whole, owners, -1 - owners).astype(np.int32)
+
+
+def branch_by_owner(owner: jax.Array, whole: Callable[[jax.Array], None], mixed: Callable[[jax.Array], None]) -> None:
+    """Calls one of the two with the segment where the item begins."""
+    pl.when(owner >= 0)(lambda: whole(owner))
+    pl.when(owner < 0)(lambda: mixed(-1 - owner))
 
 
 def factors_of_run(

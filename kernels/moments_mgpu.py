@@ -4,6 +4,7 @@ An item is one chunk of one segment. Its runs start where the segment starts, an
 ends where the segment ends; what it then holds of the run before is left out.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -40,7 +41,7 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
         last = end - 1
         three = [gradient[place].astype(jnp.float32) for place in (start, middle_place(start, last), last)]
         centre = middle(*(settle(mgpu.filled(x, jnp.float32)) for x in three))
-        runs = (jnp.minimum(end - first, CHUNK) + RUN - 1) // RUN
+        elements = jnp.minimum(end - first, CHUNK)
 
         def run_values(run: jax.Array) -> tuple[jax.Array, jax.Array]:
             """Bits of the magnitudes, and deviations; zero where the segment has no element."""
@@ -51,23 +52,31 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
             is_own = (place >= nominal) & (place < end)
             return jnp.where(is_own, magnitude_bits(x), 0), jnp.where(is_own, deviation(x, centre), 0.0)
 
-        def add_group(group: jax.Array, carry: tuple) -> tuple:
+        def add(carry: tuple, bits: list[jax.Array], deviations: list[jax.Array]) -> tuple:
             largest, sums, squares = carry
-            bits, deviations = zip(*(run_values(group * FAN_IN + i) for i in range(FAN_IN)), strict=True)
-            for own in bits:
-                largest = jnp.maximum(largest, own)
-            return largest, sums + add_runs(list(deviations)), squares + add_runs([x * x for x in deviations])
+            largest = functools.reduce(jnp.maximum, bits, largest)
+            return largest, sums + add_runs(deviations), squares + add_runs([x * x for x in deviations])
 
-        zeros = (mgpu.filled(0, jnp.int32), mgpu.filled(0, jnp.float32), mgpu.filled(0, jnp.float32))
-        groups = (runs + FAN_IN - 1) // FAN_IN
-        largest, sums, squares = lax.fori_loop(0, groups, add_group, zeros)
+        def add_whole_group(group: jax.Array, carry: tuple) -> tuple:
+            runs = mgpu.window(gradient, first + group * (FAN_IN * RUN), FAN_IN)
+            xs = [mgpu.load(runs, i * RUN).astype(jnp.float32) for i in range(FAN_IN)]
+            return add(carry, [magnitude_bits(x) for x in xs], [deviation(x, centre) for x in xs])
+
+        def add_group(group: jax.Array, carry: tuple) -> tuple:
+            bits, deviations = zip(*(run_values(group * FAN_IN + i) for i in range(FAN_IN)), strict=True)
+            return add(carry, list(bits), list(deviations))
+
+        zeros = mgpu.filled(0, jnp.float32)
+        whole, groups = elements // (FAN_IN * RUN), (elements + FAN_IN * RUN - 1) // (FAN_IN * RUN)
+        carry = lax.fori_loop(0, whole, add_whole_group, (magnitude_bits(centre), zeros, zeros))
+        largest, sums, squares = lax.fori_loop(whole, groups, add_group, carry)
         max_abs[chunk] = jnp.max(largest)
         for x, largest_out, total_out in zip((sums, squares), sums_out[::2], sums_out[1::2], strict=True):
             largest = jnp.max(magnitude_bits(x))
             largest_out[chunk] = largest
             total_out[chunk] = jnp.sum(as_multiples(x, mgpu.filled(largest, jnp.int32), RUN))
 
-    operands = [fill_up(gradient, RUN) if gradient.size < RUN else gradient, starts, ends, firsts]
+    operands = [fill_up(gradient, RUN), starts, ends, firsts]  # filled up as encode needs it, so that one copy does
     outputs = [(starts.size, np.int32)] * 5
     max_abs, *sums = mgpu.launch(moments, operands, outputs, starts.size, tuning, interpret)
     first, second = (as_float(largest, total, RUN) for largest, total in zip(sums[::2], sums[1::2], strict=True))

@@ -69,7 +69,7 @@ def magnitude_bits(x: jax.Array) -> jax.Array:
 
 
 def add_runs(runs: list[jax.Array]) -> jax.Array:
-    """Adds FAN_IN runs, halves onto halves."""
+    """Adds a power of two of runs, halves onto halves."""
     while len(runs) > 1:
         half = len(runs) // 2
         runs = [a + b for a, b in zip(runs[:half], runs[half:], strict=True)]
@@ -81,11 +81,26 @@ def _tensor(tensor: jax.Array, segments: Segments) -> list[Partials]:
     own = Segments((tensor.size,), segments.block_size)
     centres = centres_of(tensor, own)
     width = segments.block_size or tensor.size
-    blocks, parts = tensor.size // width, []
-    if blocks:
-        parts.append(_blocks(tensor[: blocks * width].reshape(blocks, width), centres[:blocks]))
+    if width >= tensor.size:
+        return _segment(tensor, centres)
+    blocks = tensor.size // width
+    parts = [_blocks(tensor[: blocks * width].reshape(blocks, width), centres[:blocks])]
     if blocks * width < tensor.size:
-        parts.append(_blocks(tensor[blocks * width :][None], centres[blocks:]))
+        parts += _segment(tensor[blocks * width :], centres[blocks:])
+    return parts
+
+
+def _segment(segment: jax.Array, centre: jax.Array) -> list[Partials]:
+    """Partials of one segment's chunks; all but the last one or two are read in place, through slices of the whole."""
+    group = FAN_IN * RUN
+    chunks = max(segment.size - group + RUN, 0) // CHUNK
+    parts = []
+    if chunks:
+        slices = [segment[i : i + chunks * CHUNK].reshape(-1, group)[:, :RUN] for i in range(0, group, RUN)]
+        columns = _chunks([x.reshape(1, chunks, -1, RUN) for x in slices], centre[:, None])
+        parts.append(tuple(column.reshape(-1) for column in columns))
+    if chunks * CHUNK < segment.size:
+        parts.append(_blocks(segment[None, chunks * CHUNK :], centre))
     return parts
 
 
@@ -94,36 +109,42 @@ def _blocks(blocks: jax.Array, centres: jax.Array) -> Partials:
     rows, width = blocks.shape
     whole = width // CHUNK * CHUNK
     cut = [blocks[:, :whole].reshape(rows, -1, CHUNK), blocks[:, None, whole:]]
-    parts = [_chunks(chunks, centres[:, None]) for chunks in cut if chunks.size]
+    centre = centres[:, None]
+    parts = [_chunks(_as_slices(chunks, centre), centre) for chunks in cut if chunks.size]
     return tuple(jnp.concatenate(column, axis=1).reshape(-1) for column in zip(*parts, strict=True))
 
 
-def _as_runs(chunk: jax.Array, centre: jax.Array) -> jax.Array:
-    """[..., m] to [..., runs, RUN]; a short last run lies at the end of its places, behind centres."""
-    whole = chunk.shape[-1] // RUN * RUN
-    missing = -chunk.shape[-1] % RUN
-    filling = jnp.broadcast_to(centre[..., None].astype(chunk.dtype), (*chunk.shape[:-1], missing))
-    filled = jnp.concatenate([chunk[..., :whole], filling, chunk[..., whole:]], axis=-1)
-    return filled.reshape(*chunk.shape[:-1], -1, RUN)
+def _as_slices(chunk: jax.Array, centre: jax.Array) -> list[jax.Array]:
+    """[..., m] to up to FAN_IN slices [..., groups, RUN]; a short last run lies at the end of its places.
+
+    What is missing is filled with the centre, which adds nothing.
+    """
+    size = chunk.shape[-1]
+    whole, runs = size // RUN * RUN, -(-size // RUN)
+    fan_in = min(FAN_IN, 1 << (runs - 1).bit_length())
+    counts = runs * RUN - size, -runs % fan_in * RUN
+    before, behind = (jnp.broadcast_to(centre[..., None].astype(chunk.dtype), (*chunk.shape[:-1], n)) for n in counts)
+    if any(counts):
+        chunk = jnp.concatenate([chunk[..., :whole], before, chunk[..., whole:], behind], axis=-1)
+    groups = chunk.reshape(*chunk.shape[:-1], -1, fan_in, RUN)
+    return [groups[..., i, :] for i in range(fan_in)]
 
 
-def _chunks(chunks: jax.Array, centre: jax.Array) -> Partials:
-    """Partials of float[rows, chunks, m], which broadcast with their segments' centres; float32[rows, chunks]."""
-    runs = _as_runs(chunks, centre)
-    count = runs.shape[-2]
+def _chunks(slices: list[jax.Array], centre: jax.Array) -> Partials:
+    """Partials of chunks, cut into up to FAN_IN slices float[rows, chunks, groups, RUN]; float32[rows, chunks].
 
-    def deviations(run: int) -> jax.Array:
-        if run >= count:
-            return jnp.zeros((*runs.shape[:2], RUN), jnp.float32)
-        return deviation(runs[:, :, run].astype(jnp.float32), centre[..., None])
+    What is done to an element is done slice by slice: done to the whole, the compiler would write the whole out.
+    """
+    slices = [x.astype(jnp.float32) for x in slices]
+    deviations = [deviation(x, centre[..., None, None]) for x in slices]
 
-    def total(power: int) -> jax.Array:
-        groups = range(0, count, FAN_IN)
-        sums = [add_runs([deviations(group + i) ** power for i in range(FAN_IN)]) for group in groups]
-        return sum_in_any_order(functools.reduce(operator.add, sums))
+    def total(runs: list[jax.Array]) -> jax.Array:
+        sums = add_runs(runs)
+        return sum_in_any_order(functools.reduce(operator.add, [sums[:, :, i] for i in range(sums.shape[2])]))
 
-    largest = jnp.max(magnitude_bits(chunks.astype(jnp.float32)), axis=-1)
-    return lax.bitcast_convert_type(largest, jnp.float32), total(1), total(2)
+    largest = jnp.max(functools.reduce(jnp.maximum, [magnitude_bits(x) for x in slices]), axis=(-2, -1))
+    largest = jnp.maximum(largest, magnitude_bits(centre))  # it may fill places here, though its own lies elsewhere
+    return lax.bitcast_convert_type(largest, jnp.float32), total(deviations), total([x * x for x in deviations])
 
 
 def sum_in_any_order(x: jax.Array) -> jax.Array:

@@ -39,13 +39,14 @@ def to_digits(scaled: jax.Array, noise: jax.Array, levels: int) -> jax.Array:
       levels: L.
 
     Returns:
-      uint32 digits in [0, 2L]: floor(g / s L + L + noise / 2^16). A NaN becomes any of them.
+      uint32 digits in [0, 2L]: floor(g / s L + L + noise / 2^16). A NaN becomes what the lowest number does.
     """
     limit = np.float32(levels << 16)
-    scaled = jnp.minimum(jnp.maximum(scaled, -limit), limit)
+    scaled = jnp.where(scaled > -limit, scaled, -limit)
+    scaled = jnp.where(scaled < limit, scaled, limit)
     if levels <= _MAGIC_LEVELS:  # an addition costs less than a conversion
         bits = lax.bitcast_convert_type(scaled + np.float32(_MAGIC), jnp.uint32)
         fixed = bits - np.float32(_MAGIC).view(np.uint32)
     else:
         fixed = lax.bitcast_convert_type(jnp.round(scaled).astype(jnp.int32), jnp.uint32)
-    return jnp.minimum((fixed + np.uint32(levels << 16) + noise) >> 16, np.uint32(2 * levels))
+    return (fixed + np.uint32(levels << 16) + noise) >> 16

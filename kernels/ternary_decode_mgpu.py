@@ -4,6 +4,7 @@ An item is one tile. Where it lies under one scale, all its planes take the same
 bucket ends, units are looked up place by place.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -34,30 +35,28 @@ def ternary_decode_mgpu(
     """`ternary_decode`, its arguments checked; units are what a digit is worth, `zero` is the sum of zero levels."""
     rows, width = words.shape
     depth, runs = radix_lib.digits_per_word(radix), segments.num_runs
-    bounds_table, owner_table = mgpu.segment_tables(segments, depth * RUN)
+    bounds_table, owner_table = mgpu.segment_tables(segments, depth)
 
     def ternary_decode(tile, words, units, bounds, owners, mean) -> None:
-        segment = owners[tile]
         totals = sum_planes(words, rows, width, tile, radix)
         first_run = tile * depth
-        is_plain = (first_run + depth <= runs) & (bounds[segment + 1] >= (first_run + depth) * RUN)
+        out = mgpu.window(mean, first_run * RUN, depth)
 
-        def store(run: jax.Array, total: jax.Array, unit: jax.Array) -> None:
-            digits = lax.bitcast_convert_type(total, jnp.int32) - zero
-            mgpu.store(mean, run * RUN, settle(digits.astype(jnp.float32) * unit).astype(dtype))
+        def store(k: int, unit: jax.Array) -> None:
+            digits = lax.bitcast_convert_type(totals[k], jnp.int32) - zero
+            mgpu.store(out, k * RUN, settle(digits.astype(jnp.float32) * unit).astype(dtype))
 
-        @pl.when(is_plain)
-        def _plain() -> None:
+        def store_under_one_scale(segment: jax.Array) -> None:
             unit = units[segment]
             for k in range(depth):
-                store(first_run + k, totals[k], unit)
+                store(k, unit)
 
-        @pl.when(jnp.logical_not(is_plain))
-        def _mixed() -> None:
-            here = segment
+        def store_run_by_run(segment: jax.Array) -> None:
             for k in range(depth):
-                here, (unit,) = mgpu.factors_of_run(here, first_run + k, bounds, (units,))
-                pl.when(first_run + k < runs)(lambda k=k, unit=unit: store(first_run + k, totals[k], unit))
+                segment, (unit,) = mgpu.factors_of_run(segment, first_run + k, bounds, (units,))
+                pl.when(first_run + k < runs)(functools.partial(store, k, unit))
+
+        mgpu.branch_by_owner(owners[tile], store_under_one_scale, store_run_by_run)
 
     operands = [words.reshape(-1), units, jnp.asarray(bounds_table), jnp.asarray(owner_table)]
     outputs = [(runs * RUN, dtype)]

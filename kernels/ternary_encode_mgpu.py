@@ -63,15 +63,15 @@ def ternary_encode_mgpu(
     depth, tiles = radix_lib.digits_per_word(radix), segments.num_words(radix) // RUN
     tiles_per_item = noise.LANES // math.gcd(depth, noise.LANES)
     plan = _Plan(radix, levels, offset // noise.LANES, depth, segments.num_runs, tiles, tiles_per_item)
-    bounds, owners = mgpu.segment_tables(segments, tiles_per_item * depth * RUN)
+    bounds, owners = mgpu.segment_tables(segments, tiles_per_item * depth)
 
     def ternary_encode(item: jax.Array, *arrays: Any) -> None:
         refs = _Refs(*arrays)
-        segment = refs.owners[item]
-        end_run = (item + 1) * (tiles_per_item * depth)
-        is_plain = (end_run <= plan.runs) & (refs.bounds[segment + 1] >= end_run * RUN)
-        pl.when(is_plain)(lambda: _encode_under_one_scale(item, segment, refs, plan))
-        pl.when(jnp.logical_not(is_plain))(lambda: _encode_run_by_run(item, segment, refs, plan))
+        mgpu.branch_by_owner(
+            refs.owners[item],
+            lambda segment: _encode_under_one_scale(item, segment, refs, plan),
+            lambda segment: _encode_run_by_run(item, segment, refs, plan),
+        )
 
     operands = [fill_up(gradient, RUN), steps, units, key, jnp.asarray(bounds), jnp.asarray(owners)]
     outputs = [(tiles * RUN, np.uint32)] + [(plan.runs * RUN, np.float32)] * residual
@@ -81,16 +81,23 @@ def ternary_encode_mgpu(
 
 def _encode_under_one_scale(item: jax.Array, segment: jax.Array, refs: _Refs, plan: _Plan) -> None:
     step, unit = refs.steps[segment], refs.units[segment]
-    for i in range(plan.tiles_per_item):
-        tile, planes = item * plan.tiles_per_item + i, []
-        for k in range(plan.depth):
-            run, lane = tile * plan.depth + k, (i * plan.depth + k) % noise.LANES
-            if lane == 0:
-                halves = _draw(run, refs, plan)
-            x = _load(run, refs)
-            planes.append(to_digits(x * step, noise.take(halves, lane), plan.levels))
-            _store_residual(run, x, planes[-1], unit, refs, plan)
-        mgpu.store(refs.words, tile * RUN, radix_lib.pack_planes(planes, plan.radix))
+    runs = plan.tiles_per_item * plan.depth
+    gradient = mgpu.window(refs.gradient, item * (runs * RUN), runs)
+    residual = None if refs.residual is None else mgpu.window(refs.residual, item * (runs * RUN), runs)
+    words = mgpu.window(refs.words, item * (plan.tiles_per_item * RUN), plan.tiles_per_item)
+    group = _group(item * runs, plan)
+    for tile in range(plan.tiles_per_item):
+        first = tile * plan.depth
+        # All are loaded before anything is stored: the compiler moves no load across a store.
+        loaded = [mgpu.load(gradient, (first + k) * RUN).astype(jnp.float32) for k in range(plan.depth)]
+        planes = []
+        for run, x in enumerate(loaded, first):
+            if run % noise.LANES == 0:
+                halves = _draw(group + jnp.uint32(run // noise.LANES * RUN), refs)
+            planes.append(to_digits(x * step, noise.take(halves, run % noise.LANES), plan.levels))
+            if residual is not None:
+                mgpu.store(residual, run * RUN, _left_out(x, planes[-1], unit, plan))
+        mgpu.store(words, tile * RUN, radix_lib.pack_planes(planes, plan.radix))
 
 
 def _encode_run_by_run(item: jax.Array, segment: jax.Array, refs: _Refs, plan: _Plan) -> None:
@@ -99,10 +106,13 @@ def _encode_run_by_run(item: jax.Array, segment: jax.Array, refs: _Refs, plan: _
         run = tile * plan.depth + k
         segment, (step, unit) = mgpu.factors_of_run(segment, run, refs.bounds, (refs.steps, refs.units))
         is_there = mgpu.filled(run, jnp.int32) < plan.runs
-        x = jnp.where(is_there, _load(jnp.minimum(run, plan.runs - 1), refs), 0.0)
-        bits = noise.take(_draw(run, refs, plan), mgpu.filled(run % noise.LANES, jnp.uint32))
+        start = jnp.minimum(run, plan.runs - 1) * RUN
+        x = jnp.where(is_there, mgpu.load(refs.gradient, start).astype(jnp.float32), 0.0)
+        bits = noise.take(_draw(_group(run, plan), refs), mgpu.filled(run % noise.LANES, jnp.uint32))
         digits = to_digits(x * step, bits, plan.levels)
-        pl.when(run < plan.runs)(lambda: _store_residual(run, x, digits, unit, refs, plan))
+        if refs.residual is not None:
+            left_out = _left_out(x, digits, unit, plan)
+            pl.when(run < plan.runs)(lambda: mgpu.store(refs.residual, start, left_out))
         return segment, words + digits * weight, weight * jnp.uint32(plan.radix)
 
     def encode_tile(i: jax.Array, segment: jax.Array) -> jax.Array:
@@ -115,17 +125,17 @@ def _encode_run_by_run(item: jax.Array, segment: jax.Array, refs: _Refs, plan: _
     lax.fori_loop(0, plan.tiles_per_item, encode_tile, segment)
 
 
-def _load(run: jax.Array, refs: _Refs) -> jax.Array:
-    return mgpu.load(refs.gradient, run * RUN).astype(jnp.float32)
+def _group(run: jax.Array, plan: _Plan) -> jax.Array:
+    """The groups of noise that a run belongs to, each place's own."""
+    first = (run // noise.LANES * RUN).astype(jnp.uint32) + jnp.uint32(plan.first_group)
+    return mgpu.places(jnp.uint32) + first
 
 
-def _draw(run: jax.Array, refs: _Refs, plan: _Plan) -> noise.Halves:
-    """The random bits of the group that a run belongs to."""
-    group = (run // noise.LANES * RUN).astype(jnp.uint32) + jnp.uint32(plan.first_group)
-    return noise.draw((refs.key[0], refs.key[1]), mgpu.places(jnp.uint32) + group)
+def _draw(group: jax.Array, refs: _Refs) -> noise.Halves:
+    return noise.draw((refs.key[0], refs.key[1]), group)
 
 
-def _store_residual(run: jax.Array, x: jax.Array, digits: jax.Array, unit: jax.Array, refs: _Refs, plan: _Plan) -> None:
-    if refs.residual is not None:
-        level = (lax.bitcast_convert_type(digits, jnp.int32) - plan.levels).astype(jnp.float32)
-        mgpu.store(refs.residual, run * RUN, x - settle(level * unit))
+def _left_out(x: jax.Array, digits: jax.Array, unit: jax.Array, plan: _Plan) -> jax.Array:
+    """The residual of a run."""
+    level = (lax.bitcast_convert_type(digits, jnp.int32) - plan.levels).astype(jnp.float32)
+    return x - settle(level * unit)

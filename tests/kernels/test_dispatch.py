@@ -24,7 +24,7 @@ def _device(platform: str = "gpu", capability: str | None = "9.0", kind: str = "
         (_device(capability="10.0"), "0.11.0", "auto", "mosaic"),
         (_device(), "0.10.2", "auto", "reference"),
         (_device(capability="8.6"), "0.11.2", "auto", "reference"),
-        (_device(capability="8.6"), "0.11.2", "mosaic", "mosaic"),
+        (_device(), "0.11.2", "mosaic", "mosaic"),
         (_device(capability="gfx942"), "0.11.2", "auto", "reference"),
         (_device(platform="cpu", capability=None, kind="cpu"), "0.11.2", "auto", "reference"),
         (_device(platform="tpu", capability=None, kind="TPU v5"), "0.11.2", "auto", "reference"),
@@ -43,7 +43,7 @@ def test_auto_takes_mosaic_on_new_nvidia_gpus_with_a_new_jax(
     ("device", "version", "reason"),
     [
         (_device(platform="cpu", capability=None, kind="cpu"), "0.11.2", "the default device is 'cpu', no NVIDIA GPU"),
-        (_device(capability="7.5", kind="T4"), "0.11.2", "T4 has compute capability 7.5, below 8.0"),
+        (_device(capability="7.5", kind="T4"), "0.11.2", "T4 has compute capability 7.5, below 9.0"),
         (_device(), "0.10.2", r"JAX is 0.10.2, older than 0\.11"),
     ],
 )

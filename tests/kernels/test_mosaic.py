@@ -284,7 +284,7 @@ def test_a_step_launches_each_op_once_a_bucket(
 ):
     from jaxtern import Ternary, compressed_mean
 
-    monkeypatch.setattr(dispatch, "why_not_mosaic", lambda _: "")
+    monkeypatch.setattr(dispatch, "why_not_mosaic", lambda: "")
     placed = workers("mesh:4")
     transformation = compressed_mean(placed.names, codec=Ternary(implementation="mosaic"), exchange=exchange)
     shapes = {"kernel": (4, 100, 50), "bias": (4, 50)}
