@@ -19,7 +19,7 @@ from .moments_reference import (
 from .rounding import settle, to_12_bits
 from .segments import Segments
 
-_FOLD = 64  # chunks
+_FOLD = 256  # chunks
 
 
 class Moments(NamedTuple):

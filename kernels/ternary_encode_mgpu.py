@@ -34,7 +34,7 @@ class _Plan(NamedTuple):
 
 
 class _Refs(NamedTuple):
-    """Arrays in device memory."""
+    """Arrays in device memory; the key as two numbers once it is read."""
 
     gradient: Any
     steps: Any
@@ -67,6 +67,7 @@ def ternary_encode_mgpu(
 
     def ternary_encode(item: jax.Array, *arrays: Any) -> None:
         refs = _Refs(*arrays)
+        refs = refs._replace(key=(refs.key[0], refs.key[1]))  # read once, before anything is stored
         mgpu.branch_by_owner(
             refs.owners[item],
             lambda segment: _encode_under_one_scale(item, segment, refs, plan),
@@ -132,7 +133,7 @@ def _group(run: jax.Array, plan: _Plan) -> jax.Array:
 
 
 def _draw(group: jax.Array, refs: _Refs) -> noise.Halves:
-    return noise.draw((refs.key[0], refs.key[1]), group)
+    return noise.draw(refs.key, group)
 
 
 def _left_out(x: jax.Array, digits: jax.Array, unit: jax.Array, plan: _Plan) -> jax.Array:

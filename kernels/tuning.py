@@ -24,7 +24,8 @@ class Tuning:
                 raise ValueError(f"{name}={value!r}: must be an integer from 1 to {limit}")
 
 
-DEFAULT = Tuning(warpgroups=2, items=1)
+# moments adds over threads, for which a block of several warpgroups takes all of a processor's sixteen barriers.
+DEFAULTS = {op: Tuning(warpgroups=1 if op == "moments" else 2) for op in OPS}
 
 # By the name of the device, as JAX gives it, then by op; `python -m benchmarks.kernels --tune` prints an entry.
 TABLES: dict[str, dict[str, Tuning]] = {}
@@ -38,4 +39,4 @@ def tuning_for(op: str, device_kind: str) -> Tuning:
     """
     if op not in OPS:
         raise ValueError(f"op={op!r}: must be one of {', '.join(OPS)}")
-    return TABLES.get(device_kind, {}).get(op, DEFAULT)
+    return TABLES.get(device_kind, {}).get(op, DEFAULTS[op])

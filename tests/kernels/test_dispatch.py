@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxtern.kernels import Segments, dispatch, moments, tuning
-from jaxtern.kernels.tuning import DEFAULT, OPS, Tuning, tuning_for
+from jaxtern.kernels.tuning import DEFAULTS, OPS, Tuning, tuning_for
 
 
 def _device(platform: str = "gpu", capability: str | None = "9.0", kind: str = "NVIDIA H200") -> types.SimpleNamespace:
@@ -77,7 +77,8 @@ def test_a_tuning_refuses_what_is_out_of_range(name: str, value: object):
 def test_tuning_comes_from_the_table_of_the_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(tuning.TABLES, "NVIDIA Toy", {"moments": Tuning(4, 2)})
     assert tuning_for("moments", "NVIDIA Toy") == Tuning(4, 2)
-    assert tuning_for("shard_sum", "NVIDIA Toy") == tuning_for("moments", "another") == DEFAULT
+    assert tuning_for("shard_sum", "NVIDIA Toy") == DEFAULTS["shard_sum"]
+    assert tuning_for("moments", "another") == DEFAULTS["moments"]
     with pytest.raises(ValueError, match="op='decode': must be one of moments, ternary_encode"):
         tuning_for("decode", "NVIDIA Toy")
 
