@@ -14,7 +14,8 @@ def shard_sum(
     """Sums the digits of N workers' words and packs the sums.
 
     Args:
-      words: uint32[N, num_words(num_elements, 2L + 1)], a shard of each worker's words.
+      words: uint32[N, num_words(num_elements, 2L + 1)], a shard of each worker's words; behind the last element stand
+        zero levels, as `ternary_encode` leaves them.
       num_elements: n, of the shard.
       levels: L.
       radix: R of the sums; None: 2LN + 1, the smallest that holds them.

@@ -4,6 +4,7 @@ An item is the fewest tiles of words in which tiles of sums begin and end too, s
 before the kernel runs.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -27,24 +28,26 @@ def shard_sum_mgpu(
     own_depth, depth = radix_lib.digits_per_word(own_radix), radix_lib.digits_per_word(radix)
     runs_per_item = math.lcm(own_depth, depth)
     own_tiles, tiles = width // RUN, radix_lib.num_words(num_elements, radix) // RUN
-    runs = radix_lib.num_runs(num_elements)
-    zero = np.uint32(levels * num_workers)
+    nothing = np.uint32(sum(levels * power for power in radix_lib.powers(own_radix).tolist()))
 
     def shard_sum(item, words, sums) -> None:
         planes: list[jax.Array] = []
         tile = item * (runs_per_item // depth)
         for i in range(runs_per_item // own_depth):
             own_tile = item * (runs_per_item // own_depth) + i
-            totals = sum_planes(words, num_workers, width, jnp.minimum(own_tile, own_tiles - 1), own_radix)
-            for k, total in enumerate(totals):
-                run = mgpu.filled(own_tile * own_depth + k, jnp.int32)
-                planes.append(jnp.where(run < runs, total, zero))
+            is_there = mgpu.filled(own_tile, jnp.int32) < own_tiles
+            place = jnp.minimum(own_tile, own_tiles - 1)
+            complete = functools.partial(_or_nothing, is_there, nothing)
+            planes += sum_planes(words, num_workers, width, place, own_radix, complete)
             while len(planes) >= depth:
-                full, planes = planes[:depth], planes[depth:]
-                pl.when(tile < tiles)(
-                    lambda tile=tile, full=full: mgpu.store(sums, tile * RUN, radix_lib.pack_planes(full, radix))
-                )
+                packed, planes = radix_lib.pack_planes(planes[:depth], radix), planes[depth:]
+                pl.when(tile < tiles)(functools.partial(mgpu.store, sums, tile * RUN, packed))
                 tile = tile + 1
 
-    items = -(-runs // runs_per_item)
+    items = -(-own_tiles * own_depth // runs_per_item)
     return mgpu.launch(shard_sum, [words.reshape(-1)], [(tiles * RUN, np.uint32)], items, tuning, interpret)[0]
+
+
+def _or_nothing(is_there: jax.Array, nothing: np.uint32, word: jax.Array) -> jax.Array:
+    """The word, or that of a gradient of zeros."""
+    return jnp.where(is_there, word, nothing)

@@ -5,6 +5,7 @@ bucket ends, units are looked up place by place.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -64,11 +65,21 @@ def ternary_decode_mgpu(
     return mean[: segments.num_elements]
 
 
-def sum_planes(words: Any, rows: int, width: int, tile: jax.Array, radix: int) -> list[jax.Array]:
-    """The digits of a tile's planes, added over the rows of flat words; uint32[RUN] each."""
+def sum_planes(
+    words: Any,
+    rows: int,
+    width: int,
+    tile: jax.Array,
+    radix: int,
+    complete: Callable[[jax.Array], jax.Array] = lambda word: word,
+) -> list[jax.Array]:
+    """The digits of a tile's planes, added over the rows of flat words; uint32[RUN] each.
+
+    `complete` may replace the words of a tile that is not there.
+    """
 
     def digits(row: int | jax.Array) -> list[jax.Array]:
-        return unpack_run(mgpu.load(words, row * width + tile * RUN), radix)
+        return unpack_run(complete(mgpu.load(words, row * width + tile * RUN)), radix)
 
     def add_row(row: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
         return [total + digit for total, digit in zip(totals, digits(row), strict=True)]

@@ -1,0 +1,108 @@
+"""What is measured: every op, what it runs on, the bytes that it must move, and the same in plain jnp."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxtern.kernels import Segments, derive_key, moments, num_words, pack, shard_sum, ternary_decode, ternary_encode
+
+
+class Case(NamedTuple):
+    """An operation and what it runs on: `run(*arguments, implementation=...)`, of which the first is the large one."""
+
+    op: str
+    name: str
+    dtype: str  # of the gradient, the mean or the words
+    moved: int  # bytes, see `bytes_to_move`
+    run: Callable
+    arguments: tuple[jax.Array, ...]
+    plain: Callable | None = None  # the same without jaxtern
+
+
+def bytes_to_move(op: str, elements: int, dtype: str, rows: int = 1, radix: int = 3, residual: bool = False) -> int:
+    """Each input read once, each output written once; scales, keys and moments are few bytes and do not count.
+
+    With n elements of b bytes and W(R) words, 20 elements each for R = 3, moments read the gradient, b n; encode reads
+    it and writes 4 W(R), and 4 n of residual; decode reads the rows, 4 W(R) each, and writes the mean, b n; shard_sum
+    reads the rows, 4 W(3) each, and writes 4 W(R).
+    """
+    vector, words = elements * jnp.dtype(dtype).itemsize, 4 * num_words(elements, radix)
+    return {
+        "copy": 2 * vector,
+        "moments": vector,
+        "ternary_encode": vector + words + 4 * elements * residual,
+        "ternary_decode": rows * words + vector,
+        "shard_sum": rows * 4 * num_words(elements, 3) + words,
+    }[op]
+
+
+def create_cases(elements: int, dtypes: list[str], workers: int) -> Iterator[Case]:
+    """All operations, dtype after dtype."""
+    radix = 2 * workers + 1
+    rows, total = random_words(workers, elements, 3), random_words(1, elements, radix)
+    for dtype in dtypes:
+        yield from gradient_cases(elements, dtype, radix)
+        yield from decode_cases(rows, total, elements, dtype, radix)
+    moved = bytes_to_move("shard_sum", elements, dtypes[0], workers, radix)
+    run = partial(shard_sum, num_elements=elements)
+    yield Case("shard_sum", f"sum {workers} workers' shards", "uint32", moved, run, (rows,))
+
+
+def gradient_cases(elements: int, dtype: str, radix: int) -> Iterator[Case]:
+    """What reads a gradient."""
+    segments, key = Segments((elements,)), derive_key(0, 0, 0)
+    gradient = jax.random.normal(jax.random.key(0), (elements,)).astype(dtype)
+    moved = bytes_to_move("moments", elements, dtype)
+    yield Case("moments", "moments", dtype, moved, partial(moments, segments=segments), (gradient,), plain_moments)
+    options: dict[str, dict[str, Any]] = {
+        "encode, radix 3": {},
+        f"encode, radix {radix}": {"radix": radix},
+        "encode with residual": {"residual": True},
+    }
+    for name, own in options.items():
+        moved = bytes_to_move("ternary_encode", elements, dtype, **own)
+        run, plain = partial(ternary_encode, segments=segments, **own), partial(plain_encode, **own)
+        yield Case("ternary_encode", name, dtype, moved, run, (gradient, jnp.full(1, 2.5, jnp.float32), key), plain)
+
+
+def decode_cases(rows: jax.Array, total: jax.Array, elements: int, dtype: str, radix: int) -> Iterator[Case]:
+    """What writes a mean."""
+    workers = rows.shape[0]
+    for name, words, num_workers, own_radix in (
+        ("decode one worker", rows[:1], 1, 3),
+        (f"decode {workers} workers gathered", rows, workers, 3),
+        (f"decode {workers} workers summed", total, workers, radix),
+    ):
+        moved = bytes_to_move("ternary_decode", elements, dtype, len(words), own_radix)
+        options = {"segments": Segments((elements,)), "num_workers": num_workers, "radix": own_radix, "dtype": dtype}
+        arguments = words, jnp.full(1, 2.5, jnp.float32)
+        yield Case("ternary_decode", name, dtype, moved, partial(ternary_decode, **options), arguments)
+
+
+def plain_moments(gradient: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x = gradient.astype(jnp.float32)
+    return jnp.max(jnp.abs(x)), jnp.mean(x), jnp.var(x)
+
+
+def plain_encode(
+    gradient: jax.Array, scales: jax.Array, key: jax.Array, radix: int = 3, residual: bool = False
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    x = gradient.astype(jnp.float32)
+    uniform = jax.random.uniform(jax.random.wrap_key_data(key, impl="threefry2x32"), x.shape)
+    trits = jnp.where(uniform < jnp.abs(x) / scales, jnp.sign(x), 0.0)
+    words = pack((trits + 1).astype(jnp.uint32), radix, fill=1)
+    return (words, x - trits * scales) if residual else words
+
+
+def random_words(rows: int, elements: int, radix: int) -> jax.Array:
+    """uint32[rows, W] of random digits, as if of so many workers; behind the last, what stands for no level."""
+
+    @jax.jit
+    def row(key: jax.Array) -> jax.Array:
+        digits = jax.random.bits(key, (elements,)) % jnp.uint32(radix)
+        return pack(digits, radix, fill=radix // 2)
+
+    return jnp.stack([row(key) for key in jax.random.split(jax.random.key(1), rows)])
