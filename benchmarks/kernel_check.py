@@ -79,7 +79,7 @@ def mean_of_one(
     """All of the codec for one worker; the reference with NaN where it has to be."""
     codec = {**codec, "radix": 2 * codec["levels"] + 1, "implementation": implementation}
     scales = moments(gradient, codec["segments"], implementation=implementation).max_abs
-    words = jnp.asarray(ternary_encode(gradient, scales, key, **codec))
+    words = ternary_encode(gradient, scales, key, **codec)
     mean = ternary_decode(words[None], scales, num_workers=1, **codec)
     return jnp.where(is_bad, jnp.nan, mean) if implementation == "reference" else mean
 

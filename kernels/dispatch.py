@@ -33,7 +33,9 @@ def pick_implementation(op: str, implementation: str) -> str:
     reason = why_not_mosaic()
     if implementation == "mosaic" and reason:
         raise ValueError(f"{op}: implementation='mosaic': {reason}")
-    log_once(f"kernels: {'reference (' + reason + ')' if reason else 'mosaic'}")
+    # On a GPU it is worth knowing; elsewhere nobody expects kernels.
+    level = logging.INFO if jax.devices()[0].platform == "gpu" else logging.DEBUG
+    log_once(level, f"kernels: reference, as {reason}" if reason else "kernels: mosaic")
     return "reference" if reason else "mosaic"
 
 
@@ -60,8 +62,8 @@ def jax_version() -> tuple[int, ...]:
 
 
 @functools.cache
-def log_once(message: str) -> None:
-    _logger.info(message)
+def log_once(level: int, message: str) -> None:
+    _logger.log(level, message)
 
 
 def require_floating(gradient: jax.Array, segments: Segments) -> None:

@@ -1,5 +1,7 @@
 """Gradient, scales and key to radix words."""
 
+from typing import Literal, overload
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,36 @@ from .ternary_decode import units_of
 from .ternary_encode_reference import residual_reference, ternary_encode_reference
 
 MIN_SCALE = 2.0**-100
+
+
+@overload
+def ternary_encode(
+    gradient: jax.Array,
+    scales: jax.Array,
+    key: jax.Array,
+    segments: Segments,
+    *,
+    radix: int = 3,
+    levels: int = 1,
+    offset: int = 0,
+    residual: Literal[False] = False,
+    implementation: str = "auto",
+) -> jax.Array: ...
+
+
+@overload
+def ternary_encode(
+    gradient: jax.Array,
+    scales: jax.Array,
+    key: jax.Array,
+    segments: Segments,
+    *,
+    radix: int = 3,
+    levels: int = 1,
+    offset: int = 0,
+    residual: Literal[True],
+    implementation: str = "auto",
+) -> tuple[jax.Array, jax.Array]: ...
 
 
 def ternary_encode(

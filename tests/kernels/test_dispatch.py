@@ -56,15 +56,37 @@ def test_mosaic_where_it_cannot_run_is_refused_with_the_reason(
         moments(jnp.zeros(3), Segments((3,)), implementation="mosaic")
 
 
-def test_auto_logs_its_choice_once(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize(
+    ("device", "level", "message"),
+    [
+        (_device(), logging.INFO, "kernels: mosaic"),
+        (
+            _device(capability="8.0", kind="A100"),
+            logging.INFO,
+            "kernels: reference, as A100 has compute capability 8.0, below 9.0",
+        ),
+        (
+            _device(platform="cpu", capability=None, kind="cpu"),
+            logging.DEBUG,
+            "kernels: reference, as the default device is 'cpu', no NVIDIA GPU",
+        ),
+    ],
+)
+def test_auto_logs_its_choice_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    device: types.SimpleNamespace,
+    level: int,
+    message: str,
+):
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "__version__", "0.11.2")
     dispatch.log_once.cache_clear()
-    with caplog.at_level(logging.INFO, logger="jaxtern.kernels.dispatch"):
+    with caplog.at_level(logging.DEBUG, logger="jaxtern.kernels.dispatch"):
         for _ in range(3):
-            moments(jnp.zeros(3), Segments((3,)))
-            moments(jnp.zeros(3), Segments((3,)), implementation="reference")
-    assert [record.message for record in caplog.records] == [
-        "kernels: reference (the default device is 'cpu', no NVIDIA GPU)"
-    ]
+            dispatch.pick_implementation("moments", "auto")
+            dispatch.pick_implementation("moments", "reference")
+    assert [(record.levelno, record.message) for record in caplog.records] == [(level, message)]
 
 
 @pytest.mark.parametrize("name", ["warpgroups", "items"])
