@@ -53,9 +53,10 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
             return jnp.where(is_own, magnitude_bits(x), 0), jnp.where(is_own, deviation(x, centre), 0.0)
 
         def add(carry: tuple, bits: list[jax.Array], deviations: list[jax.Array]) -> tuple:
-            largest, sums, squares = carry
+            largest, (sums, other_sums), (squares, other_squares) = carry
             largest = functools.reduce(jnp.maximum, bits, largest)
-            return largest, sums + add_runs(deviations), squares + add_runs([x * x for x in deviations])
+            sums, squares = sums + add_runs(deviations), squares + add_runs([x * x for x in deviations])
+            return largest, (other_sums, sums), (other_squares, squares)  # even and odd groups take turns
 
         def add_whole_group(group: jax.Array, carry: tuple) -> tuple:
             runs = mgpu.window(gradient, first + group * (FAN_IN * RUN), FAN_IN)
@@ -68,10 +69,11 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
 
         zeros = mgpu.filled(0, jnp.float32)
         whole, groups = elements // (FAN_IN * RUN), (elements + FAN_IN * RUN - 1) // (FAN_IN * RUN)
-        carry = lax.fori_loop(0, whole, add_whole_group, (magnitude_bits(centre), zeros, zeros))
+        carry = lax.fori_loop(0, whole, add_whole_group, (magnitude_bits(centre), (zeros, zeros), (zeros, zeros)))
         largest, sums, squares = lax.fori_loop(whole, groups, add_group, carry)
         max_abs[chunk] = jnp.max(largest)
         for x, largest_out, total_out in zip((sums, squares), sums_out[::2], sums_out[1::2], strict=True):
+            x = x[0] + x[1]
             largest = jnp.max(magnitude_bits(x))
             largest_out[chunk] = largest
             total_out[chunk] = jnp.sum(as_multiples(x, mgpu.filled(largest, jnp.int32), RUN))

@@ -17,7 +17,7 @@ from .radix import RUN
 from .rounding import settle, to_12_bits
 from .segments import Segments, split
 
-FAN_IN = 16  # runs that are added in halves; such groups are added one after the other
+FAN_IN = 16  # runs that are added in halves; such groups are added one after the other, even and odd ones apart
 CHUNK_RUNS = 128
 CHUNK = CHUNK_RUNS * RUN
 
@@ -138,13 +138,22 @@ def _chunks(slices: list[jax.Array], centre: jax.Array) -> Partials:
     slices = [x.astype(jnp.float32) for x in slices]
     deviations = [deviation(x, centre[..., None, None]) for x in slices]
 
-    def total(runs: list[jax.Array]) -> jax.Array:
-        sums = add_runs(runs)
-        return sum_in_any_order(functools.reduce(operator.add, [sums[:, :, i] for i in range(sums.shape[2])]))
-
     largest = jnp.max(functools.reduce(jnp.maximum, [magnitude_bits(x) for x in slices]), axis=(-2, -1))
     largest = jnp.maximum(largest, magnitude_bits(centre))  # it may fill places here, though its own lies elsewhere
-    return lax.bitcast_convert_type(largest, jnp.float32), total(deviations), total([x * x for x in deviations])
+    return lax.bitcast_convert_type(largest, jnp.float32), _total(deviations), _total([x * x for x in deviations])
+
+
+def _total(slices: list[jax.Array]) -> jax.Array:
+    """The sum of each chunk: of the even groups and of the odd ones, then of the two, then of the places.
+
+    A sum of two has one order only, so it may be XLA's; and what XLA reduces it computes once, though it is read twice.
+    """
+    sums = add_runs(slices)
+    if sums.shape[2] == 1:
+        return sum_in_any_order(sums[:, :, 0])
+    sums = jnp.pad(sums, [(0, 0), (0, 0), (0, sums.shape[2] % 2), (0, 0)])
+    even_and_odd = functools.reduce(operator.add, [sums[:, :, i : i + 2] for i in range(0, sums.shape[2], 2)])
+    return sum_in_any_order(lax.reduce(even_and_odd, np.float32(0), lax.add, (2,)))
 
 
 def sum_in_any_order(x: jax.Array) -> jax.Array:
