@@ -115,7 +115,9 @@ def measure_size(elements: int, dtypes: list[str], workers: int, repeats: int) -
 
 def measure_case(case: Case, copy: Program, repeats: int) -> list[dict]:
     """A row for what "auto" picks, for the reference, and for plain jnp."""
-    functions: dict[str, Callable] = {pick_implementation(case.op, "auto"): partial(case.run, implementation="auto")}
+    functions: dict[str, Callable] = {
+        pick_implementation(case.op, "auto", case.arguments[0].size): partial(case.run, implementation="auto")
+    }
     functions.setdefault("reference", partial(case.run, implementation="reference"))
     if case.plain:
         functions[PLAIN[case.op]] = case.plain

@@ -14,14 +14,16 @@ IMPLEMENTATIONS = ("auto", "reference", "mosaic")
 MIN_JAX = (0, 11)
 MIN_CAPABILITY = 9.0  # of NVIDIA GPUs: below, Mosaic's compiler ends the process on instructions that are not there
 
+MAX_SIZE = 2**30  # of any array: the kernels count places in int32, up to a tile beyond the end
+
 _logger = logging.getLogger(__name__)
 
 
-def pick_implementation(op: str, implementation: str) -> str:
+def pick_implementation(op: str, implementation: str, size: int) -> str:
     """The implementation that runs: "reference", plain jnp, which XLA compiles for any device, or "mosaic".
 
     "auto" is Mosaic where the default device is an NVIDIA GPU of compute capability 9.0 or more and JAX is 0.11 or
-    newer.
+    newer, for arrays of `size` up to 2^30.
 
     Raises:
       ValueError: for an unknown name, and for "mosaic" where it cannot run.
@@ -30,7 +32,7 @@ def pick_implementation(op: str, implementation: str) -> str:
         raise ValueError(f"{op}: implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
     if implementation == "reference":
         return "reference"
-    reason = why_not_mosaic()
+    reason = why_not_mosaic() or (f"{size} numbers are more than 2^30" if size > MAX_SIZE else "")
     if implementation == "mosaic" and reason:
         raise ValueError(f"{op}: implementation='mosaic': {reason}")
     # On a GPU it is worth knowing; elsewhere nobody expects kernels.

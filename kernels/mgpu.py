@@ -22,7 +22,6 @@ from .tuning import Tuning
 
 LAYOUT = plgpu.Layout.WG_STRIDED((RUN,), vec_size=1)
 _NO_BOUND = np.iinfo(np.int32).max
-MAX_ELEMENTS = 2**30  # places are int32, and one tile more is computed with
 
 
 def launch(

@@ -49,7 +49,7 @@ def moments(gradient: jax.Array, segments: Segments, *, implementation: str = "a
       ValueError: if the gradient is not a floating-point vector of the layout's length.
     """
     require_floating(gradient, segments)
-    if pick_implementation("moments", implementation) == "mosaic" and gradient.size:
+    if pick_implementation("moments", implementation, gradient.size) == "mosaic" and gradient.size:
         from .moments_mgpu import partials_mgpu
 
         partials = partials_mgpu(gradient, segments, tuned("moments"))

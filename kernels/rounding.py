@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+_MAGIC = 1.5 * 2**23  # floats beside it are whole numbers, in the order of their bits
+_MAGIC_LEVELS = 64  # up to so many levels the fixed-point numbers are small enough for it
+
 
 def to_12_bits(x: jax.Array) -> jax.Array:
     """Rounds float32 to 12 significant bits; the product of two such numbers is exact."""
@@ -24,10 +27,6 @@ def settle(x: jax.Array) -> jax.Array:
 def _keep(x: jax.Array, add: int, mask: int) -> jax.Array:
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     return lax.bitcast_convert_type((bits + jnp.uint32(add)) & jnp.uint32(mask), jnp.float32)
-
-
-_MAGIC = 1.5 * 2**23  # floats beside it are whole numbers, in the order of their bits
-_MAGIC_LEVELS = 64  # up to so many levels the fixed-point numbers are small enough for it
 
 
 def to_digits(scaled: jax.Array, noise: jax.Array, levels: int) -> jax.Array:

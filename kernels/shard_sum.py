@@ -36,7 +36,7 @@ def shard_sum(
     require_shape("words", words, (num_workers, radix_lib.num_words(num_elements, own_radix)), jnp.uint32)
     if not words.size:
         return jnp.zeros((0,), jnp.uint32)
-    if pick_implementation("shard_sum", implementation) == "mosaic":
+    if pick_implementation("shard_sum", implementation, max(words.size, num_elements)) == "mosaic":
         from .shard_sum_mgpu import shard_sum_mgpu
 
         return shard_sum_mgpu(words, num_elements, levels, radix, tuned("shard_sum"))

@@ -55,7 +55,10 @@ def ternary_decode(
     if dtype not in OUTPUT_DTYPES:
         raise ValueError(f"dtype={dtype}: must be one of {', '.join(str(each) for each in OUTPUT_DTYPES)}")
     zero, units = num_workers * levels, units_of(scales, num_workers * levels)
-    if pick_implementation("ternary_decode", implementation) == "mosaic" and words.size:
+    if (
+        pick_implementation("ternary_decode", implementation, max(words.size, segments.num_elements)) == "mosaic"
+        and words.size
+    ):
         from .ternary_decode_mgpu import ternary_decode_mgpu
 
         return ternary_decode_mgpu(words, units, segments, zero, radix, dtype, tuned("ternary_decode"))

@@ -89,7 +89,7 @@ def ternary_encode(
     require_levels(levels, radix, num_workers=1)
     _require_offset(offset, segments)
     steps, units = steps_of(scales, levels), units_of(scales, levels)
-    if pick_implementation("ternary_encode", implementation) == "mosaic" and gradient.size:
+    if pick_implementation("ternary_encode", implementation, gradient.size) == "mosaic" and gradient.size:
         from .ternary_encode_mgpu import ternary_encode_mgpu
 
         options = (segments, radix, levels, offset, residual, tuned("ternary_encode"))

@@ -36,7 +36,7 @@ def test_auto_takes_mosaic_on_new_nvidia_gpus_with_a_new_jax(
 ):
     monkeypatch.setattr(jax, "devices", lambda: [device])
     monkeypatch.setattr(jax, "__version__", version)
-    assert dispatch.pick_implementation("moments", implementation) == chosen
+    assert dispatch.pick_implementation("moments", implementation, 2**30) == chosen
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,14 @@ def test_mosaic_where_it_cannot_run_is_refused_with_the_reason(
     monkeypatch.setattr(jax, "__version__", version)
     with pytest.raises(ValueError, match=f"moments: implementation='mosaic': {reason}"):
         moments(jnp.zeros(3), Segments((3,)), implementation="mosaic")
+
+
+def test_arrays_too_large_to_count_in_int32_take_the_reference(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dispatch, "why_not_mosaic", lambda: "")
+    assert dispatch.pick_implementation("moments", "auto", 2**30) == "mosaic"
+    assert dispatch.pick_implementation("moments", "auto", 2**30 + 1) == "reference"
+    with pytest.raises(ValueError, match=r"moments: implementation='mosaic': 1073741825 numbers are more than 2\^30"):
+        dispatch.pick_implementation("moments", "mosaic", 2**30 + 1)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +92,8 @@ def test_auto_logs_its_choice_once(
     dispatch.log_once.cache_clear()
     with caplog.at_level(logging.DEBUG, logger="jaxtern.kernels.dispatch"):
         for _ in range(3):
-            dispatch.pick_implementation("moments", "auto")
-            dispatch.pick_implementation("moments", "reference")
+            dispatch.pick_implementation("moments", "auto", 3)
+            dispatch.pick_implementation("moments", "reference", 3)
     assert [(record.levelno, record.message) for record in caplog.records] == [(level, message)]
 
 

@@ -299,5 +299,5 @@ def test_a_step_launches_each_op_once_a_bucket(
 def test_auto_takes_the_kernels_on_a_gpu():
     gradient = _gradient(Segments((100_000,)), "float32")
     text = jax.jit(lambda g: moments(g, Segments((100_000,)))).lower(gradient).as_text()
-    assert dispatch.pick_implementation("moments", "auto") == "mosaic"
+    assert dispatch.pick_implementation("moments", "auto", 100_000) == "mosaic"
     assert _launches(text) == 1
