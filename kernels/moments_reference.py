@@ -21,6 +21,8 @@ FAN_IN = 16  # runs that are added in halves; such groups are added one after th
 CHUNK_RUNS = 128
 CHUNK = CHUNK_RUNS * RUN
 
+_LARGE = 2**20  # elements of a tensor that is read in place
+
 Partials = tuple[jax.Array, jax.Array, jax.Array]
 
 
@@ -30,10 +32,19 @@ def partials_reference(gradient: jax.Array, segments: Segments) -> Partials:
     Deviations are from the middle one of each segment's first, middle and last elements, so that the one-pass variance
     is sound where the mean is large, also if one of the three lies far from the rest.
     """
-    parts = [part for tensor in split(gradient, segments.sizes) if tensor.size for part in _tensor(tensor, segments)]
-    if not parts:
+    tensors = [tensor for tensor in split(gradient, segments.sizes) if tensor.size]
+    if not tensors:
         return (jnp.zeros((0,), jnp.float32),) * 3
-    return tuple(jnp.concatenate(column) for column in zip(*parts, strict=True))
+    is_small = [segments.block_size is None and tensor.size < _LARGE for tensor in tensors]
+    counts = [int(chunk_counts(Segments((tensor.size,), segments.block_size)).sum()) for tensor in tensors]
+    firsts = np.cumsum(counts) - counts
+    parts, numbers = _small_tensors([(t, first) for t, first, s in zip(tensors, firsts, is_small, strict=True) if s])
+    for tensor, first, count, small in zip(tensors, firsts, counts, is_small, strict=True):
+        if not small:
+            parts += _tensor(tensor, segments)
+            numbers += range(first, first + count)
+    in_order = np.argsort(np.asarray(numbers))
+    return tuple(jnp.concatenate(column)[in_order] for column in zip(*parts, strict=True))
 
 
 def chunk_counts(segments: Segments) -> np.ndarray:
@@ -76,6 +87,27 @@ def add_runs(runs: list[jax.Array]) -> jax.Array:
     return runs[0]
 
 
+def _small_tensors(tensors: list[tuple[jax.Array, int]]) -> tuple[list[Partials], list[int]]:
+    """Partials of tensors, given with the number of their first chunk, and the numbers of the chunks, in any order.
+
+    All chunks of about one length go through one program: there may be hundreds of tensors.
+    """
+    rows: dict[int, list[tuple[int, jax.Array, jax.Array]]] = {}  # number, runs and centre of chunks, by length
+    for tensor, first in tensors:
+        centre = centres_of(tensor, Segments((tensor.size,)))[0]
+        for i, start in enumerate(range(0, tensor.size, CHUNK)):
+            chunk = tensor[start : start + CHUNK]
+            runs = 1 << (-(-chunk.size // RUN) - 1).bit_length()
+            rows.setdefault(runs, []).append((first + i, _fill(chunk, centre, runs), centre))
+    parts, numbers = [], []
+    for members in rows.values():
+        own, chunks, centres = zip(*members, strict=True)
+        centre = jnp.stack(centres)[:, None]
+        parts.append(_chunks(_as_slices(jnp.stack(chunks)[:, None], centre), centre))
+        numbers += own
+    return [tuple(column.reshape(-1) for column in part) for part in parts], numbers
+
+
 def _tensor(tensor: jax.Array, segments: Segments) -> list[Partials]:
     """Partials of one tensor's chunks, in order."""
     own = Segments((tensor.size,), segments.block_size)
@@ -115,19 +147,22 @@ def _blocks(blocks: jax.Array, centres: jax.Array) -> Partials:
 
 
 def _as_slices(chunk: jax.Array, centre: jax.Array) -> list[jax.Array]:
-    """[..., m] to up to FAN_IN slices [..., groups, RUN]; a short last run lies at the end of its places.
-
-    What is missing is filled with the centre, which adds nothing.
-    """
-    size = chunk.shape[-1]
-    whole, runs = size // RUN * RUN, -(-size // RUN)
+    """[..., m] to up to FAN_IN slices [..., groups, RUN]; what is missing is filled with centres, which add nothing."""
+    runs = -(-chunk.shape[-1] // RUN)
     fan_in = min(FAN_IN, 1 << (runs - 1).bit_length())
-    counts = runs * RUN - size, -runs % fan_in * RUN
-    before, behind = (jnp.broadcast_to(centre[..., None].astype(chunk.dtype), (*chunk.shape[:-1], n)) for n in counts)
-    if any(counts):
-        chunk = jnp.concatenate([chunk[..., :whole], before, chunk[..., whole:], behind], axis=-1)
-    groups = chunk.reshape(*chunk.shape[:-1], -1, fan_in, RUN)
+    groups = _fill(chunk, centre, -(-runs // fan_in) * fan_in).reshape(*chunk.shape[:-1], -1, fan_in, RUN)
     return [groups[..., i, :] for i in range(fan_in)]
+
+
+def _fill(chunk: jax.Array, centre: jax.Array, runs: int) -> jax.Array:
+    """[..., m] to [..., runs * RUN] with centres; a short last run lies at the end of its places."""
+    size = chunk.shape[-1]
+    whole = size // RUN * RUN
+    counts = -size % RUN, runs * RUN - size - -size % RUN
+    if not any(counts):
+        return chunk
+    before, behind = (jnp.broadcast_to(centre[..., None].astype(chunk.dtype), (*chunk.shape[:-1], n)) for n in counts)
+    return jnp.concatenate([chunk[..., :whole], before, chunk[..., whole:], behind], axis=-1)
 
 
 def _chunks(slices: list[jax.Array], centre: jax.Array) -> Partials:

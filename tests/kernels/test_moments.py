@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from jaxtern.kernels import Moments, Segments, moments
+from jaxtern.kernels import Moments, Segments, moments, moments_reference
 
 ROUNDING = 2.0**-11  # how far 12-bit deviations may move a variance, of itself
-LOOP = 2**14  # wider sums are folded in loops
+LOOP = 2**14  # elements of a chunk
 
 
 def _moments(gradient: np.ndarray, segments: Segments) -> Moments:
@@ -52,7 +52,7 @@ def test_moments_equal_numpy_for_any_layout(sizes: list[int], block_size: int | 
 
 
 @pytest.mark.parametrize("n", [LOOP - 1, LOOP, LOOP + 1, 16 * LOOP, 16 * LOOP + 1, 2**20 + 3])
-def test_moments_equal_numpy_around_the_widths_where_sums_are_folded_in_loops(n: int):
+def test_moments_equal_numpy_around_the_lengths_of_chunks(n: int):
     _assert_close(np.random.default_rng(n).standard_normal(n, np.float32), Segments((n,)))
 
 
@@ -135,6 +135,19 @@ def test_moments_are_the_same_bits_alone_unrolled_and_batched(n: int, block_size
     for worker in range(4):
         for part, again in zip(alone[worker], unrolled[worker], strict=True):
             np.testing.assert_array_equal(again, part)
+
+
+@pytest.mark.parametrize("large", [1, 20_000, 2**20])
+def test_moments_of_a_bucket_are_those_of_its_tensors_alone(monkeypatch: pytest.MonkeyPatch, large: int):
+    monkeypatch.setattr(moments_reference, "_LARGE", large)  # from where tensors are read in place
+    sizes = (40_000, 5, 0, 17_000, 16_384, 300, 33_000)
+    gradient = np.random.default_rng(large).standard_normal(sum(sizes), np.float32)
+    gradient *= np.repeat(np.arange(1, 8, dtype=np.float32), sizes)  # the last has the largest maximum
+    together = _moments(gradient, Segments(sizes))
+    starts = np.cumsum(sizes) - sizes
+    alone = [_moments(gradient[a : a + size], Segments((size,))) for a, size in zip(starts, sizes, strict=True) if size]
+    for found, expected in zip(together, zip(*alone, strict=True), strict=True):
+        np.testing.assert_array_equal(found, np.concatenate(expected))
 
 
 def test_moments_are_the_same_bits_where_the_gradient_is_a_product_computed_in_the_same_program():
