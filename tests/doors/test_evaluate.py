@@ -42,7 +42,8 @@ def test_evaluator_takes_the_checkpoint_before_a_damaged_one(workdir: Path, run_
     done = run_door("evaluate", f"--workdir={workdir}", "--split=train")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 59: train loss ")
-    (warning,) = done.stderr.splitlines()
+    warning, *others = done.stderr.splitlines()
+    assert not others, done.stderr
     assert warning.startswith(f"WARNING: checkpoint {workdir / 'checkpoints' / '60'} cannot be read: ")
     assert warning.endswith("; taking the one before it")
     after = snapshot(workdir)
