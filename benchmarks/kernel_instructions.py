@@ -1,12 +1,13 @@
 """What the Mosaic kernels become on a Hopper GPU, counted without one.
 
-    python -m benchmarks.kernel_instructions [--elements 2**28] [--ptxas PATH] [--nvdisasm PATH]
+    python -m benchmarks.kernel_instructions [--elements 2**28] [--step] [--ptxas PATH] [--nvdisasm PATH]
 
 XLA's CUDA plug-in compiles for a described GPU as well as for a real one: install `jax[cuda13]`, or only its plug-in
 and PJRT wheels. ptxas is of the CUDA toolkit, which XLA wants, too; nvdisasm of the toolkit, or of the wheel
 nvidia-cuda-nvdisasm. Counted is the stretch of machine code, without a branch, of the path that all items but a few
 take; for `moments`, of one turn of its loop. It is divided by the elements of a thread (for `shard_sum`, by the sums).
 The pipes are those of integer logic, additions and comparisons (ALU), and of products and floating point (FMA).
+With `--step`, what a whole update of `compressed_mean` launches is printed instead.
 """
 
 import argparse
@@ -20,14 +21,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+import jaxtern
 from benchmarks.kernels import parse_elements
-from jaxtern.kernels import Segments
+from jaxtern.kernels import Segments, dispatch
 from jaxtern.kernels.tuning import DEFAULTS
 
 H200 = """
@@ -47,6 +51,7 @@ platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 }
 device_description_str: "NVIDIA H200"
 """
+LAUNCH = r"^\s*(?:ROOT )?%(\S+) = .*?\s(fusion|custom-call|copy|all-gather\S*|all-reduce\S*)\("
 FMA = re.compile(r"IMAD|FMUL|FADD|FFMA")
 ALU = re.compile(r"P?LOP3|IADD3|VIADD|SHF|LEA|V?[FI]MNMX|[IF]SETP|F?SEL|PRMT|MOV|I2FP|F2FP")
 CASES = {  # name: elements of a thread in the counted stretch, and its loads or stores of runs, the more of the two
@@ -62,6 +67,7 @@ CASES = {  # name: elements of a thread in the counted stretch, and its loads or
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=parse_elements, default=2**28, help="of the gradient; 2**28 is understood")
+    parser.add_argument("--step", action="store_true", help="the launches of an update of five tensors")
     parser.add_argument("--ptxas", default="ptxas")
     parser.add_argument("--nvdisasm", default="nvdisasm")
     arguments = parser.parse_args()
@@ -71,12 +77,44 @@ def main() -> None:
     toolkit = Path(str(tools[0])).resolve().parents[1]
     os.environ |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "XLA_FLAGS": f"--xla_gpu_cuda_data_dir={toolkit}"}
     jax.config.update("jax_enable_compilation_cache", False)
+    if arguments.step:
+        print(launches_of_step())
+        return
     print("| kernel | registers | barriers | instructions | ALU | FMA | loads in flight |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name, kernel, operands in create_kernels(arguments.elements):
         with tempfile.TemporaryDirectory() as folder:
             resources, code = compile_kernel(kernel, operands, Path(folder), *map(str, tools))
         print(f"| {name} | {resources} | {count(code, *CASES[name])} |", flush=True)
+
+
+def launches_of_step() -> str:
+    """A line for each launch of an update and of what subtracts it from the weights, in order."""
+    mesh = Mesh(np.array([describe_gpu()]), ("data",), axis_types=(AxisType.Auto,))
+    mean = jaxtern.compressed_mean("data", codec=jaxtern.Ternary(implementation="mosaic"), exchange="gather")
+    shapes = {"a": (64,), "b": (3, 3, 64, 64), "c": (1000,), "d": (2048, 1000), "e": (4099, 777)}
+    place = partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
+    weights = {name: place(shape, jnp.float32) for name, shape in shapes.items()}
+    state = jax.tree.map(lambda x: place(x.shape, x.dtype), jax.eval_shape(mean.init, None))
+
+    def step(weights: Any, gradients: Any, state: Any) -> Any:
+        update, state = mean.update(gradients, state)
+        return jax.tree.map(lambda w, u: w - 0.1 * u, weights, update), state
+
+    run = jax.shard_map(step, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+    with mock.patch.object(dispatch, "why_not_mosaic", return_value=""):
+        traced = jax.jit(run).trace(weights, weights, state)
+    program = traced.lower(lowering_platforms=("cuda",)).compile().as_text()
+    entry = program[program.index("ENTRY") :]
+    return "\n".join(f"{name}: {kind}" for name, kind in re.findall(LAUNCH, entry, flags=re.MULTILINE))
+
+
+def describe_gpu() -> Any:
+    """The device that programs are compiled for."""
+    try:
+        return topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=H200).devices[0]
+    except Exception as error:  # noqa: BLE001 JAX has no type of its own for a plug-in that is not there
+        sys.exit(f"XLA's CUDA plug-in cannot describe a GPU: {error}")
 
 
 def create_kernels(elements: int) -> Iterator[tuple[str, Callable, list[jax.ShapeDtypeStruct]]]:
@@ -115,11 +153,7 @@ def compile_kernel(
 ) -> tuple[str, str]:
     """Registers and barriers, as cells of the table, and the machine code."""
     os.environ |= {"MOSAIC_GPU_DUMP_TO": str(folder), "MOSAIC_GPU_DUMP_PTX": "1"}
-    try:
-        device = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=H200).devices[0]
-    except Exception as error:  # noqa: BLE001 JAX has no type of its own for a plug-in that is not there
-        sys.exit(f"XLA's CUDA plug-in cannot describe a GPU: {error}")
-    placed = [operand.update(sharding=SingleDeviceSharding(device)) for operand in operands]
+    placed = [operand.update(sharding=SingleDeviceSharding(describe_gpu())) for operand in operands]
     jax.jit(kernel).trace(*placed).lower(lowering_platforms=("cuda",)).compile()
     (source,) = folder.glob("*.ptx")
     binary = folder / "kernel.cubin"
