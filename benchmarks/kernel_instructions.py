@@ -104,7 +104,7 @@ def launches_of_step() -> str:
     run = jax.shard_map(step, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
     with mock.patch.object(dispatch, "why_not_mosaic", return_value=""):
         traced = jax.jit(run).trace(weights, weights, state)
-    program = traced.lower(lowering_platforms=("cuda",)).compile().as_text()
+    program = traced.lower(lowering_platforms=("cuda",)).compile().as_text() or ""
     entry = program[program.index("ENTRY") :]
     return "\n".join(f"{name}: {kind}" for name, kind in re.findall(LAUNCH, entry, flags=re.MULTILINE))
 
