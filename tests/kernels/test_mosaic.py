@@ -161,6 +161,7 @@ def test_moments_equal_their_reference(run: Callable, segments: Segments, dtype:
 @given(st.integers(1, 6000), st.integers(1, 12), st.sampled_from([1, 2, 100]), st.sampled_from(TUNINGS))
 @example(2560 * 2, 4, 1, DEFAULT)
 @example(2560 * 13, 2, 1, DEFAULT)
+@example(2560, 2, 1, DEFAULT)  # the second tile of sums reaches beyond the words
 @example(1, 3, 7, Tuning(1, 2))
 def test_shard_sum_equals_its_reference(run: Callable, n: int, num_workers: int, levels: int, tuning: Tuning):
     digits = np.random.default_rng(n).integers(0, 2 * levels + 1, (num_workers, n), dtype=np.uint32)
