@@ -6,7 +6,14 @@ import ml_collections
 
 from jaxtern.training.recipe import Recipe
 
-_OPTIONAL = {"data_dir": str, "num_devices": int, "block_size": int}
+_OPTIONAL = {
+    "data_dir": str,
+    "num_devices": int,
+    "block_size": int,
+    "bucket_size": int,
+    "network_latency": float,
+    "network_bandwidth": float,
+}
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -1,5 +1,6 @@
 """python -m jaxtern.evaluate --workdir=FOLDER [--follow]: loss, precision@1 and recall@5 of a run's checkpoints."""
 
+import dataclasses
 import json
 import logging
 import time
@@ -17,7 +18,8 @@ from jaxtern.training.checkpoints import Checkpoints
 from jaxtern.training.evaluation import evaluate
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import create_run
-from jaxtern.training.workdir import read_recipe
+from jaxtern.training.step import create_mesh
+from jaxtern.training.workdir import read_network, read_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,9 @@ class Evaluator:
         dataset = load_dataset(self._recipe.dataset, data_dir or self._recipe.data_dir)
         self._split: Split = getattr(dataset, split)
         model = create_model(self._recipe.model, dataset.image_shape, dataset.num_classes, self._recipe.seed)
-        self._program, self._like = create_run(self._recipe, model, dataset.train.size, num_devices=1)
+        alone = dataclasses.replace(self._recipe, num_devices=1, devices_per_worker=1)
+        mesh, network = create_mesh(alone), read_network(workdir)
+        self._program, self._like = create_run(self._recipe, model, dataset.train.size, mesh, network)
         self._checkpoints = Checkpoints(workdir)
         self._path = workdir / "evaluations.jsonl"
 

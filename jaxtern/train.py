@@ -43,7 +43,7 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     print(
         f"test accuracy {result.precision_at_1:.2%} (recall@5 {result.recall_at_5:.2%}, loss {result.loss:.4f})"
         f" on {result.num_examples} examples\n"
-        f"sent {_sent(run.wire)}\n"
+        f"sent {run.wire.summary()}\n"
         f"curves in {curves}\n"
         f"checkpoints in {workdir / 'checkpoints'}"
     )
@@ -58,16 +58,8 @@ def describe(run: loop.Run) -> str:
     return (
         f"{recipe.model} ({parameters:,} parameters) on {recipe.dataset} ({run.dataset.train.size:,} training and"
         f" {run.dataset.test.size:,} test examples)\n"
-        f"{recipe.num_workers} workers, codec {recipe.codec}, exchange {run.wire.exchange}: {_sent(run.wire)}\n"
+        f"{recipe.num_workers} workers, codec {recipe.codec}\n{run.wire}\n"
         f"{recipe.num_steps:,} steps of {recipe.batch_size} examples, {start}, in {run.workdir}"
-    )
-
-
-def _sent(wire: loop.Wire) -> str:
-    ratio = wire.float_bits_per_element / wire.bits_per_element if wire.bits_per_element else 1.0
-    return (
-        f"{wire.bits_per_element:.2f} bits per gradient element, worker and step; float32 all-reduce"
-        f" {wire.float_bits_per_element:.1f}: {ratio:.1f} times fewer"
     )
 
 

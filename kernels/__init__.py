@@ -4,6 +4,7 @@ from .moments import Moments, moments
 from .noise import derive_key, random_bits
 from .radix import digits_per_word, num_words, pack, unpack
 from .segments import Segments
+from .shard_mean import shard_mean
 from .shard_sum import shard_sum
 from .ternary_decode import ternary_decode
 from .ternary_encode import ternary_encode
@@ -17,6 +18,7 @@ __all__ = [
     "num_words",
     "pack",
     "random_bits",
+    "shard_mean",
     "shard_sum",
     "ternary_decode",
     "ternary_encode",

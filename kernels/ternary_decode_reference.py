@@ -29,8 +29,7 @@ def sum_digits(words: jax.Array, radix: int, zero: int) -> jax.Array:
     words = words.reshape(words.shape[0], -1, RUN)
     rows, tiles, _ = words.shape
     total = jnp.full((tiles, radix_lib.digits_per_word(radix), RUN), -float(zero), jnp.float32)
-    if rows > _UNROLLED_ROWS:
-        return lax.fori_loop(0, rows, add_row, total)
-    for row in range(rows):
+    unrolled = rows if rows <= _UNROLLED_ROWS else 1  # a first row, so that what a loop carries varies as the words do
+    for row in range(unrolled):
         total = add_row(row, total)
-    return total
+    return lax.fori_loop(unrolled, rows, add_row, total) if unrolled < rows else total

@@ -1,16 +1,39 @@
-"""A pytree of gradients to flat vectors and back; which tensors are compressed and which stay float."""
+"""A pytree of gradients to flat vectors and back: what travels together, what is compressed, what stays float."""
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxtern.kernels.noise import LANES
+from jaxtern.kernels.radix import RUN
 from jaxtern.kernels.segments import split
 
 PathPredicate = Callable[[str], bool]
+
+
+class Bucket(NamedTuple):
+    """Tensors that are exchanged together.
+
+    Attributes:
+      compressed: places of the compressed ones among the tree's tensors, in the order of the bucket.
+      floats: places of those that stay float.
+      position: of the first compressed element in the stream of noise, a multiple of 512.
+    """
+
+    compressed: tuple[int, ...]
+    floats: tuple[int, ...]
+    position: int
+
+
+class Flat(NamedTuple):
+    """A bucket's tensors as two float32 vectors."""
+
+    compressed: jax.Array
+    floats: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,59 +45,89 @@ class Layout:
       paths: the name of every tensor, as "conv1/kernel".
       shapes: its shape.
       dtypes: its dtype.
-      compressed: whether it is compressed; the others stay float.
+      buckets: every tensor in one of them.
     """
 
     treedef: Any
     paths: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[jnp.dtype, ...]
-    compressed: tuple[bool, ...]
+    buckets: tuple[Bucket, ...]
 
-    def sizes(self, compressed: bool) -> tuple[int, ...]:
-        """Elements of every compressed (or of every float) tensor."""
-        return tuple(math.prod(shape) for shape, c in zip(self.shapes, self.compressed, strict=True) if c == compressed)
+    def sizes(self, places: Sequence[int]) -> tuple[int, ...]:
+        """Elements of the tensors at these places."""
+        return tuple(math.prod(self.shapes[place]) for place in places)
 
 
-def plan_layout(tree: Any, min_size: int, exclude: PathPredicate | None) -> Layout:
-    """Decides for every tensor of `tree`: float if it has fewer than `min_size` elements or `exclude(path)` is true.
+def plan_layout(tree: Any, min_size: int, exclude: PathPredicate | None, bucket_size: int | None = None) -> Layout:
+    """Decides for every tensor of `tree` whether it is compressed, and with which others it travels.
+
+    A tensor stays float if it has fewer than `min_size` elements or `exclude(path)` is true. With `bucket_size` the
+    compressed ones are taken from the last, whose gradient is ready first, to the first: one of so many elements is a
+    bucket, and smaller neighbours share one until it has as many. Those that stay float travel with the last bucket.
 
     Raises:
       ValueError: if a tensor is not floating-point.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     paths = tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
-    arrays = [jnp.asarray(leaf) for _, leaf in leaves]
+    arrays = [leaf if hasattr(leaf, "dtype") and hasattr(leaf, "shape") else jnp.asarray(leaf) for _, leaf in leaves]
     for path, array in zip(paths, arrays, strict=True):
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(f"gradient {path!r} is {array.dtype}: only floating-point gradients can be averaged")
-    compressed = tuple(
-        array.size >= min_size and not (exclude is not None and exclude(path))
-        for path, array in zip(paths, arrays, strict=True)
-    )
-    return Layout(treedef, paths, tuple(a.shape for a in arrays), tuple(a.dtype for a in arrays), compressed)
+    shapes, dtypes = tuple(tuple(a.shape) for a in arrays), tuple(jnp.dtype(a.dtype) for a in arrays)
+    sizes = [math.prod(shape) for shape in shapes]
+    is_float = [
+        size < min_size or (exclude is not None and exclude(path)) for path, size in zip(paths, sizes, strict=True)
+    ]
+    floats = tuple(place for place in range(len(paths)) if is_float[place])
+    compressed = [place for place in range(len(paths)) if not is_float[place]]
+    groups = [tuple(compressed)] if bucket_size is None else list(_group(compressed[::-1], sizes, bucket_size))
+    return Layout(treedef, paths, shapes, dtypes, tuple(_number(groups, floats, sizes)))
 
 
-def flatten(tree: Any, layout: Layout) -> tuple[jax.Array, jax.Array]:
-    """The compressed and the float tensors of `tree`, each as one float32 vector in tree order."""
+def _group(places: list[int], sizes: list[int], bucket_size: int) -> Iterator[tuple[int, ...]]:
+    """Neighbours until they have `bucket_size` elements; a tensor that has as many by itself stands alone."""
+    group: list[int] = []
+    for place in places:
+        if sizes[place] >= bucket_size:
+            yield (place,)
+            continue
+        group.append(place)
+        if sum(sizes[member] for member in group) >= bucket_size:
+            yield tuple(group)
+            group = []
+    if group:
+        yield tuple(group)
+
+
+def _number(groups: list[tuple[int, ...]], floats: tuple[int, ...], sizes: list[int]) -> Iterator[Bucket]:
+    position = 0
+    for number, group in enumerate(groups or [()]):
+        is_last = number + 1 >= len(groups)
+        yield Bucket(group, floats if is_last else (), position)
+        elements = sum(sizes[place] for place in group)
+        position += -(-elements // (LANES * RUN)) * LANES * RUN
+
+
+def flatten(tree: Any, layout: Layout) -> list[Flat]:
+    """The tensors of every bucket; a tensor that stands alone in float32 is not copied."""
     leaves = layout.treedef.flatten_up_to(tree)
 
-    def bucket(compressed: bool) -> jax.Array:
-        parts = [
-            jnp.asarray(leaf).reshape(-1).astype(jnp.float32)
-            for leaf, c in zip(leaves, layout.compressed, strict=True)
-            if c == compressed
-        ]
+    def vector(places: Sequence[int]) -> jax.Array:
+        parts = [jnp.asarray(leaves[place]).reshape(-1).astype(jnp.float32) for place in places]
+        if len(parts) == 1:
+            return parts[0]
         return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.float32)
 
-    return bucket(True), bucket(False)
+    return [Flat(vector(bucket.compressed), vector(bucket.floats)) for bucket in layout.buckets]
 
 
-def unflatten(compressed: jax.Array, floats: jax.Array, layout: Layout) -> Any:
+def unflatten(flats: Sequence[Flat], layout: Layout) -> Any:
     """The inverse of `flatten`; every tensor returns to its own dtype."""
-    parts = {True: iter(split(compressed, layout.sizes(True))), False: iter(split(floats, layout.sizes(False)))}
-    leaves = [
-        next(parts[c]).reshape(shape).astype(dtype)
-        for c, shape, dtype in zip(layout.compressed, layout.shapes, layout.dtypes, strict=True)
-    ]
+    leaves: list[Any] = [None] * len(layout.paths)
+    for bucket, flat in zip(layout.buckets, flats, strict=True):
+        for places, vector in ((bucket.compressed, flat.compressed), (bucket.floats, flat.floats)):
+            for place, part in zip(places, split(vector, layout.sizes(places)), strict=True):
+                leaves[place] = part.reshape(layout.shapes[place]).astype(layout.dtypes[place])
     return layout.treedef.unflatten(leaves)

@@ -7,9 +7,10 @@ from typing import Protocol
 import jax
 
 from jaxtern.compression import scales as scales_lib
-from jaxtern.kernels import Segments, ternary_decode, ternary_encode
+from jaxtern.kernels import Segments, digits_per_word, shard_mean, shard_sum, ternary_decode, ternary_encode
 from jaxtern.kernels.dispatch import IMPLEMENTATIONS
-from jaxtern.kernels.radix import MAX_RADIX
+from jaxtern.kernels.noise import LANES
+from jaxtern.kernels.radix import MAX_RADIX, RUN
 
 
 class Codec(Protocol):
@@ -25,19 +26,68 @@ class Codec(Protocol):
         ...
 
     def encode(
-        self, gradient: jax.Array, scales: jax.Array, key: jax.Array, sizes: tuple[int, ...], num_added: int
+        self,
+        gradient: jax.Array,
+        scales: jax.Array,
+        key: jax.Array,
+        sizes: tuple[int, ...],
+        num_added: int,
+        *,
+        start: int = 0,
+        position: int = 0,
     ) -> jax.Array:
-        """float32[n] gradient to uint32 words, which may be added over `num_added` workers."""
+        """float32 gradient, from `start` on, to uint32 words, which may be added over `num_added` workers.
+
+        `position` is that of the first encoded element in the noise of `key`, a multiple of 512.
+        """
         ...
 
     def decode(
-        self, words: jax.Array, scales: jax.Array, sizes: tuple[int, ...], num_added: int, num_workers: int
+        self,
+        words: jax.Array,
+        scales: jax.Array,
+        sizes: tuple[int, ...],
+        num_added: int,
+        num_workers: int,
+        *,
+        into: jax.Array | None = None,
+        start: int = 0,
     ) -> jax.Array:
-        """uint32[rows, words], each row the sum of `num_added` workers' words, to the float32[n] mean of all."""
+        """uint32[rows, words], each row the sum of `num_added` workers' words, to the float32[n] mean of all.
+
+        With `into`, a float32 vector, to that vector with the mean in it from `start` on.
+        """
+        ...
+
+    def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
+        """About `size`, an extent in which tensors can be encoded and decoded piece by piece; None: only as a whole."""
         ...
 
     def can_add(self, num_workers: int) -> bool:
         """Whether the words of so many workers can be added."""
+        ...
+
+    def shard_words(self, width: int, num_shards: int, num_added: int) -> int:
+        """Words of each of equal shards that together hold `width` words, which may be filled up with zeros.
+
+        Shards are such that what `add_shards` (num_added = N) or `average_shards` (1) makes of them joins to what they
+        would make of the whole.
+        """
+        ...
+
+    def add_shards(self, words: jax.Array) -> jax.Array:
+        """uint32[N, W] words of N workers, of one shard, to words of their sum, as if encoded with num_added = N."""
+        ...
+
+    def average_shards(self, words: jax.Array, key: jax.Array, position: jax.Array) -> jax.Array:
+        """uint32[N, W] words of N workers, of one shard, to uint32[W] words of an unbiased estimate of their mean.
+
+        `position`, a uint32 scalar, is that of the shard's first element in the noise of `key`.
+        """
+        ...
+
+    def num_places(self, width: int) -> int:
+        """Elements for which `width` words of one worker have a place."""
         ...
 
     def num_words(self, sizes: tuple[int, ...], num_added: int) -> int:
@@ -90,7 +140,15 @@ class Ternary:
         return scales_lib.local_scales(gradient, self._segments(sizes), self.clip_sigmas, self.implementation)
 
     def encode(
-        self, gradient: jax.Array, scales: jax.Array, key: jax.Array, sizes: tuple[int, ...], num_added: int
+        self,
+        gradient: jax.Array,
+        scales: jax.Array,
+        key: jax.Array,
+        sizes: tuple[int, ...],
+        num_added: int,
+        *,
+        start: int = 0,
+        position: int = 0,
     ) -> jax.Array:
         return ternary_encode(
             gradient,
@@ -99,11 +157,20 @@ class Ternary:
             self._segments(sizes),
             radix=self.radix(num_added),
             levels=self.levels,
+            offset=position,
             implementation=self.implementation,
         )
 
     def decode(
-        self, words: jax.Array, scales: jax.Array, sizes: tuple[int, ...], num_added: int, num_workers: int
+        self,
+        words: jax.Array,
+        scales: jax.Array,
+        sizes: tuple[int, ...],
+        num_added: int,
+        num_workers: int,
+        *,
+        into: jax.Array | None = None,
+        start: int = 0,
     ) -> jax.Array:
         return ternary_decode(
             words,
@@ -115,8 +182,25 @@ class Ternary:
             implementation=self.implementation,
         )
 
+    def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
+        return None
+
     def can_add(self, num_workers: int) -> bool:
         return self.radix(num_workers) <= MAX_RADIX
+
+    def shard_words(self, width: int, num_shards: int, num_added: int) -> int:
+        own, added = (digits_per_word(self.radix(count)) for count in (1, num_added))
+        tile = RUN * math.lcm(own, added, LANES) // own  # of words, where tiles of sums and groups of noise end too
+        return tile * -(-width // (tile * num_shards))
+
+    def add_shards(self, words: jax.Array) -> jax.Array:
+        return shard_sum(words, self.num_places(words.shape[1]), levels=self.levels, implementation=self.implementation)
+
+    def average_shards(self, words: jax.Array, key: jax.Array, position: jax.Array) -> jax.Array:
+        return shard_mean(words, key, position, levels=self.levels)
+
+    def num_places(self, width: int) -> int:
+        return width * digits_per_word(self.radix(1))
 
     def num_words(self, sizes: tuple[int, ...], num_added: int) -> int:
         return self._segments(sizes).num_words(self.radix(num_added))

@@ -15,12 +15,14 @@ from jax import lax
 AxisNames = tuple[str, ...]
 
 
-def as_axis_names(axis_name: str | tuple[str, ...]) -> AxisNames:
-    """One name or several as a tuple.
+def as_axis_names(axis_name: str | tuple[str, ...] | None) -> AxisNames:
+    """One name or several as a tuple; None is none.
 
     Raises:
-      ValueError: if there is no name, or one twice.
+      ValueError: if a tuple is empty, or has a name twice.
     """
+    if axis_name is None:
+        return ()
     names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise ValueError(f"axis_name={axis_name!r}: must be the name of an axis, or a tuple of different names")
@@ -91,6 +93,25 @@ def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
         words = lax.all_gather(words, name, to=to)
     return words.reshape(-1, width)
+
+
+def scatter_words(words: jax.Array, names: AxisNames) -> jax.Array:
+    """uint32[V, P * W] words of the workers of each of P devices to uint32[N, W], all workers' words of one shard.
+
+    The p-th device, row-major over the axes, is given the p-th shard.
+    """
+    rows, width = words.shape
+    shards = words.reshape(rows, count_workers(names), -1)
+    shared = _shared_axes(names)
+    if shared and width:
+        shards = lax.all_to_all(shards, shared, split_axis=1, concat_axis=0)
+    return shards.reshape(rows * count_workers(names), -1)
+
+
+def own_slice(words: jax.Array, names: AxisNames) -> jax.Array:
+    """[..., D * W] to [..., W]: of what all D places along the axes hold alike, the part of this place."""
+    width = words.shape[-1] // count_workers(names)
+    return lax.dynamic_slice_in_dim(words, worker_index(names) * width, width, axis=-1)
 
 
 def float_mean(tree: Any, names: AxisNames) -> Any:

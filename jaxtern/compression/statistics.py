@@ -37,8 +37,13 @@ def measure(
       names: axes of the workers.
     """
     if not mean.size:
-        return Statistics(*(jnp.full((), jnp.nan, jnp.float32) for _ in Statistics._fields))
+        return unknown()
     zeros = sum(jnp.mean((vector == 0).astype(jnp.float32)) for vector in sent) / len(sent)
     float_mean, zero_fraction = exchange.float_mean((sum(gradients) / len(gradients), zeros), names)
     norms = jnp.linalg.norm(mean) * jnp.linalg.norm(float_mean)
     return Statistics(zero_fraction, jnp.mean(scales), jnp.vdot(mean, float_mean) / norms)
+
+
+def unknown() -> Statistics:
+    """Of an update in which nothing was compressed."""
+    return Statistics(*(jnp.full((), jnp.nan, jnp.float32) for _ in Statistics._fields))

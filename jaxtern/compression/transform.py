@@ -1,31 +1,50 @@
 """The optax transformations: local gradients in, their mean on every worker out."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
+from jax.sharding import PartitionSpec
 
-from jaxtern.compression import buckets, cost, exchange as exchange_lib
+from jaxtern.compression import buckets, exchange as exchange_lib, mean as mean_lib
 from jaxtern.compression.codecs import Codec, Ternary
-from jaxtern.compression.exchange import AxisNames
-from jaxtern.compression.statistics import Statistics, measure
-from jaxtern.kernels import derive_key
+from jaxtern.compression.cost import Network
+from jaxtern.compression.mean import Pending
+from jaxtern.compression.statistics import Statistics
+from jaxtern.compression.wire import Axes
 
 
 class CompressedMeanState(NamedTuple):
-    """State of `compressed_mean`; the same on every worker.
+    """State of `compressed_mean`; the same on every worker, but for `pending.local`.
 
     Attributes:
       count: int32 scalar, updates so far; with the seed it fixes all noise to come.
       statistics: of the last update, or None where they were not asked for.
+      pending: what was sent in the last update, where means are delayed; else None.
     """
 
     count: jax.Array
     statistics: Statistics | None
+    pending: Pending | None = None
+
+
+def state_specs(axis_name: str | tuple[str, ...]) -> CompressedMeanState:
+    """PartitionSpecs over a mesh of the state of a delayed `compressed_mean`, for `shard_map`; of any other it is P().
+
+        specs = (jaxtern.state_specs("data"), P())  # of optax.chain(compressed_mean("data", delayed=True), adam)
+        state = jax.shard_map(optimizer.init, mesh=mesh, in_specs=P(), out_specs=specs)(params)
+
+    Args:
+      axis_name: of `compressed_mean`, without the fast axes.
+
+    Returns:
+      P() for what all workers share, P(axis_name) for what each has of its own.
+    """
+    own = PartitionSpec(exchange_lib.as_axis_names(axis_name))
+    everywhere = PartitionSpec()
+    return CompressedMeanState(everywhere, everywhere, Pending(own, everywhere))  # pyright: ignore[reportArgumentType]
 
 
 def ternary_mean(
@@ -38,6 +57,7 @@ def ternary_mean(
     block_size: int | None = None,
     levels: int = 1,
     exchange: str = "auto",
+    fast_axis_name: str | tuple[str, ...] | None = None,
     seed: int = 0,
 ) -> optax.GradientTransformation:
     """The mean of ternary gradients over `axis_name`, in place of `lax.pmean`.
@@ -55,7 +75,11 @@ def ternary_mean(
       scale: "exact", or "pow2" to round scales up to powers of two.
       block_size: elements under one scale; None: the whole tensor.
       levels: L, levels a side; 1 is ternary.
-      exchange: "gather", "sum", "float" (no compression), or "auto": the one that sends fewest bits.
+      exchange: "gather", "sum" and "scatter" give the same mean, bit for bit, over different collectives; "auto" is
+        whichever of them is fastest by `network`. "two_way" sends fewest bits from four workers on, by rounding the
+        mean once more before it is sent back: unbiased still, but noisier. "float" compresses nothing.
+      fast_axis_name: axes of `shard_map` over the devices of one worker, such as those inside a host. Gradients are
+        first averaged over them as floats; then each device exchanges its part of the words (hierarchical).
       seed: of the noise, 0 to 2^32 - 1.
 
     Returns:
@@ -69,7 +93,15 @@ def ternary_mean(
       Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017.
     """
     codec = Ternary(clip_sigmas=clip_sigmas, scale=scale, block_size=block_size, levels=levels)
-    return compressed_mean(axis_name, codec=codec, exchange=exchange, min_size=min_size, exclude=exclude, seed=seed)
+    return compressed_mean(
+        axis_name,
+        codec=codec,
+        exchange=exchange,
+        fast_axis_name=fast_axis_name,
+        min_size=min_size,
+        exclude=exclude,
+        seed=seed,
+    )
 
 
 def compressed_mean(
@@ -77,20 +109,30 @@ def compressed_mean(
     *,
     codec: Codec | str = "ternary",
     exchange: str = "auto",
+    fast_axis_name: str | tuple[str, ...] | None = None,
+    network: Network | None = None,
+    bucket_size: int | None = None,
+    delayed: bool = False,
     min_size: int = 1,
     exclude: buckets.PathPredicate | None = None,
     seed: int = 0,
     virtual_workers: int | None = None,
     statistics: bool = False,
 ) -> optax.GradientTransformation:
-    """The mean of compressed gradients over `axis_name`: one maximum of all scales, one exchange of all words.
+    """The mean of compressed gradients over `axis_name`: for each bucket one maximum of scales, one exchange of words.
 
-    Tensors that stay float are gathered and added in the order of the workers, in the same exchange where it is
-    `gather` and in one more where it is `sum`, so that all results are the same bits however workers lie on devices.
+    Tensors that stay float are added in the order of the workers, so that all results are the same bits whatever the
+    exact exchange and however workers lie on devices.
 
     Args:
-      axis_name: as in `ternary_mean`, with `min_size`, `exclude`, `exchange` and `seed`.
+      axis_name: as in `ternary_mean`, with `fast_axis_name`, `min_size`, `exclude`, `exchange` and `seed`.
       codec: a `Codec`, "ternary", or "float" for a plain pmean.
+      network: the links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
+      bucket_size: elements; gradients travel in buckets of about so many, the last tensors of the tree first, so that
+        one can be on its way while others are still computed. None: one bucket for all.
+      delayed: the mean that is returned is that of the update before (zero in the first): what is sent in an update is
+        exchanged in the next, beside its computation. The state then holds each worker's own words: run `init` inside
+        `shard_map` too, with `state_specs` as the specs of the state.
       virtual_workers: None: `updates` are the gradients of one worker; V: a sequence of V trees, the gradients of V
         workers that live on each device. The result is the same bits as from V times as many devices.
       statistics: also measure zero trits, scale, and the angle to the float mean; costs a float all-reduce a step.
@@ -101,114 +143,38 @@ def compressed_mean(
     Raises:
       ValueError: as `ternary_mean`.
     """
-    names = exchange_lib.as_axis_names(axis_name)
-    codec, exchange = _resolve(codec, exchange)
+    axes = _as_axes(axis_name, fast_axis_name)
+    codec, exchange = mean_lib.resolve(codec, exchange)
     _require_arguments(min_size, exclude, seed, virtual_workers)
+    _require_schedule(bucket_size, delayed, statistics)
+
+    def plan(tree: Any) -> mean_lib.Plan:
+        layout = buckets.plan_layout(tree, min_size, exclude, bucket_size)
+        links, piece_size = network or Network(), None if statistics else bucket_size
+        return mean_lib.plan_update(layout, codec, exchange, axes, links, virtual_workers or 1, piece_size)
 
     def init(params: Any) -> CompressedMeanState:
-        del params
-        nothing = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields))
-        return CompressedMeanState(jnp.zeros((), jnp.int32), nothing if statistics else None)
+        zeros = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields))
+        pending = mean_lib.nothing_sent(plan(params), params, virtual_workers or 1) if delayed else None
+        return CompressedMeanState(jnp.zeros((), jnp.int32), zeros if statistics else None, pending)
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
         del params
         workers = (updates,) if virtual_workers is None else tuple(updates)
         if virtual_workers is not None and len(workers) != virtual_workers:
             raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
-        num_workers = exchange_lib.count_workers(names) * len(workers)
-        layout = buckets.plan_layout(workers[0], min_size, exclude)
-        _require_local(workers, layout.paths, names)
-        if exchange == "float":
-            mean, measured = _float_mean(workers, names), state.statistics
-        else:
-            chosen = choose_exchange(exchange, codec, num_workers)
-            first = exchange_lib.worker_index(names) * len(workers)
-            keys = [derive_key(seed, state.count, first + index) for index in range(len(workers))]
-            mean, measured = _compressed_mean(workers, keys, layout, codec, chosen, names, statistics)
-        return mean, CompressedMeanState(state.count + 1, measured)
+        planned = plan(workers[0])
+        _require_local(workers, planned.layout.paths, axes.fast + axes.workers)
+        sent, spare = mean_lib.send(planned, workers, seed, state.count)
+        arrived = _require_pending(state.pending, sent) if delayed else sent
+        mean = mean_lib.receive(planned, arrived, seed, state.count, spare)
+        measured = state.statistics
+        if statistics and planned.exchanges:
+            measured = mean_lib.measure(planned, workers, sent, mean)
+        return mean, CompressedMeanState(state.count + 1, measured, sent if delayed else None)
 
     # optax types a state as a tree of arrays, which has no place for None.
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
-
-
-def _compressed_mean(
-    workers: Sequence[Any],
-    keys: Sequence[jax.Array],
-    layout: buckets.Layout,
-    codec: Codec,
-    exchange: str,
-    names: AxisNames,
-    statistics: bool,
-) -> tuple[Any, Statistics | None]:
-    """The way of a gradient: flatten, scales, maximum, encode, exchange, decode, unflatten."""
-    num_workers = exchange_lib.count_workers(names) * len(workers)
-    num_added = num_workers if exchange == "sum" else 1
-    sizes = layout.sizes(compressed=True)
-    gradients, floats = zip(*(buckets.flatten(tree, layout) for tree in workers), strict=True)
-    scales = functools.reduce(jnp.maximum, [codec.local_scales(gradient, sizes) for gradient in gradients])
-    scales = exchange_lib.maximum(scales, names) if scales.size else scales
-    words = [codec.encode(own, scales, key, sizes, num_added) for own, key in zip(gradients, keys, strict=True)]
-    all_words, all_floats = _exchange(words, floats, exchange, names)
-    mean = codec.decode(all_words, scales, sizes, num_added, num_workers)
-    measured = None
-    if statistics:
-        sent = [codec.decode(own[None], scales, sizes, num_added, num_workers=1) for own in words]
-        measured = measure(gradients, sent, mean, scales, names)
-    return buckets.unflatten(mean, _mean_in_order(all_floats), layout), measured
-
-
-def _exchange(
-    words: Sequence[jax.Array], floats: Sequence[jax.Array], exchange: str, names: AxisNames
-) -> tuple[jax.Array, jax.Array]:
-    """Words to uint32[rows, W] and float tensors to float32[N, m], in as few collectives as can be."""
-    float_words = [lax.bitcast_convert_type(vector, jnp.uint32) for vector in floats]
-    if exchange == "gather":
-        payload = jnp.stack([jnp.concatenate(both) for both in zip(words, float_words, strict=True)])
-        rows = exchange_lib.gather_words(payload, names)
-        all_words, all_floats = rows[:, : words[0].size], rows[:, words[0].size :]
-    else:
-        all_words = exchange_lib.add_words(functools.reduce(jnp.add, words), names)
-        all_floats = exchange_lib.gather_words(jnp.stack(float_words), names)
-    return all_words, lax.bitcast_convert_type(all_floats, jnp.float32)
-
-
-def _float_mean(workers: Sequence[Any], names: AxisNames) -> Any:
-    """pmean of the workers' mean."""
-    if len(workers) > 1:
-        workers = [jax.tree.map(lambda *leaves: functools.reduce(jnp.add, leaves) / len(leaves), *workers)]
-    return exchange_lib.float_mean(workers[0], names)
-
-
-def _mean_in_order(rows: jax.Array) -> jax.Array:
-    """float32[N, m] to the mean over N, added one worker after the other whatever the devices."""
-    total, _ = lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(rows[0]), rows)
-    return total / rows.shape[0]
-
-
-def _resolve(codec: Codec | str, exchange: str) -> tuple[Codec, str]:
-    """The codec and exchange that the arguments name; either may say "float"."""
-    if exchange not in ("auto", *cost.EXCHANGES):
-        raise ValueError(f"exchange={exchange!r}: must be one of auto, {', '.join(cost.EXCHANGES)}")
-    if isinstance(codec, str):
-        if codec not in ("ternary", "float"):
-            raise ValueError(f"codec={codec!r}: must be ternary, float, or a Codec")
-        return Ternary(), "float" if codec == "float" else exchange
-    if not hasattr(codec, "encode"):
-        raise ValueError(f"codec={codec!r}: must be ternary, float, or a Codec")
-    return codec, exchange
-
-
-def choose_exchange(exchange: str, codec: Codec, num_workers: int) -> str:
-    """What "auto" means for so many workers.
-
-    Raises:
-      ValueError: for "sum" where the words of so many workers cannot be added.
-    """
-    if exchange == "auto":
-        return cost.cheapest_exchange(codec, num_workers)
-    if exchange == "sum" and not codec.can_add(num_workers):
-        raise ValueError(f"exchange='sum': the words of {num_workers} workers of {codec} do not add; take 'gather'")
-    return exchange
 
 
 def _require_arguments(
@@ -224,7 +190,35 @@ def _require_arguments(
         raise ValueError(f"seed={seed!r}: must be an integer from 0 to 2^32 - 1")
 
 
-def _require_local(workers: Sequence[Any], paths: tuple[str, ...], names: AxisNames) -> None:
+def _as_axes(axis_name: str | tuple[str, ...], fast_axis_name: str | tuple[str, ...] | None) -> Axes:
+    if axis_name is None:
+        raise ValueError("axis_name=None: must be the name of an axis, or a tuple of different names")
+    axes = Axes(exchange_lib.as_axis_names(axis_name), exchange_lib.as_axis_names(fast_axis_name))
+    if set(axes.workers) & set(axes.fast):
+        raise ValueError(f"fast_axis_name={fast_axis_name!r}: must name other axes than axis_name={axis_name!r}")
+    return axes
+
+
+def _require_schedule(bucket_size: int | None, delayed: bool, statistics: bool) -> None:
+    is_integer = isinstance(bucket_size, int) and not isinstance(bucket_size, bool)
+    if bucket_size is not None and not (is_integer and bucket_size >= 1):
+        raise ValueError(f"bucket_size={bucket_size!r}: must be None or an integer of 1 or more")
+    if delayed and statistics:
+        raise ValueError("statistics=True: must be False where delayed=True, whose means are of other gradients")
+
+
+def _require_pending(pending: Pending | None, sent: Pending) -> Pending:
+    """What the state has pending, unless its words were made for other gradients, workers or options."""
+    described = [jax.tree.map(lambda x: (x.shape, str(x.dtype)), tree) for tree in (pending, sent)]
+    if pending is None or described[0] != described[1]:
+        raise ValueError(
+            "state.pending: not what these gradients send; with delayed=True, `init` must be given the same tensors,"
+            " over the same axes, as `update`"
+        )
+    return pending
+
+
+def _require_local(workers: Sequence[Any], paths: tuple[str, ...], names: exchange_lib.AxisNames) -> None:
     """Refuses gradients that shard_map has already summed, as it does for weights that do not vary."""
     checked = set(exchange_lib.checked_axes(names))
     for tree in workers:

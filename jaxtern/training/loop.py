@@ -4,14 +4,15 @@ import dataclasses
 import signal
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxtern.compression import buckets, cost
-from jaxtern.compression.transform import choose_exchange
+from jaxtern.compression.calibration import calibrate
+from jaxtern.compression.cost import Network
+from jaxtern.compression.report import WireReport, wire_report
 from jaxtern.data.dataset import Dataset, Split
 from jaxtern.data.order import ExampleOrder
 from jaxtern.data.sources import load_dataset
@@ -20,9 +21,9 @@ from jaxtern.training.checkpoints import Checkpoints
 from jaxtern.training.evaluation import Evaluation, evaluate
 from jaxtern.training.metrics import MetricWriter, Progress, Scalars
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import Program, TrainState, create_codec, create_run, stays_float
+from jaxtern.training.state import DEVICE_AXIS, Program, TrainState, create_codec, create_run, stays_float
 from jaxtern.training.step import Metrics, TrainStep, create_mesh, create_train_step
-from jaxtern.training.workdir import claim_workdir, write_recipe
+from jaxtern.training.workdir import claim_workdir, read_network, write_network, write_recipe
 
 
 class NonFiniteError(Exception):
@@ -37,20 +38,6 @@ class Stopped(Exception):
         self.signal_number = signal_number
 
 
-class Wire(NamedTuple):
-    """What one worker sends in one step.
-
-    Attributes:
-      exchange: the one that runs.
-      bits_per_element: sent, over all elements of the gradient.
-      float_bits_per_element: the same for a float32 ring all-reduce.
-    """
-
-    exchange: str
-    bits_per_element: float
-    float_bits_per_element: float
-
-
 @dataclasses.dataclass
 class Run:
     """A run that is ready to go on from `state`."""
@@ -63,7 +50,7 @@ class Run:
     train_step: TrainStep
     train_split: Split
     checkpoints: Checkpoints
-    wire: Wire
+    wire: WireReport
     claim: Any
 
     def save(self, step: int) -> None:
@@ -81,14 +68,16 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
     mesh = create_mesh(recipe)
     dataset = load_dataset(recipe.dataset, recipe.data_dir)
     model = create_model(recipe.model, dataset.image_shape, dataset.num_classes, recipe.seed)
-    program, state = create_run(recipe, model, dataset.train.size, mesh.size)
-    wire = measure_wire(recipe, state.params)
+    network = find_network(recipe, mesh, workdir)
+    program, state = create_run(recipe, model, dataset.train.size, mesh, network)
+    wire = report_wire(recipe, state.params, network)
     claim = claim_workdir(workdir, recipe, allow_config_change)
     checkpoints = Checkpoints(workdir, recipe.keep_checkpoints)
     restored = checkpoints.restore_latest(state)
     write_recipe(workdir, recipe)  # not before the run's state is found to fit
+    write_network(workdir, network)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    state = jax.device_put(state if restored is None else restored, everywhere)
+    state = state if restored is None else jax.device_put(restored, jax.tree.map(lambda leaf: leaf.sharding, state))
     train_split = jax.device_put(dataset.train, everywhere)
     train_step = create_train_step(recipe, program, mesh)
     run = Run(recipe, workdir, dataset, program, state, train_step, train_split, checkpoints, wire, claim)
@@ -97,20 +86,37 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
     return run
 
 
-def measure_wire(recipe: Recipe, params: Any) -> Wire:
+def find_network(recipe: Recipe, mesh: Mesh, workdir: Path) -> Network | None:
+    """The links by which "auto" chooses: those measured when the run began, or measured now; None where none are used.
+
+    Raises:
+      ValueError: for a stored network that cannot be read, or numbers out of their range.
+    """
+    given = {"latency": recipe.network_latency, "bandwidth": recipe.network_bandwidth}
+    Network(**{name: value for name, value in given.items() if value is not None})
+    if recipe.codec == "float" or recipe.exchange != "auto" or mesh.shape[DEVICE_AXIS] == 1:
+        return None
+    return read_network(workdir) or calibrate(mesh, DEVICE_AXIS, **given)
+
+
+def report_wire(recipe: Recipe, params: Any, network: Network | None) -> WireReport:
     """What a worker sends in a step of this recipe.
 
     Raises:
       ValueError: if the exchange cannot carry so many workers.
     """
     last_layer = MODELS[recipe.model].last_layer
-    layout = buckets.plan_layout(params, recipe.min_size, lambda path: stays_float(recipe, last_layer, path))
-    codec, workers = create_codec(recipe), recipe.num_workers
-    exchange = "float" if recipe.codec == "float" else choose_exchange(recipe.exchange, codec, workers)
-    compressed, floats = layout.sizes(compressed=True), layout.sizes(compressed=False)
-    elements = sum(compressed) + sum(floats)
-    sent = (cost.step_bits(codec, kind, compressed, floats, workers) / elements for kind in (exchange, "float"))
-    return Wire(exchange, *sent)
+    return wire_report(
+        params,
+        "float" if recipe.codec == "float" else create_codec(recipe),
+        recipe.exchange,
+        recipe.num_workers,
+        min_size=recipe.min_size,
+        exclude=lambda path: stays_float(recipe, last_layer, path),
+        bucket_size=recipe.bucket_size,
+        network=network,
+        devices_per_worker=recipe.devices_per_worker,
+    )
 
 
 def train(run: Run) -> Evaluation:
@@ -212,6 +218,7 @@ class _Loop:
             "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))),
             "examples_per_second": examples_per_second,
             "sent_bits_per_element": self._run.wire.bits_per_element,
+            "sent_bytes_per_step": self._run.wire.bytes,
         }
         self._writer.write(step, record)
         self._progress.print(

@@ -22,13 +22,20 @@ class Recipe:
       data_dir: folder of the dataset's files; None for a dataset that needs none.
       model: name of the network.
       num_workers: N, workers whose gradients are averaged; more than one may live on a device.
-      num_devices: devices to spread them over; None: as many as there are that divide N.
+      num_devices: devices to spread them over; None: as many as there are on which the workers divide.
       virtual_workers: how the workers of one device are run: "unrolled" (bit-identical on any number of devices) or
         "vmapped" (compiles faster).
       batch_size: examples of one step over all workers.
       num_steps: updates of the weights.
       codec: "ternary", or "float" for a plain mean.
-      exchange: "auto", "gather", "sum" or "float".
+      exchange: "auto" (the fastest of the exact ones by the links' latency and bandwidth), "gather", "sum", "scatter",
+        "two_way" (fewest bits, more noise) or "float".
+      devices_per_worker: devices that share a worker's batch; their gradients are averaged as floats before the
+        workers' are exchanged.
+      bucket_size: elements; gradients are exchanged in buckets of about so many, the last layers' first. None: one.
+      delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
+      network_latency: seconds a message takes between workers, for "auto"; None: measured at the start.
+      network_bandwidth: bytes a second that a worker can send, likewise.
       clip_sigmas: clip gradients at so many standard deviations of their tensor; 0: do not.
       scale: "exact" or "pow2".
       block_size: elements under one scale; None: a whole tensor.
@@ -64,6 +71,11 @@ class Recipe:
     num_steps: int = 1000
     codec: str = "ternary"
     exchange: str = "auto"
+    devices_per_worker: int = 1
+    bucket_size: int | None = None
+    delayed: bool = False
+    network_latency: float | None = None
+    network_bandwidth: float | None = None
     clip_sigmas: float = 2.5
     scale: str = "exact"
     block_size: int | None = None
@@ -95,17 +107,27 @@ class Recipe:
             value = getattr(self, name)
             if not math.isfinite(value) or value < least:
                 raise ValueError(f"{name}={value!r}: must be {least} or more")
-        if self.num_devices is not None and self.num_devices < 1:
-            raise ValueError(f"num_devices={self.num_devices!r}: must be 1 or more")
-        if self.batch_size % self.num_workers:
-            raise ValueError(f"batch_size={self.batch_size}: must divide among num_workers={self.num_workers}")
+        self._require_batch()
+        for name in ("num_devices", "bucket_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be 1 or more")
+        if self.delayed and self.log_compression:
+            raise ValueError(
+                "log_compression=True: must be False where delayed=True, whose means are of other gradients"
+            )
         if not self.seed < 2**32:
             raise ValueError(f"seed={self.seed}: must be below 2^32")
-        for pattern in self.exclude:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"exclude={pattern!r}: is no regular expression: {error}") from None
+        _require_patterns(self.exclude)
+
+    def _require_batch(self) -> None:
+        """Refuses a batch that does not divide among all workers and devices."""
+        if self.batch_size % self.num_workers:
+            raise ValueError(f"batch_size={self.batch_size}: must divide among num_workers={self.num_workers}")
+        if self.batch_size // self.num_workers % self.devices_per_worker:
+            raise ValueError(
+                f"batch_size={self.batch_size}: each worker's part must divide among"
+                f" devices_per_worker={self.devices_per_worker}"
+            )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Recipe":
@@ -123,6 +145,14 @@ class Recipe:
         """The fields as JSON has them."""
         values = dataclasses.asdict(self)
         return values | {"exclude": list(self.exclude)}
+
+
+def _require_patterns(patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"exclude={pattern!r}: is no regular expression: {error}") from None
 
 
 def require_field(name: str) -> None:
@@ -143,6 +173,7 @@ _CHOICES = {
 
 _LEAST = {
     "num_workers": 1,
+    "devices_per_worker": 1,
     "batch_size": 1,
     "num_steps": 1,
     "momentum": 0,

@@ -7,18 +7,21 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxtern.compression.codecs import Ternary
-from jaxtern.compression.transform import CompressedMeanState, compressed_mean
+from jaxtern.compression.cost import Network
+from jaxtern.compression.transform import CompressedMeanState, compressed_mean, state_specs
 from jaxtern.training.optimizers import create_optimizer
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.schedules import create_schedule
 
-DEVICE_AXIS = "data"
+DEVICE_AXIS = "data"  # over the devices of different workers
+FAST_AXIS = "fast"  # over the devices of one worker
 
 
 class TrainState(NamedTuple):
-    """Arrays of a run, the same on every device.
+    """Arrays of a run, the same on every device but for what the compressor has pending.
 
     Attributes:
       step: int32 scalar, updates so far.
@@ -49,8 +52,10 @@ class Program(NamedTuple):
     schedule: optax.Schedule
 
 
-def create_run(recipe: Recipe, model: Any, num_examples: int, num_devices: int) -> tuple[Program, TrainState]:
-    """Program and first state for a model with fresh weights.
+def create_run(
+    recipe: Recipe, model: Any, num_examples: int, mesh: Mesh, network: Network | None = None
+) -> tuple[Program, TrainState]:
+    """Program and first state for a model with fresh weights, on the devices of the mesh.
 
     Raises:
       ValueError: for codec options out of their range.
@@ -58,10 +63,23 @@ def create_run(recipe: Recipe, model: Any, num_examples: int, num_devices: int) 
     graph, variables = nnx.split(model, nnx.Param)
     params = nnx.to_pure_dict(variables)
     schedule = create_schedule(recipe, num_examples)
-    mean: Any = create_mean(recipe, model.last_layer, recipe.num_workers // num_devices)
+    mean: Any = create_mean(recipe, model.last_layer, recipe.num_workers // mesh.shape[DEVICE_AXIS], network)
     program = Program(graph, mean, create_optimizer(recipe, schedule), schedule)
-    state = TrainState(jnp.zeros((), jnp.int32), params, program.optimizer.init(params), mean.init(params))
-    return program, state
+
+    def first_state(params: Any) -> TrainState:
+        return TrainState(jnp.zeros((), jnp.int32), params, program.optimizer.init(params), mean.init(params))
+
+    # Where means are delayed, the first state holds what each worker has sent, which depends on how many there are.
+    start = jax.shard_map(
+        first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs_of_state(recipe), check_vma=False
+    )
+    return program, jax.jit(start)(params)
+
+
+def specs_of_state(recipe: Recipe) -> TrainState:
+    """How the state lies on the mesh: alike everywhere, but for what each worker has sent where means are delayed."""
+    everywhere: Any = PartitionSpec()
+    return TrainState(everywhere, everywhere, everywhere, state_specs(DEVICE_AXIS) if recipe.delayed else everywhere)
 
 
 def create_codec(recipe: Recipe) -> Ternary:
@@ -77,10 +95,16 @@ def stays_float(recipe: Recipe, last_layer: str, path: str) -> bool:
     return in_last_layer or any(re.fullmatch(pattern, path) for pattern in recipe.exclude)
 
 
-def create_mean(recipe: Recipe, last_layer: str, virtual_workers: int) -> optax.GradientTransformation:
+def create_mean(
+    recipe: Recipe, last_layer: str, virtual_workers: int, network: Network | None = None
+) -> optax.GradientTransformation:
     """The recipe's mean over devices with so many workers on each."""
     return compressed_mean(
         DEVICE_AXIS,
+        fast_axis_name=FAST_AXIS if recipe.devices_per_worker > 1 else None,
+        network=network,
+        bucket_size=recipe.bucket_size,
+        delayed=recipe.delayed,
         codec="float" if recipe.codec == "float" else create_codec(recipe),
         exchange=recipe.exchange,
         min_size=recipe.min_size,

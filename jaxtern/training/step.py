@@ -15,38 +15,45 @@ from jaxtern.data.dataset import Split
 from jaxtern.data.preprocess import normalize
 from jaxtern.training.optimizers import is_kernel
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import DEVICE_AXIS, Program, TrainState
+from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, specs_of_state
 
 Metrics = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, Split, np.ndarray], tuple[TrainState, Metrics]]
 
 
 def create_mesh(recipe: Recipe) -> Mesh:
-    """A mesh of one axis over the recipe's number of devices.
+    """A mesh over the recipe's number of devices: workers by devices of a worker.
 
     Raises:
       ValueError: if there are fewer, or if the workers do not divide among them.
     """
-    devices = jax.devices()
+    devices, fast = jax.devices(), recipe.devices_per_worker
     size = recipe.num_devices
     if size is None:
-        size = max(m for m in range(1, len(devices) + 1) if recipe.num_workers % m == 0)
+        fitting = (fast * m for m in range(1, len(devices) // fast + 1) if recipe.num_workers % m == 0)
+        size = max(fitting, default=fast)
     if size > len(devices):
-        raise ValueError(f"num_devices={size}: there are {len(devices)}")
-    if recipe.num_workers % size:
-        raise ValueError(f"num_workers={recipe.num_workers}: must divide among num_devices={size}")
-    return Mesh(np.array(devices[:size]), (DEVICE_AXIS,))
+        name = "num_devices" if recipe.num_devices else "devices_per_worker"
+        raise ValueError(f"{name}={size}: there are {len(devices)}")
+    if size % fast:
+        raise ValueError(f"num_devices={size}: must be a multiple of devices_per_worker={fast}")
+    if recipe.num_workers % (size // fast):
+        groups = f"{size // fast} groups of " if fast > 1 else ""
+        raise ValueError(f"num_workers={recipe.num_workers}: must divide among {groups}num_devices={size}")
+    return Mesh(np.array(devices[:size]).reshape(-1, fast), (DEVICE_AXIS, FAST_AXIS))
 
 
 def create_train_step(recipe: Recipe, program: Program, mesh: Mesh) -> TrainStep:
     """The compiled step (state, training split on the device, indices of the batch) -> (state, metrics).
 
-    `indices` are int32[batch_size]; worker w takes the w-th of N equal runs of them. The state is donated. Metrics:
+    `indices` are int32[batch_size]; worker w takes the w-th of N equal runs of them, each of its devices an
+    equal part of that. The state is donated. Metrics:
     loss (with weight decay in it) and accuracy, means over all workers; nonfinite, bool[tensors], which mean gradients
     or new weights hold a NaN or an infinity; and the compressor's statistics where they are asked for.
     """
     loss_and_gradient = jax.value_and_grad(_create_loss(recipe, program), has_aux=True)
-    local_workers = recipe.num_workers // mesh.size
+    local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
+    own_examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
 
     def local_gradients(params: Any, images: jax.Array, labels: jax.Array) -> list[Any]:
         """((loss, accuracy), gradients) of every worker of this device."""
@@ -57,25 +64,24 @@ def create_train_step(recipe: Recipe, program: Program, mesh: Mesh) -> TrainStep
         return [jax.tree.map(lambda leaf, w=w: leaf[w], stacked) for w in workers]
 
     def step(state: TrainState, split: Split, indices: jax.Array) -> tuple[TrainState, Metrics]:
-        indices = indices.reshape(local_workers, -1)
+        first = jax.lax.axis_index(FAST_AXIS) * own_examples
+        indices = jax.lax.dynamic_slice_in_dim(indices.reshape(local_workers, -1), first, own_examples, axis=1)
         measured, gradients = zip(
             *local_gradients(state.params, split.images[indices], split.labels[indices]), strict=True
         )
         mean, compressor = program.mean.update(gradients, state.compressor)
         updates, optimizer = program.optimizer.update(mean, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        loss, accuracy = jax.lax.pmean(jnp.mean(jnp.array(measured), axis=0), DEVICE_AXIS)
+        loss, accuracy = jax.lax.pmean(jnp.mean(jnp.array(measured), axis=0), (DEVICE_AXIS, FAST_AXIS))
         metrics = {"loss": loss, "accuracy": accuracy, "nonfinite": _nonfinite(mean) | _nonfinite(params)}
         if compressor.statistics is not None:
             metrics |= statistics_as_metrics(compressor.statistics)
         return TrainState(state.step + 1, params, optimizer, compressor), metrics
 
-    replicated, sharded = PartitionSpec(), PartitionSpec(DEVICE_AXIS)
+    replicated, sharded, state_specs = PartitionSpec(), PartitionSpec(DEVICE_AXIS), specs_of_state(recipe)
+    in_specs, out_specs = (state_specs, replicated, sharded), (state_specs, replicated)
     return jax.jit(
-        jax.shard_map(
-            step, mesh=mesh, in_specs=(replicated, replicated, sharded), out_specs=replicated, check_vma=False
-        ),
-        donate_argnums=0,
+        jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False), donate_argnums=0
     )
 
 

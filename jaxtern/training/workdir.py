@@ -1,11 +1,13 @@
 """A run's folder: whose it is, and which recipe it holds."""
 
+import dataclasses
 import fcntl
 import json
 import os
 from pathlib import Path
 from typing import IO
 
+from jaxtern.compression.cost import Network
 from jaxtern.training.recipe import Recipe
 
 
@@ -51,9 +53,33 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
 
 def write_recipe(workdir: Path, recipe: Recipe) -> None:
     """Makes the run in `workdir` one of this recipe."""
-    path = workdir / "config.json"
+    _write_json(workdir / "config.json", recipe.to_dict())
+
+
+def read_network(workdir: Path) -> Network | None:
+    """The links as they were when the run in `workdir` began; None where it has none.
+
+    Raises:
+      ValueError: if it cannot be read.
+    """
+    path = workdir / "network.json"
+    if not path.exists():
+        return None
+    try:
+        return Network(**json.loads(path.read_text()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}; remove it to have the links measured again") from None
+
+
+def write_network(workdir: Path, network: Network | None) -> None:
+    """Keeps the links by which the run in `workdir` chose its exchange."""
+    if network is not None:
+        _write_json(workdir / "network.json", dataclasses.asdict(network))
+
+
+def _write_json(path: Path, content: dict) -> None:
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(recipe.to_dict(), indent=2) + "\n")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
     os.replace(temporary, path)
 
 

@@ -9,11 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtern import Ternary, compressed_mean, ternary_mean
+from jaxtern import Network, Ternary, compressed_mean, ternary_mean
 
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
-    ({"exchange": "ring"}, r"exchange='ring': must be one of auto, gather, sum, float"),
+    ({"exchange": "ring"}, r"exchange='ring': must be one of auto, gather, sum, scatter, two_way, float"),
     ({"exchange": None}, r"exchange=None: must be one of"),
+    ({"fast_axis_name": "data"}, r"fast_axis_name='data': must name other axes than axis_name='data'"),
+    ({"fast_axis_name": ()}, r"axis_name=\(\): must be the name of an axis, or a tuple of different names"),
+    ({"bucket_size": 0}, r"bucket_size=0: must be None or an integer of 1 or more"),
+    ({"bucket_size": 1e6}, r"bucket_size=1000000\.0: must be None or an integer of 1 or more"),
+    ({"delayed": True, "statistics": True}, r"statistics=True: must be False where delayed=True"),
     ({"codec": "binary"}, r"codec='binary': must be ternary, float, or a Codec"),
     ({"codec": None}, r"codec=None: must be ternary, float, or a Codec"),
     ({"codec": 3}, r"codec=3: must be ternary, float, or a Codec"),
@@ -68,6 +73,19 @@ def test_the_ternary_codec_refuses_an_argument_out_of_its_range(
 
 def test_an_unknown_implementation_is_refused():
     _refused(lambda: Ternary(implementation="cuda"), r"implementation='cuda': must be one of auto, reference")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"latency": -1.0}, r"latency=-1\.0: must be a finite number of 0 or more"),
+        ({"bandwidth": 0}, r"bandwidth=0: must be a finite number of 1 or more"),
+        ({"bandwidth": np.inf}, r"bandwidth=inf: must be a finite number of 1 or more"),
+        ({"latency": "1 ms"}, r"latency='1 ms': must be a finite number of 0 or more"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused(arguments: dict[str, Any], message: str):
+    _refused(lambda: Network(**arguments), message)
 
 
 @pytest.mark.parametrize("axis_name", AXES)

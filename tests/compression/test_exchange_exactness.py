@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from jax import lax
 
 from jaxtern import Ternary, compressed_mean, ternary_mean
-from jaxtern.compression.transform import choose_exchange
+from jaxtern.compression.cost import EXACT, Network
+from jaxtern.compression.mean import choose_exchange
 
 SHAPES = st.lists(st.integers(0, 12), max_size=3).map(tuple)
 
@@ -44,7 +45,7 @@ def _expected_sums(
 @example(127, [(12, 12)], 1, 0)
 @example(1, [(), (3, 5)], 1, 0)
 @example(42, [(85,), (0, 3)], 1, 1)
-def test_sum_and_gather_decode_to_the_integer_sum_of_all_levels(
+def test_every_exact_exchange_decodes_to_the_integer_sum_of_all_levels(
     updates_over: Callable,
     numpy_levels: Callable,
     assert_exact_mean: Callable,
@@ -55,18 +56,19 @@ def test_sum_and_gather_decode_to_the_integer_sum_of_all_levels(
 ):
     gradients = [_normal(i, num_workers, *shape) for i, shape in enumerate(shapes)]
     means = {}
-    for exchange in ("gather", "sum"):
+    for exchange in EXACT:
         make = functools.partial(ternary_mean, clip_sigmas=0, levels=levels, exchange=exchange, seed=21)
         means[exchange], _ = updates_over(make, f"vmap:{num_workers}")(gradients, step)
     expected = _expected_sums(numpy_levels, gradients, step, levels=levels, seed=21)
-    for gathered, added, (total, scale) in zip(means["gather"], means["sum"], expected, strict=True):
-        np.testing.assert_array_equal(added, gathered)
-        for mean in added:
+    for *others, gathered, (total, scale) in zip(*(means[name] for name in EXACT[::-1]), expected, strict=True):
+        for other in others:
+            np.testing.assert_array_equal(other, gathered)
+        for mean in gathered:
             assert_exact_mean(mean, total, scale, num_workers * levels)
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 5, 8, 127])
-@pytest.mark.parametrize("exchange", ["gather", "sum"])
+@pytest.mark.parametrize("exchange", EXACT)
 def test_workers_that_all_send_their_scale_neither_carry_nor_saturate(
     updates_over: Callable, exchange: str, num_workers: int
 ):
@@ -78,7 +80,7 @@ def test_workers_that_all_send_their_scale_neither_carry_nor_saturate(
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 8, 64])
-@pytest.mark.parametrize("exchange", ["gather", "sum"])
+@pytest.mark.parametrize("exchange", EXACT)
 def test_with_pow2_and_2_to_the_k_workers_the_mean_is_exact_in_floating_point(
     updates_over: Callable, numpy_levels: Callable, exchange: str, num_workers: int
 ):
@@ -112,7 +114,7 @@ def test_compression_off_equals_pmean_bit_for_bit(
         np.testing.assert_array_equal(found, leaf)
 
 
-@pytest.mark.parametrize("exchange", ["gather", "sum"])
+@pytest.mark.parametrize("exchange", EXACT)
 @pytest.mark.parametrize("block_size", [None, 16])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_on_one_worker_is_nan_on_all_and_in_no_other_tensor(
@@ -135,16 +137,25 @@ def test_what_is_not_finite_on_one_worker_is_nan_on_all_and_in_no_other_tensor(
 
 
 def test_auto_takes_what_sends_fewer_bits_and_gathers_where_words_cannot_be_added():
-    chosen = [choose_exchange("auto", Ternary(), num_workers) for num_workers in range(1, 9)]
-    assert chosen == ["gather"] * 4 + ["sum"] * 4
-    assert choose_exchange("auto", Ternary(levels=1000), 33) == "gather"
-    assert choose_exchange("auto", Ternary(), 2**15) == "gather"
-    assert choose_exchange("sum", Ternary(levels=1000), 32) == "sum"
-    with pytest.raises(ValueError, match=r"^exchange='sum': the words of 33 workers of .*levels=1000.* take 'gather'$"):
-        choose_exchange("sum", Ternary(levels=1000), 33)
+    fast = Network(latency=0.0)
+
+    def choose(exchange: str, codec: Ternary, num_workers: int, size: int = 2**24, network: Network = fast) -> str:
+        return choose_exchange(exchange, codec, (size,), (), num_workers, network)
+
+    assert [choose("auto", Ternary(), n) for n in (1, 2, 3, 4, 8)] == ["gather", "gather", *["scatter"] * 3]
+    assert choose("auto", Ternary(), 64) == "scatter"
+    assert choose("auto", Ternary(), 8, size=100) == "sum"  # shards of so few would be filled up more
+    assert choose("auto", Ternary(), 8, size=10**5, network=Network(latency=0.1)) == "gather"
+    assert choose("auto", Ternary(levels=1000), 33) == "gather"
+    assert choose("auto", Ternary(), 2**15) == "gather"
+    for exchange in ("sum", "scatter"):
+        assert choose(exchange, Ternary(levels=1000), 32) == exchange
+        message = rf"^exchange='{exchange}': the words of 33 workers of .*levels=1000.* take 'gather'$"
+        with pytest.raises(ValueError, match=message):
+            choose(exchange, Ternary(levels=1000), 33)
 
 
-@pytest.mark.parametrize("exchange", ["gather", "sum"])
+@pytest.mark.parametrize("exchange", EXACT)
 def test_all_workers_share_the_largest_of_their_scales(updates_over: Callable, exchange: str):
     gradients = _normal(9, 4, 200) * np.array([1, 30, 0.01, 2], np.float32)[:, None]
     mean, _ = updates_over(functools.partial(ternary_mean, clip_sigmas=1.5, exchange=exchange), "vmap:4")(gradients)

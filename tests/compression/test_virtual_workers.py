@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxtern import Ternary, compressed_mean, ternary_mean
+from jaxtern.compression.cost import EXACT, EXCHANGES
 
 LAYOUTS = [
     ("mesh:8", "sum"),
@@ -24,6 +25,12 @@ LAYOUTS = [
     ("mesh:4 mesh:2", "gather"),
     ("vmap:4 vmap:2", "gather"),
     ("mesh:2 mesh:2 vmap:2", "sum"),
+    ("mesh:8", "scatter"),
+    ("mesh:2 unrolled:4", "scatter"),
+    ("mesh:4 mesh:2", "scatter"),
+    ("mesh:2 vmap:4", "scatter"),
+    ("vmap:8", "scatter"),
+    ("pmap:8", "scatter"),
     ("pmap:8", "gather"),
     ("pmap:4 vmap:2", "sum"),
     ("pmap:4 unrolled:2", "sum"),
@@ -55,11 +62,13 @@ def test_means_are_the_same_bits_on_every_layout(updates_over: Callable, referen
     _assert_same(updates_over(make, layout)(_gradients(8, SIZES), 3)[0], reference)
 
 
-@pytest.mark.parametrize("layout", ["mesh:8", "mesh:4 unrolled:2"])
-def test_means_of_tensors_of_many_tiles_and_chunks_are_the_same_bits(updates_over: Callable, layout: str):
+@pytest.mark.parametrize(("layout", "exchange"), [("mesh:8", "gather"), ("mesh:4 unrolled:2", "scatter")])
+def test_means_of_tensors_of_many_tiles_and_chunks_are_the_same_bits(
+    updates_over: Callable, layout: str, exchange: str
+):
     gradients = _gradients(8, {"large": 2**18 + 7, "small": 5})
     expected, _ = updates_over(functools.partial(compressed_mean, exchange="sum"), "mesh:1 vmap:8")(gradients)
-    _assert_same(updates_over(functools.partial(compressed_mean, exchange="gather"), layout)(gradients)[0], expected)
+    _assert_same(updates_over(functools.partial(compressed_mean, exchange=exchange), layout)(gradients)[0], expected)
 
 
 @pytest.mark.parametrize("layout", ["mesh:8 vmap:2", "mesh:8 unrolled:2", "pmap:4 vmap:4"])
@@ -70,7 +79,7 @@ def test_more_than_8_workers_gather_to_the_same_bits(updates_over: Callable, lay
 
 
 @pytest.mark.parametrize("layout", ["mesh:4", "mesh:4 unrolled:2", "mesh:2 mesh:2"])
-@pytest.mark.parametrize("exchange", ["gather", "sum"])
+@pytest.mark.parametrize("exchange", ["gather", "sum", "scatter", "two_way"])
 def test_shard_map_with_check_vma_knows_that_the_mean_is_replicated(
     workers: Callable, updates_over: Callable, layout: str, exchange: str
 ):
@@ -87,7 +96,7 @@ def test_shard_map_with_check_vma_knows_that_the_mean_is_replicated(
         np.testing.assert_allclose(found, wanted[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("exchange", ["gather", "sum", "float"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_more_workers_than_devices_here_trace_with_check_vma(exchange: str):
     mesh = AbstractMesh((128,), ("data",), axis_types=(AxisType.Auto,))
     transformation = ternary_mean("data", exchange=exchange, min_size=2)
@@ -109,3 +118,61 @@ def test_a_mean_over_one_of_two_axes_leaves_the_other_alone(workers: Callable, u
     for column in (0, 1):
         alone, _ = updates_over(ternary_mean, "vmap:4")(gradients[column::2])
         np.testing.assert_array_equal(mean[column::2], alone)
+
+
+@pytest.mark.parametrize("num_workers", range(2, 9))
+@pytest.mark.parametrize("exchange", EXACT)
+def test_exact_exchanges_of_odd_sizes_are_the_same_bits_for_any_number_of_devices(
+    updates_over: Callable, exchange: str, num_workers: int
+):
+    gradients = _gradients(num_workers, {"large": 2**15 + 77, "small": 129, "one": 1, "float": 3})
+    options = {"exclude": lambda path: path == "float", "block_size": 1000}
+    expected, _ = updates_over(functools.partial(ternary_mean, exchange="gather", **options), f"vmap:{num_workers}")(
+        gradients, 2
+    )
+    found, _ = updates_over(functools.partial(ternary_mean, exchange=exchange, **options), f"mesh:{num_workers}")(
+        gradients, 2
+    )
+    _assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    "layout", ["mesh:8", "mesh:4 unrolled:2", "mesh:2 vmap:4", "vmap:8", "mesh:4 mesh:2", "pmap:8"]
+)
+def test_two_way_is_the_same_bits_on_every_layout(updates_over: Callable, layout: str):
+    make = functools.partial(compressed_mean, exchange="two_way", min_size=10)
+    gradients = _gradients(8, {"large": 2**15 + 77, **SIZES})
+    _assert_same(updates_over(make, layout)(gradients, 3)[0], updates_over(make, "mesh:1 unrolled:8")(gradients, 3)[0])
+
+
+@pytest.mark.parametrize("exchange", [*EXACT, "two_way"])
+@pytest.mark.parametrize(("layout", "fast"), [("mesh:2 mesh:4", 1), ("mesh:4 mesh:2", 0), ("mesh:3 mesh:2", 1)])
+def test_hierarchical_is_the_flat_exchange_of_the_workers_own_means(
+    workers: Callable, updates_over: Callable, exchange: str, layout: str, fast: int
+):
+    """Gradients of small whole numbers, whose float means over the devices of a worker are exact in any order."""
+    placed = workers(layout)
+    shape = [int(part.split(":")[1]) for part in layout.split()]
+    random = np.random.default_rng(3)
+    sizes = {"large": 2**14 + 1, "one": 1, "float": 9}
+    gradients = {k: 12.0 * random.integers(-9, 9, (*shape, n)).astype(np.float32) for k, n in sizes.items()}
+    options = {"exchange": exchange, "exclude": lambda path: path == "float"}
+    make = functools.partial(compressed_mean, placed.names[1 - fast], fast_axis_name=placed.names[fast], **options)
+    flat = {k: x.reshape(placed.size, -1) for k, x in gradients.items()}
+    for check_vma in (True, False):
+        found = placed.replicated(make().update, check_vma=check_vma)(flat, make().init(None))[0]
+        means = {k: x.mean(axis=fast) for k, x in gradients.items()}
+        expected, _ = updates_over(functools.partial(compressed_mean, **options), f"vmap:{shape[1 - fast]}")(means)
+        _assert_same(jax.device_get(found), jax.tree.map(lambda x: x[0], expected))
+
+
+@pytest.mark.parametrize("exchange", [*EXACT, "two_way"])
+@pytest.mark.parametrize("bucket_size", [1, 100, 2000])
+def test_buckets_are_the_same_bits_on_every_layout(updates_over: Callable, exchange: str, bucket_size: int):
+    make = functools.partial(compressed_mean, exchange=exchange, min_size=10, bucket_size=bucket_size)
+    gradients = _gradients(8, SIZES)
+    virtual = updates_over(make, "mesh:1 unrolled:8")(gradients, 3)[0]
+    _assert_same(updates_over(make, "mesh:4 unrolled:2")(gradients, 3)[0], virtual)
+    if exchange != "two_way":
+        make = functools.partial(make, exchange="gather")
+        _assert_same(updates_over(make, "mesh:8")(gradients, 3)[0], virtual)

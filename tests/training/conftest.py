@@ -57,10 +57,9 @@ def take_steps(digits: Split, small_recipe: Callable[..., Recipe]) -> Callable[.
         mesh = create_mesh(recipe)
         everywhere = NamedSharding(mesh, PartitionSpec())
         model = create_model(recipe.model, digits.images.shape[1:], 10, recipe.seed)
-        program, state = create_run(recipe, model, digits.size, mesh.size)
+        program, state = create_run(recipe, model, digits.size, mesh)
         train_step = create_train_step(recipe, program, mesh)
         order, split = ExampleOrder(digits.size, recipe.seed), jax.device_put(digits, everywhere)
-        state = jax.device_put(state, everywhere)
         states, metrics, batches = [to_host(state)], [], []
         for step in range(num_steps):
             batches.append(order.batch(step * recipe.batch_size, recipe.batch_size))

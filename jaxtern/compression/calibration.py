@@ -1,0 +1,106 @@
+"""The links of a running mesh, measured: alpha and beta of the cost model."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxtern.compression import exchange as collectives
+from jaxtern.compression.cost import Network, all_gather, all_reduce
+
+SECONDS = 1.5  # for everything, compilation left out
+FIRST_WORDS, MAX_WORDS = 2**14, 2**22  # of each worker
+ENOUGH_SECONDS = 0.1  # of one collective, from which on a larger one tells nothing new
+
+
+def calibrate(
+    mesh: Mesh,
+    axis_name: str | tuple[str, ...],
+    *,
+    latency: float | None = None,
+    bandwidth: float | None = None,
+) -> Network:
+    """Measures the links between the workers of a mesh, in less than two seconds beside compilation.
+
+    The latency is that of a message of a tiny all-reduce, the bandwidth that of all-gathers which grow until one takes
+    a tenth of a second. All hosts return the same: that of the slowest link. Every process of the mesh must call it.
+
+    Args:
+      mesh: the devices.
+      axis_name: axes over which the workers lie, as in `compressed_mean`.
+      latency: seconds; what this host is to take instead of measuring.
+      bandwidth: bytes a second, likewise. Hosts may be given different ones; the slowest counts.
+
+    Raises:
+      ValueError: for an axis that the mesh does not have, or a number out of its range.
+    """
+    names = collectives.as_axis_names(axis_name)
+    for name in names:
+        if name not in mesh.axis_names:
+            raise ValueError(f"axis_name={name!r}: the mesh has {', '.join(map(str, mesh.axis_names))}")
+    given = Network(
+        Network().latency if latency is None else latency, Network().bandwidth if bandwidth is None else bandwidth
+    )
+    num_workers = int(np.prod([mesh.shape[name] for name in names]))
+    if num_workers == 1:
+        return given
+    # Measured even where it is given here: another host may have to, and a collective takes all of them.
+    alpha = _median_seconds(_over(mesh, names, lambda x: collectives.maximum(x, names)), _words(mesh, names, 1))
+    alpha /= all_reduce(1, num_workers).messages
+    beta = _measure_bandwidth(mesh, names, num_workers, alpha)
+    own = [alpha if latency is None else latency, 1 / (beta if bandwidth is None else bandwidth)]
+    slowest = _slowest(mesh, names, own)
+    return Network(float(slowest[0]), 1 / float(slowest[1]))
+
+
+def _measure_bandwidth(mesh: Mesh, names: tuple[str, ...], num_workers: int, alpha: float) -> float:
+    """Bytes a second of the largest all-gather that the time allows."""
+    gather = _over(mesh, names, lambda x: collectives.gather_words(x, names).sum(axis=0))
+    begin, width, bandwidth = time.perf_counter(), FIRST_WORDS, 0.0
+    while True:
+        seconds = _median_seconds(gather, _words(mesh, names, width))
+        traffic = all_gather(width, num_workers)
+        bandwidth = traffic.bytes / max(seconds - traffic.messages * alpha, 0.1 * seconds)
+        spent = time.perf_counter() - begin
+        # All processes must agree to go on, so they go by what the slowest of them has seen.
+        seconds, spent = (float(x) for x in _slowest(mesh, names, [seconds, spent]))
+        if seconds > ENOUGH_SECONDS or width >= MAX_WORDS or spent + 16 * seconds > SECONDS:
+            return bandwidth
+        width *= 4
+
+
+def _median_seconds(collective: Callable, argument: jax.Array) -> float:
+    jax.block_until_ready(collective(argument))  # compiles, and lets all begin together
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        jax.block_until_ready(collective(argument))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def _over(mesh: Mesh, names: tuple[str, ...], function: Callable) -> Callable:
+    own, everywhere = PartitionSpec(names), PartitionSpec()
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=own, out_specs=everywhere, check_vma=False))
+
+
+def _words(mesh: Mesh, names: tuple[str, ...], width: int) -> jax.Array:
+    """uint32[workers, width] of zeros, a row each."""
+    num_workers = int(np.prod([mesh.shape[name] for name in names]))
+    sharding = NamedSharding(mesh, PartitionSpec(names))
+    return jax.make_array_from_callback(
+        (num_workers, width), sharding, lambda index: np.zeros((num_workers, width), np.uint32)[index]
+    )
+
+
+def _slowest(mesh: Mesh, names: tuple[str, ...], values: list[float]) -> np.ndarray:
+    """The elementwise maximum over all processes of the mesh."""
+    num_workers = int(np.prod([mesh.shape[name] for name in names]))
+    rows = np.broadcast_to(np.asarray(values, np.float32), (num_workers, len(values)))
+    own = jax.make_array_from_callback(rows.shape, NamedSharding(mesh, PartitionSpec(names)), lambda index: rows[index])
+    reduce = _over(mesh, names, lambda x: collectives.maximum(jnp.max(x, axis=0), names))
+    return np.asarray(reduce(own).addressable_data(0))

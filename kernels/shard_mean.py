@@ -1,0 +1,47 @@
+"""The middle of the two-way exchange: words of many workers to words of their mean, rounded to levels once more."""
+
+import jax
+import jax.numpy as jnp
+
+from . import noise, radix as radix_lib
+from .dispatch import require_levels, require_shape
+from .ternary_decode_reference import sum_digits
+
+MAX_WORKERS = 2**15 - 1  # so that noise times workers stays below 2^31
+
+
+def shard_mean(words: jax.Array, key: jax.Array, position: jax.Array, *, levels: int = 1) -> jax.Array:
+    """Averages the levels of N workers and rounds the mean stochastically to a level.
+
+    With S the sum of N digits and r uniform in {0, ..., N - 1}, the digit is floor((S + r) / N), whose expectation is
+    S / N: an unbiased estimate of the mean that takes one worker's digits again. r is N times 16 random bits, shifted
+    right by 16, so the bias is at most 2^-16 of a level; where N is a power of two there is none.
+
+    Args:
+      words: uint32[N, W], a shard of each worker's words of radix 2L + 1, in whole tiles.
+      key: uint32[2], from `derive_key`, the same for all shards.
+      position: uint32 scalar, the place of the shard's first element in the bucket's stream of noise.
+      levels: L.
+
+    Returns:
+      uint32[W] of radix 2L + 1, for `ternary_decode` as the words of one worker.
+
+    Raises:
+      ValueError: if a shape, dtype or the levels do not fit, or there are more than 32767 workers.
+    """
+    if words.ndim != 2 or not 1 <= words.shape[0] <= MAX_WORKERS:
+        raise ValueError(f"words.shape={words.shape}: must be [workers, words] of 1 to {MAX_WORKERS} workers")
+    num_workers, width = words.shape
+    radix = 2 * levels + 1
+    require_levels(levels, radix, num_workers=1)
+    if 2 * levels * num_workers >= 2**24:
+        raise ValueError(f"levels={levels!r}: the sum of {num_workers} workers' levels must stay below 2^24")
+    require_shape("words", words, (num_workers, width // radix_lib.RUN * radix_lib.RUN), jnp.uint32)
+    require_shape("key", key, (2,), jnp.uint32)
+    require_shape("position", position, (), jnp.uint32)
+    depth = radix_lib.digits_per_word(radix)
+    sums = sum_digits(words, radix, zero=0).astype(jnp.uint32)  # [tiles, D, RUN]
+    places = jnp.arange(sums.size, dtype=jnp.uint32).reshape(sums.shape)
+    drawn = noise.random_bits(key, places + position) * jnp.uint32(num_workers) >> noise.BITS
+    digits = (sums + drawn) // jnp.uint32(num_workers)
+    return radix_lib.pack_planes([digits[:, k] for k in range(depth)], radix).reshape(-1)

@@ -1,0 +1,63 @@
+"""The mean of many workers' levels, rounded to a level again: unbiased, and the same however it is sharded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxtern.kernels import derive_key, digits_per_word, pack, random_bits, shard_mean, unpack
+
+FAILURE = 1e-8
+
+
+def _words(digits: np.ndarray, levels: int) -> jax.Array:
+    """uint32[N, W] of digits [N, n], filled up with whole tiles."""
+    return jax.jit(jax.vmap(lambda row: pack(row, 2 * levels + 1)))(jnp.asarray(digits, jnp.uint32))
+
+
+@pytest.mark.parametrize(("num_workers", "levels"), [(1, 1), (2, 1), (3, 1), (8, 2), (100, 1), (5, 100), (3000, 1)])
+def test_shard_mean_is_the_sum_and_the_noise_divided_by_the_workers(num_workers: int, levels: int):
+    n = 128 * digits_per_word(2 * levels + 1)
+    digits = np.random.default_rng(0).integers(0, 2 * levels + 1, (num_workers, n))
+    key, position = derive_key(3, 4, 5), 512 * 7
+    words = shard_mean(_words(digits, levels), key, jnp.uint32(position), levels=levels)
+    drawn = np.asarray(random_bits(key, jnp.arange(n, dtype=jnp.uint32) + position)).astype(np.int64)
+    expected = (digits.sum(axis=0) + (drawn * num_workers >> 16)) // num_workers
+    np.testing.assert_array_equal(unpack(words, 2 * levels + 1, n), expected)
+
+
+def test_shards_join_to_the_whole():
+    digits = np.random.default_rng(1).integers(0, 3, (4, 128 * 20 * 6))
+    words, key = _words(digits, 1), derive_key(0, 0, 0)
+    whole = shard_mean(words, key, jnp.uint32(0))
+    shards = [shard_mean(words[:, i : i + 256], key, jnp.uint32(i * 20)) for i in range(0, words.shape[1], 256)]
+    np.testing.assert_array_equal(jnp.concatenate(shards), whole)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 7, 64])
+def test_the_rounded_mean_is_unbiased_and_never_leaves_the_levels(num_workers: int):
+    """Each digit is one of the two around S / N, with the variance of a coin."""
+    n = 128 * 20 * 64
+    digits = np.random.default_rng(2).integers(0, 3, (num_workers, n))
+    mean = digits.mean(axis=0)
+    found = np.asarray(unpack(shard_mean(_words(digits, 1), derive_key(9, 1, 2), jnp.uint32(0)), 3, n)).astype(float)
+    assert np.all((found == np.floor(mean)) | (found == np.ceil(mean)))
+    fraction = mean % 1
+    z = (found - mean).sum() / np.sqrt((fraction * (1 - fraction)).sum())
+    assert 2 * stats.norm.sf(abs(z)) > FAILURE
+
+
+@pytest.mark.parametrize(
+    ("shape", "levels", "message"),
+    [
+        ((0, 128), 1, r"words\.shape=\(0, 128\): must be \[workers, words\] of 1 to 32767 workers"),
+        ((128,), 1, r"words\.shape=\(128,\): must be \[workers, words\]"),
+        ((2, 100), 1, r"words is uint32\[2, 100\]: must be uint32\[2, 0\]"),
+        ((2, 128), 0, r"levels=0: must be an integer of 1 or more"),
+        ((600, 128), 20_000, r"levels=20000: the sum of 600 workers' levels must stay below 2\^24"),
+    ],
+)
+def test_shard_mean_refuses_what_does_not_fit(shape: tuple[int, ...], levels: int, message: str):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        shard_mean(jnp.zeros(shape, jnp.uint32), derive_key(0, 0, 0), jnp.uint32(0), levels=levels)
