@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from . import radix as radix_lib
 from .moments_reference import Partials, chunk_counts
@@ -74,7 +75,12 @@ def _call(
     """Results vary over all axes of `shard_map` that an operand varies over."""
     operands = _vary_alike(operands)
     varying = jax.typeof(operands[0]).manual_axis_type
-    shapes = [jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying) for shape, dtype in results]
+    # A type that varies is refused without a sharding; inside `shard_map` no axis of an array is sharded any more.
+    mesh = jax.sharding.get_abstract_mesh()
+    whole = NamedSharding(mesh, PartitionSpec(None)) if varying.varying else None
+    shapes = [
+        jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying, sharding=whole) for shape, dtype in results
+    ]
     call = jax.ffi.ffi_call(target_of(op), shapes, vmap_method="sequential", input_output_aliases=aliases)
     return call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()})
 

@@ -1,7 +1,7 @@
 """The native implementation's library: C, compiled at first use by the compiler that is there, and kept.
 
-The sources are `native*.c` beside this file. They need jaxlib's C header of XLA's foreign function interface, so what is
-kept depends on both, and on the compiler and the processor: a library is found by a digest of them all, and another
+The sources are `native*.c` beside this file. They need jaxlib's C header of XLA's foreign function interface, so what
+is kept depends on both, and on the compiler and the processor: a library is found by a digest of them all, and another
 machine that shares the folder compiles its own.
 """
 
@@ -22,10 +22,10 @@ import jax
 OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum")
 SOURCES = tuple(sorted(Path(__file__).parent.glob("native*.[ch]")))
 HEADER = Path("xla", "ffi", "api", "c_api.h")
-FLAGS = (
-    "-std=c11 -D_GNU_SOURCE -O3 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math"
-    " -fvisibility=hidden -fPIC -shared -pthread"
-).split()
+FLAGS = [
+    *("-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-pthread"),
+    *("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+]
 # Without it compilers take vectors of half the width on some processors that have AVX-512.
 X86_FLAGS = ["-mprefer-vector-width=512"]
 SECONDS = 120  # to compile; it takes about one
@@ -93,8 +93,8 @@ def find_compiler() -> list[str]:
 
 def cache_folder() -> Path:
     """The user's own, which nobody else can put a library into."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "jaxtern"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = (base if base.is_absolute() else Path.home() / ".cache") / "jaxtern"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
@@ -121,8 +121,8 @@ def _compile(command: list[str], path: Path) -> None:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or [f"status {done.returncode}"]
             raise CannotBuild(f"{command[0]} fails: {lines[0].strip()}")
-        with open(partial, "ab") as file:
-            file.write(hashlib.sha256(Path(partial).read_bytes()).digest())
+        with Path(partial).open("rb+") as file:
+            file.write(hashlib.sha256(file.read()).digest())
         os.replace(partial, path)
     except subprocess.TimeoutExpired:
         raise CannotBuild(f"{command[0]} took more than {SECONDS} seconds") from None
