@@ -78,9 +78,7 @@ def _call(
     # A type that varies is refused without a sharding; inside `shard_map` no axis of an array is sharded any more.
     mesh = jax.sharding.get_abstract_mesh()
     whole = NamedSharding(mesh, PartitionSpec(None)) if varying.varying else None
-    shapes = [
-        jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying, sharding=whole) for shape, dtype in results
-    ]
+    shapes = [jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying, sharding=whole) for shape, dtype in results]
     call = jax.ffi.ffi_call(target_of(op), shapes, vmap_method="sequential", input_output_aliases=aliases)
     return call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()})
 
