@@ -39,6 +39,7 @@ def why_not_native() -> str:
         return _load()
 
 
+@functools.cache
 def target_of(op: str) -> str:
     """The name that XLA knows an op by. Programs that JAX keeps on disk hold it, so it changes with the sources."""
     return f"jaxtern_{op}_{_digest(path.read_bytes() for path in SOURCES)[:16]}"
