@@ -53,8 +53,11 @@ def _pick_native(op: str, implementation: str, size: int, not_native: str) -> st
     reason = not_native or why_not_native()
     if implementation == "native" and reason:
         raise ValueError(f"{op}: implementation='native': {reason}")
-    log_once(logging.INFO, f"kernels: reference, as {reason}" if reason else "kernels: native")
-    return "reference" if reason else "native"
+    if reason:
+        log_once(logging.INFO, f"kernels: reference, as {reason}")
+        return "reference"
+    log_once(logging.DEBUG, "kernels: native")
+    return "native"
 
 
 def tuned(op: str) -> Tuning:

@@ -15,7 +15,7 @@ needs_native = pytest.mark.skipif(bool(dispatch.why_not_native()), reason=dispat
 USE = """
 import logging
 logging.basicConfig(format="%(message)s")
-logging.getLogger("jaxtern").setLevel("INFO")
+logging.getLogger("jaxtern").setLevel("DEBUG")
 import jax, jax.numpy as jnp
 from jaxtern.kernels import Segments, moments
 for _ in range(2):
