@@ -7,7 +7,7 @@ Every operation runs in turn with `jnp.copy` of as many float32 elements, so tha
 row shows the median time of a call; GB/s of the bytes that must move, each input read once and each output written once
 (`bytes_to_move` in kernel_cases.py); the median of its GB/s over those of the copy beside it, which reads and writes 4
 bytes an element; and its speed over that of plain jnp: encode with `jax.random.uniform`, or moments as jnp has them.
-The implementation is what "auto" picks here, then the others.
+Every implementation that can run here has a row: native on a CPU, Mosaic on a GPU, and the reference.
 
 What is timed is a compiled program that returns fresh arrays, as in training: one call on a CPU; on a GPU a batch of
 calls of 10 ms or more, waited for once, whose arguments and results rotate through 256 MiB of memory, so that its cache
@@ -30,7 +30,7 @@ import jax
 from benchmarks.kernel_cases import Case, create_cases
 from benchmarks.kernel_check import DTYPES, check
 from benchmarks.timing import Program, machine, on_gpu, one_line, prepare, prepare_copy, summarize
-from jaxtern.kernels.dispatch import pick_implementation, why_not_mosaic
+from jaxtern.kernels.dispatch import why_not_mosaic
 from jaxtern.kernels.tuning import OPS, TABLES, Tuning, tuning_for
 
 ELEMENTS = {"cpu": (2**20, 2**25), "gpu": (2**20, 2**24, 2**28, 2**30)}
@@ -114,11 +114,12 @@ def measure_size(elements: int, dtypes: list[str], workers: int, repeats: int) -
 
 
 def measure_case(case: Case, copy: Program, repeats: int) -> list[dict]:
-    """A row for what "auto" picks, for the reference, and for plain jnp."""
+    """A row for each implementation that can run here, and for plain jnp."""
     functions: dict[str, Callable] = {
-        pick_implementation(case.op, "auto", case.arguments[0].size): partial(case.run, implementation="auto")
+        implementation: partial(case.run, implementation=implementation)
+        for implementation in ("native", "mosaic", "reference")
+        if not is_refused(case, implementation)
     }
-    functions.setdefault("reference", partial(case.run, implementation="reference"))
     if case.plain:
         functions[PLAIN[case.op]] = case.plain
     rows: list[dict] = [
@@ -131,6 +132,15 @@ def measure_case(case: Case, copy: Program, repeats: int) -> list[dict]:
             if "error" not in row:
                 row["speed_over_plain"] = rows[-1]["milliseconds"] / row["milliseconds"]
     return rows
+
+
+def is_refused(case: Case, implementation: str) -> bool:
+    """Whether the op says that it cannot run so; another error ends up in the row."""
+    try:
+        jax.eval_shape(partial(case.run, implementation=implementation), *case.arguments)
+    except Exception as error:  # noqa: BLE001 as below
+        return str(error).startswith(f"{case.op}: implementation=")
+    return False
 
 
 def measure(function: Callable, case: Case, copy: Program, repeats: int) -> dict:

@@ -7,31 +7,37 @@ import re
 import jax
 import jax.numpy as jnp
 
+from . import native_library
 from .segments import Segments
 from .tuning import Tuning, tuning_for
 
-IMPLEMENTATIONS = ("auto", "reference", "mosaic")
+IMPLEMENTATIONS = ("auto", "reference", "native", "mosaic")
 MIN_JAX = (0, 11)
 MIN_CAPABILITY = 9.0  # of NVIDIA GPUs: below, Mosaic's compiler ends the process on instructions that are not there
 
+MIN_NATIVE_SIZE = 2**16  # for "auto": a compiler is not worth starting for less
+SPAN_MULTIPLE = 512  # elements: spans begin with a group of noise
 MAX_SIZE = 2**30  # of any array: the kernels count places in int32, up to a tile beyond the end
 
 _logger = logging.getLogger(__name__)
 
 
-def pick_implementation(op: str, implementation: str, size: int) -> str:
-    """The implementation that runs: "reference", plain jnp, which XLA compiles for any device, or "mosaic".
+def pick_implementation(op: str, implementation: str, size: int, not_native: str = "") -> str:
+    """The implementation that runs: "reference", plain jnp, which XLA compiles for any device, "native" or "mosaic".
 
     "auto" is Mosaic where the default device is an NVIDIA GPU of compute capability 9.0 or more and JAX is 0.11 or
-    newer, for arrays of `size` up to 2^30.
+    newer, for arrays of `size` up to 2^30; and native where it is a CPU and there is a C compiler, for arrays of 2^16
+    and more, unless the op names a reason, `not_native`.
 
     Raises:
-      ValueError: for an unknown name, and for "mosaic" where it cannot run.
+      ValueError: for an unknown name, and for "mosaic" and "native" where they cannot run.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"{op}: implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
     if implementation == "reference":
         return "reference"
+    if implementation == "native" or (implementation == "auto" and jax.devices()[0].platform == "cpu"):
+        return _pick_native(op, implementation, size, not_native)
     reason = why_not_mosaic() or (f"{size} numbers are more than 2^30" if size > MAX_SIZE else "")
     if implementation == "mosaic" and reason:
         raise ValueError(f"{op}: implementation='mosaic': {reason}")
@@ -39,6 +45,19 @@ def pick_implementation(op: str, implementation: str, size: int) -> str:
     level = logging.INFO if jax.devices()[0].platform == "gpu" else logging.DEBUG
     log_once(level, f"kernels: reference, as {reason}" if reason else "kernels: mosaic")
     return "reference" if reason else "mosaic"
+
+
+def _pick_native(op: str, implementation: str, size: int, not_native: str) -> str:
+    if implementation == "auto" and (size < MIN_NATIVE_SIZE or not_native):
+        return "reference"
+    reason = not_native or why_not_native()
+    if implementation == "native" and reason:
+        raise ValueError(f"{op}: implementation='native': {reason}")
+    if reason:
+        log_once(logging.INFO, f"kernels: reference, as {reason}")
+        return "reference"
+    log_once(logging.DEBUG, "kernels: native")
+    return "native"
 
 
 def tuned(op: str) -> Tuning:
@@ -59,6 +78,14 @@ def why_not_mosaic() -> str:
     return ""
 
 
+def why_not_native() -> str:
+    """Why C cannot run on the default device, or nothing where it can; the first time, a compiler may run."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        return f"the default device is {device.device_kind!r}, no CPU"
+    return native_library.why_not_native()
+
+
 def jax_version() -> tuple[int, ...]:
     return tuple(int(part) for part in jax.__version__.split(".")[:2])
 
@@ -68,12 +95,28 @@ def log_once(level: int, message: str) -> None:
     _logger.log(level, message)
 
 
-def require_floating(gradient: jax.Array, segments: Segments) -> None:
-    """Refuses what is not a floating-point vector of the layout's length."""
+def why_not_float32(name: str, dtype: jnp.dtype) -> str:
+    """Why an array cannot be native's, or nothing where it can."""
+    return "" if dtype == jnp.float32 else f"{name}={dtype} is not float32"
+
+
+def require_floating(gradient: jax.Array, segments: Segments, start: int | None = None) -> None:
+    """Refuses what is not a floating-point vector of the layout's length, or has no such span from `start` on."""
     if not jnp.issubdtype(gradient.dtype, jnp.floating):
         raise ValueError(f"gradient.dtype={gradient.dtype}: must be a floating-point type")
-    if gradient.shape != (segments.num_elements,):
+    if start is not None:
+        require_span("gradient", gradient, start, segments)
+    elif gradient.shape != (segments.num_elements,):
         raise ValueError(f"gradient.shape={gradient.shape}: the segments hold ({segments.num_elements},) elements")
+
+
+def require_span(name: str, array: jax.Array, start: int, segments: Segments) -> None:
+    """Refuses a vector that does not hold the layout's elements from `start` on, or a start within a group of noise."""
+    if not isinstance(start, int) or start < 0 or start % SPAN_MULTIPLE:
+        raise ValueError(f"start={start!r}: must be a multiple of {SPAN_MULTIPLE}, 0 or more")
+    end = start + segments.num_elements
+    if array.ndim != 1 or array.size < end:
+        raise ValueError(f"{name}.shape={array.shape}: must be ({end},) or longer, as the span begins at start={start}")
 
 
 def require_shape(name: str, array: jax.Array, shape: tuple[int, ...], dtype) -> None:

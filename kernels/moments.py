@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .dispatch import pick_implementation, require_floating, tuned
+from .dispatch import pick_implementation, require_floating, tuned, why_not_float32
 from .moments_reference import (
     Partials,
     centres_of,
@@ -16,6 +16,7 @@ from .moments_reference import (
     partials_reference,
     sum_in_any_order,
 )
+from .native import partials_native
 from .rounding import settle, to_12_bits
 from .segments import Segments
 
@@ -40,7 +41,7 @@ def moments(gradient: jax.Array, segments: Segments, *, implementation: str = "a
     Args:
       gradient: float[n], a bucket; float32, bfloat16 or float16.
       segments: its layout.
-      implementation: "auto", "reference" or "mosaic".
+      implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
       Moments. A segment that holds a NaN or an infinity has a max_abs that is not finite.
@@ -49,7 +50,11 @@ def moments(gradient: jax.Array, segments: Segments, *, implementation: str = "a
       ValueError: if the gradient is not a floating-point vector of the layout's length.
     """
     require_floating(gradient, segments)
-    if pick_implementation("moments", implementation, gradient.size) == "mosaic" and gradient.size:
+    not_native = why_not_float32("gradient.dtype", gradient.dtype)
+    picked = pick_implementation("moments", implementation, gradient.size, not_native)
+    if picked == "native" and gradient.size:
+        partials = partials_native(gradient, segments)
+    elif picked == "mosaic" and gradient.size:
         from .moments_mgpu import partials_mgpu
 
         partials = partials_mgpu(gradient, segments, tuned("moments"))

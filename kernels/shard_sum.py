@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from . import radix as radix_lib
 from .dispatch import pick_implementation, require_levels, require_shape, tuned
+from .native import shard_sum_native
 from .shard_sum_reference import shard_sum_reference
 
 
@@ -19,7 +20,7 @@ def shard_sum(
       num_elements: n, of the shard.
       levels: L.
       radix: R of the sums; None: 2LN + 1, the smallest that holds them.
-      implementation: "auto", "reference" or "mosaic".
+      implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
       uint32[num_words(n, R)], for `ternary_decode` with all N workers in its one row.
@@ -36,7 +37,10 @@ def shard_sum(
     require_shape("words", words, (num_workers, radix_lib.num_words(num_elements, own_radix)), jnp.uint32)
     if not words.size:
         return jnp.zeros((0,), jnp.uint32)
-    if pick_implementation("shard_sum", implementation, max(words.size, num_elements)) == "mosaic":
+    picked = pick_implementation("shard_sum", implementation, max(words.size, num_elements))
+    if picked == "native":
+        return shard_sum_native(words, num_elements, levels, radix)
+    if picked == "mosaic":
         from .shard_sum_mgpu import shard_sum_mgpu
 
         return shard_sum_mgpu(words, num_elements, levels, radix, tuned("shard_sum"))

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from .dispatch import pick_implementation, require_levels, require_shape, tuned
+from .dispatch import pick_implementation, require_levels, require_shape, require_span, tuned, why_not_float32
+from .native import ternary_decode_native
 from .segments import Segments
 from .ternary_decode_reference import ternary_decode_reference
 
@@ -20,6 +22,8 @@ def ternary_decode(
     radix: int = 3,
     levels: int = 1,
     dtype: jax.typing.DTypeLike = jnp.float32,
+    into: jax.Array | None = None,
+    start: int = 0,
     implementation: str = "auto",
 ) -> jax.Array:
     """The mean gradient: s (sum of digits - N L) / (N L).
@@ -35,11 +39,15 @@ def ternary_decode(
       num_workers: N, divisible by the rows.
       radix: R of the words.
       levels: L.
-      dtype: of the mean; float32, bfloat16 or float16.
-      implementation: "auto", "reference" or "mosaic".
+      dtype: of the mean; float32, bfloat16 or float16. "native" knows only float32, for others "auto" takes the
+        reference on a CPU.
+      into: dtype[m], a larger vector of which the mean replaces a span, or None. No copy is made where nobody else
+        needs it: an argument that is donated, or what another call returned.
+      start: of the span in `into`, a multiple of 512; with None, 0.
+      implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
-      dtype[n].
+      dtype[n]; or dtype[m], `into` with the elements from `start` to `start + n` replaced.
 
     Raises:
       ValueError: if a shape, dtype, the radix, the levels, the workers or the implementation do not fit.
@@ -54,15 +62,30 @@ def ternary_decode(
     dtype = jnp.dtype(dtype)
     if dtype not in OUTPUT_DTYPES:
         raise ValueError(f"dtype={dtype}: must be one of {', '.join(str(each) for each in OUTPUT_DTYPES)}")
+    _require_into(into, start, segments, dtype)
     zero, units = num_workers * levels, units_of(scales, num_workers * levels)
-    if (
-        pick_implementation("ternary_decode", implementation, max(words.size, segments.num_elements)) == "mosaic"
-        and words.size
-    ):
+    not_native = why_not_float32("dtype", dtype)
+    size = max(words.size, segments.num_elements)
+    picked = pick_implementation("ternary_decode", implementation, size, not_native)
+    if picked == "native" and words.size:
+        return ternary_decode_native(words, units, segments, zero, radix, into, start)
+    if picked == "mosaic" and words.size:
         from .ternary_decode_mgpu import ternary_decode_mgpu
 
-        return ternary_decode_mgpu(words, units, segments, zero, radix, dtype, tuned("ternary_decode"))
-    return ternary_decode_reference(words, units, segments, zero, radix, dtype)
+        mean = ternary_decode_mgpu(words, units, segments, zero, radix, dtype, tuned("ternary_decode"))
+    else:
+        mean = ternary_decode_reference(words, units, segments, zero, radix, dtype)
+    return mean if into is None else lax.dynamic_update_slice(into, mean, (start,))
+
+
+def _require_into(into: jax.Array | None, start: int, segments: Segments, dtype: jnp.dtype) -> None:
+    if into is None:
+        if start != 0:
+            raise ValueError(f"start={start!r}: must be 0 without a vector to decode into")
+        return
+    require_span("into", into, start, segments)
+    if into.dtype != dtype:
+        raise ValueError(f"into.dtype={into.dtype}: must be dtype={dtype}")
 
 
 def units_of(scales: jax.Array, num_levels: int) -> jax.Array:

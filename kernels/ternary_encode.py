@@ -5,9 +5,18 @@ from typing import Literal, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from . import noise
-from .dispatch import pick_implementation, require_floating, require_levels, require_shape, tuned
+from .dispatch import (
+    pick_implementation,
+    require_floating,
+    require_levels,
+    require_shape,
+    tuned,
+    why_not_float32,
+)
+from .native import ternary_encode_native
 from .segments import Segments
 from .ternary_decode import units_of
 from .ternary_encode_reference import residual_reference, ternary_encode_reference
@@ -25,6 +34,7 @@ def ternary_encode(
     radix: int = 3,
     levels: int = 1,
     offset: int = 0,
+    start: int | None = None,
     residual: Literal[False] = False,
     implementation: str = "auto",
 ) -> jax.Array: ...
@@ -40,6 +50,7 @@ def ternary_encode(
     radix: int = 3,
     levels: int = 1,
     offset: int = 0,
+    start: int | None = None,
     residual: Literal[True],
     implementation: str = "auto",
 ) -> tuple[jax.Array, jax.Array]: ...
@@ -54,6 +65,7 @@ def ternary_encode(
     radix: int = 3,
     levels: int = 1,
     offset: int = 0,
+    start: int | None = None,
     residual: bool = False,
     implementation: str = "auto",
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
@@ -66,30 +78,39 @@ def ternary_encode(
     nothing, and `ternary_decode` returns NaN.
 
     Args:
-      gradient: float[n], a bucket; float32, bfloat16 or float16.
+      gradient: float[n], a bucket; float32, bfloat16 or float16. With `start`, a longer one.
       scales: float32[num_scales], shared by all workers.
       key: uint32[2], from `derive_key`.
       segments: layout of the bucket.
       radix: R of the words, at least 2L + 1; 2LN + 1 where the words of N workers will be added.
       levels: L, 1 to 32767.
       offset: position of the bucket's first element in the stream of noise, a multiple of 512.
+      start: of the span of the gradient that is encoded, gradient[start : start + n], a multiple of 512; None: all of
+        it. The offset is that of the span's first element.
       residual: also return what the words leave out, for error feedback.
-      implementation: "auto", "reference" or "mosaic".
+      implementation: "auto", "reference", "native" or "mosaic". "native" knows only
+        float32 without residual; for others "auto" takes the reference on a CPU.
 
     Returns:
-      uint32[segments.num_words(radix)]; with `residual` also float32[n], the gradient less what `ternary_decode` makes
-      of these words alone.
+      uint32[segments.num_words(radix)]; with `residual` also float32[n], the elements less what `ternary_decode`
+      makes of these words alone.
 
     Raises:
       ValueError: if a shape, dtype, the radix, the levels or the implementation do not fit.
     """
-    require_floating(gradient, segments)
+    require_floating(gradient, segments, start)
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
     require_shape("key", key, (2,), jnp.uint32)
     require_levels(levels, radix, num_workers=1)
     _require_offset(offset, segments)
     steps, units = steps_of(scales, levels), units_of(scales, levels)
-    if pick_implementation("ternary_encode", implementation, gradient.size) == "mosaic" and gradient.size:
+    not_native = "it gives no residual" if residual else why_not_float32("gradient.dtype", gradient.dtype)
+    picked = pick_implementation("ternary_encode", implementation, segments.num_elements, not_native)
+    if picked == "native" and segments.num_elements:
+        return ternary_encode_native(gradient, steps, key, segments, radix, levels, offset, start or 0)
+    if start is not None:
+        gradient = lax.slice(gradient, (start,), (start + segments.num_elements,))
+    if picked == "mosaic" and gradient.size:
         from .ternary_encode_mgpu import ternary_encode_mgpu
 
         options = (segments, radix, levels, offset, residual, tuned("ternary_encode"))

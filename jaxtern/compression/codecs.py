@@ -108,7 +108,7 @@ class Ternary:
       scale: "exact", or "pow2" to round scales up to powers of two.
       block_size: elements under one scale; None: the whole tensor.
       levels: L, levels a side; 1 is ternary.
-      implementation: of the kernels, "auto", "reference" or "mosaic".
+      implementation: of the kernels, "auto", "reference", "native" or "mosaic".
     """
 
     clip_sigmas: float = 2.5

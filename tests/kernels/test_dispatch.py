@@ -7,13 +7,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxtern.kernels import Segments, dispatch, moments, tuning
+from jaxtern.kernels import Segments, dispatch, moments, native_library, tuning
 from jaxtern.kernels.tuning import DEFAULTS, OPS, Tuning, tuning_for
 
 
 def _device(platform: str = "gpu", capability: str | None = "9.0", kind: str = "NVIDIA H200") -> types.SimpleNamespace:
     attributes = {} if capability is None else {"compute_capability": capability}
     return types.SimpleNamespace(platform=platform, device_kind=kind, **attributes)
+
+
+CPU = _device(platform="cpu", capability=None, kind="cpu")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +29,6 @@ def _device(platform: str = "gpu", capability: str | None = "9.0", kind: str = "
         (_device(capability="8.6"), "0.11.2", "auto", "reference"),
         (_device(), "0.11.2", "mosaic", "mosaic"),
         (_device(capability="gfx942"), "0.11.2", "auto", "reference"),
-        (_device(platform="cpu", capability=None, kind="cpu"), "0.11.2", "auto", "reference"),
         (_device(platform="tpu", capability=None, kind="TPU v5"), "0.11.2", "auto", "reference"),
         (_device(), "0.11.2", "reference", "reference"),
     ],
@@ -42,7 +44,7 @@ def test_auto_takes_mosaic_on_new_nvidia_gpus_with_a_new_jax(
 @pytest.mark.parametrize(
     ("device", "version", "reason"),
     [
-        (_device(platform="cpu", capability=None, kind="cpu"), "0.11.2", "the default device is 'cpu', no NVIDIA GPU"),
+        (CPU, "0.11.2", "the default device is 'cpu', no NVIDIA GPU"),
         (_device(capability="7.5", kind="T4"), "0.11.2", "T4 has compute capability 7.5, below 9.0"),
         (_device(), "0.10.2", r"JAX is 0.10.2, older than 0\.11"),
     ],
@@ -57,6 +59,7 @@ def test_mosaic_where_it_cannot_run_is_refused_with_the_reason(
 
 
 def test_arrays_too_large_to_count_in_int32_take_the_reference(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax, "devices", lambda: [_device()])
     monkeypatch.setattr(dispatch, "why_not_mosaic", lambda: "")
     assert dispatch.pick_implementation("moments", "auto", 2**30) == "mosaic"
     assert dispatch.pick_implementation("moments", "auto", 2**30 + 1) == "reference"
@@ -74,9 +77,9 @@ def test_arrays_too_large_to_count_in_int32_take_the_reference(monkeypatch: pyte
             "kernels: reference, as A100 has compute capability 8.0, below 9.0",
         ),
         (
-            _device(platform="cpu", capability=None, kind="cpu"),
+            _device(platform="tpu", capability=None, kind="TPU v5"),
             logging.DEBUG,
-            "kernels: reference, as the default device is 'cpu', no NVIDIA GPU",
+            "kernels: reference, as the default device is 'TPU v5', no NVIDIA GPU",
         ),
     ],
 )
@@ -95,6 +98,50 @@ def test_auto_logs_its_choice_once(
             dispatch.pick_implementation("moments", "auto", 3)
             dispatch.pick_implementation("moments", "reference", 3)
     assert [(record.levelno, record.message) for record in caplog.records] == [(level, message)]
+
+
+@pytest.mark.parametrize(
+    ("size", "why_not", "not_native", "chosen"),
+    [
+        (2**16, "", "", "native"),
+        (2**16 - 1, "", "", "reference"),
+        (2**16, "there is no compiler", "", "reference"),
+        (2**16, "", "dtype=float16 is not float32", "reference"),
+    ],
+)
+def test_auto_takes_native_for_large_arrays_on_a_cpu_with_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, size: int, why_not: str, not_native: str, chosen: str
+):
+    monkeypatch.setattr(jax, "devices", lambda: [CPU])
+    monkeypatch.setattr(native_library, "why_not_native", lambda: why_not)
+    assert dispatch.pick_implementation("moments", "auto", size, not_native) == chosen
+    reason = not_native or why_not
+    if reason:
+        with pytest.raises(ValueError, match=f"moments: implementation='native': {reason}"):
+            dispatch.pick_implementation("moments", "native", size, not_native)
+    else:
+        assert dispatch.pick_implementation("moments", "native", size, not_native) == "native"
+
+
+def test_native_is_refused_where_the_device_is_no_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax, "devices", lambda: [_device()])
+    with pytest.raises(ValueError, match="implementation='native': the default device is 'NVIDIA H200', no CPU"):
+        dispatch.pick_implementation("moments", "native", 2**20)
+
+
+def test_a_missing_compiler_is_logged_once_and_only_where_it_would_be_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(jax, "devices", lambda: [CPU])
+    monkeypatch.setattr(native_library, "why_not_native", lambda: "there is no C compiler")
+    dispatch.log_once.cache_clear()
+    with caplog.at_level(logging.DEBUG, logger="jaxtern.kernels.dispatch"):
+        dispatch.pick_implementation("moments", "auto", 2**16 - 1)
+        assert not caplog.records
+        for _ in range(3):
+            dispatch.pick_implementation("moments", "auto", 2**16)
+    found = [(record.levelno, record.message) for record in caplog.records]
+    assert found == [(logging.INFO, "kernels: reference, as there is no C compiler")]
 
 
 @pytest.mark.parametrize("name", ["warpgroups", "items"])

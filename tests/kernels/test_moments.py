@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from jaxtern.kernels import Moments, Segments, moments, moments_reference
+from jaxtern.kernels import Moments, Segments, dispatch, moments, moments_reference
 
 ROUNDING = 2.0**-11  # how far 12-bit deviations may move a variance, of itself
 LOOP = 2**14  # elements of a chunk
 
 
-def _moments(gradient: np.ndarray, segments: Segments) -> Moments:
-    return Moments(*(np.asarray(x) for x in jax.jit(lambda g: moments(g, segments))(gradient)))
+IMPLEMENTATIONS = ["reference"] if dispatch.why_not_native() else ["reference", "native"]
+
+
+def _moments(gradient: np.ndarray, segments: Segments, implementation: str = "reference") -> Moments:
+    run = jax.jit(lambda g: moments(g, segments, implementation=implementation))
+    return Moments(*(np.asarray(x) for x in run(gradient)))
 
 
 def _exact(gradient: np.ndarray, segments: Segments) -> Moments:
@@ -29,10 +33,13 @@ def _exact(gradient: np.ndarray, segments: Segments) -> Moments:
 
 
 def _assert_close(gradient: np.ndarray, segments: Segments) -> None:
-    found, exact = _moments(gradient, segments), _exact(gradient, segments)
-    np.testing.assert_array_equal(found.max_abs, exact.max_abs.astype(np.float32))
-    np.testing.assert_allclose(found.variance, exact.variance, rtol=ROUNDING, atol=1e-30)
-    assert np.all(np.abs(found.mean - exact.mean) <= ROUNDING * np.sqrt(exact.variance) + 1e-6 * np.abs(exact.mean))
+    exact = _exact(gradient, segments)
+    for implementation in IMPLEMENTATIONS:
+        found = _moments(gradient, segments, implementation)
+        np.testing.assert_array_equal(found.max_abs, exact.max_abs.astype(np.float32))
+        np.testing.assert_allclose(found.variance, exact.variance, rtol=ROUNDING, atol=1e-30)
+        near = ROUNDING * np.sqrt(exact.variance) + 1e-6 * np.abs(exact.mean)
+        assert np.all(np.abs(found.mean - exact.mean) <= near), implementation
 
 
 @given(
@@ -118,12 +125,13 @@ def test_what_is_not_finite_shows_in_its_own_maximum_alone(bad: float, place: in
     ("n", "block_size"),
     [(1, None), (7, None), (1000, 96), (LOOP - 1, None), (LOOP + 1, None), (16 * LOOP + 5, None), (3 * LOOP, LOOP + 1)],
 )
-def test_moments_are_the_same_bits_alone_unrolled_and_batched(n: int, block_size: int | None):
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_moments_are_the_same_bits_alone_unrolled_and_batched(n: int, block_size: int | None, implementation: str):
     gradients = np.random.default_rng(n).standard_normal((4, n), np.float32) * np.float32(1e-3)
     segments = Segments((n,), block_size)
 
     def one(gradient: jax.Array) -> Moments:
-        return moments(gradient, segments)
+        return moments(gradient, segments, implementation=implementation)
 
     alone = [jax.jit(one)(gradient) for gradient in gradients]
     unrolled = jax.jit(lambda gs: [one(g) for g in gs])(list(gradients))

@@ -43,7 +43,7 @@ def test_shard_sum_refuses_what_does_not_fit():
         r"words is uint32\[3, 128\]: must be uint32\[3, 256\]": {"num_elements": 2561},
         r"radix=5: 3 workers of 1 levels a side need 7 or more": {"radix": 5},
         r"levels=0: must be an integer of 1 or more": {"levels": 0},
-        r"shard_sum: implementation='fast': must be one of auto, reference, mosaic": {"implementation": "fast"},
+        r"shard_sum: implementation='fast': must be one of auto, reference, native, mosaic": {"implementation": "fast"},
     }
     arguments = {"words": words, "num_elements": 700}
     shard_sum(**arguments)

@@ -1,0 +1,76 @@
+/* What the native implementations share: arguments of a call, where one scale ends and the next begins, threads.
+ *
+ * Each op splits its work into items, whose results depend on nothing but the item, so any number of threads gives the
+ * same bits. All of it is written as loops over the RUN places of a run, which compilers turn into vector
+ * instructions. Products are never contracted with additions (-ffp-contract=off): the bits are those of the reference.
+ */
+#ifndef JAXTERN_NATIVE_H_
+#define JAXTERN_NATIVE_H_
+
+#include <stdint.h>
+#include <string.h>
+
+#include "xla/ffi/api/c_api.h"
+
+#define HANDLER __attribute__((visibility("default"))) XLA_FFI_Error*
+#define INLINE static inline __attribute__((always_inline))
+#define ALIGNED __attribute__((aligned(64)))
+
+enum { RUN = 128 };
+
+/* Whether XLA only asked for the version of its interface, which is now answered. */
+int is_metadata_query(const XLA_FFI_CallFrame* frame);
+
+/* Operands and results, by their number; attributes, by their name. */
+void* operand(const XLA_FFI_CallFrame* frame, int number);
+int64_t dimension(const XLA_FFI_CallFrame* frame, int operand_number, int axis);
+void* result(const XLA_FFI_CallFrame* frame, int number);
+int64_t attribute(const XLA_FFI_CallFrame* frame, const char* name);
+const int64_t* table(const XLA_FFI_CallFrame* frame, const char* name, int64_t* size);
+
+/* The layout of a bucket: tensors, and the blocks of `block` elements that each is cut into. The attributes "starts" and
+ * "firsts" hold the first element and the first segment of every tensor, and behind the last the numbers of both. */
+typedef struct Layout {
+  int64_t tensors, block;
+  const int64_t *starts, *firsts;
+} Layout;
+
+/* What lies under one scale: elements from `begin` to `end`. */
+typedef struct Segment {
+  int64_t number, begin, end;
+} Segment;
+
+Layout layout_of(const XLA_FFI_CallFrame* frame);
+Segment segment_at(const Layout* layout, int64_t element);
+
+/* Calls work(job, item) for every item, on the threads of XLA that are free and on the one that calls. */
+typedef void Work(const void* job, int64_t item);
+void run_items(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job);
+
+INLINE int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE int64_t ceiling(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+INLINE uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+INLINE float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+/* As rounding.py has it: the last bit cleared. */
+INLINE float settle(float x) { return float_of(bits_of(x) & 0xFFFFFFFEu); }
+
+/* The largest D with radix^D <= 2^32. */
+INLINE int digits_per_word(int64_t radix) {
+  int digits = 0;
+  for (int64_t power = radix; power <= INT64_C(1) << 32; power *= radix) digits++;
+  return digits;
+}
+
+#endif

@@ -1,0 +1,189 @@
+/* ternary_decode and shard_sum: see ternary_decode.py and shard_sum.py, and radix.py for how words are taken apart. */
+#include "native.h"
+
+enum { MAX_DEPTH = 20, TILES_PER_ITEM = 8, ROWS_AT_ONCE = 4 };
+
+/* Words are cut into two halves of digits; `powers[k]` is R^-k. */
+typedef struct Radix {
+  int32_t radix;
+  int depth, low_depth;
+  uint32_t half; /* R^low_depth */
+  double inverse;
+  float powers[MAX_DEPTH + 1];
+} Radix;
+
+static Radix radix_of(int64_t radix) {
+  Radix made = {.radix = (int32_t)radix, .depth = digits_per_word(radix), .half = 1};
+  made.low_depth = (made.depth + 1) / 2;
+  for (int k = 0; k < made.low_depth; k++) made.half *= (uint32_t)radix;
+  made.inverse = 1.0 / made.half;
+  double power = 1.0;
+  for (int k = 0; k <= made.low_depth; k++, power *= (double)radix) made.powers[k] = (float)(1.0 / power);
+  return made;
+}
+
+/* Half a digit above the lower and the upper halves of a run of words: so far from all quotients that are whole. */
+static void split(const uint32_t* words, const Radix* radix, float* low, float* high) {
+  for (int j = 0; j < RUN; j++) {
+    int32_t quotient = (int32_t)(((double)words[j] + 0.5) * radix->inverse);
+    low[j] = (float)(int32_t)(words[j] - (uint32_t)quotient * radix->half) + 0.5f;
+    high[j] = (float)quotient + 0.5f;
+  }
+}
+
+/* Adds the digits of a few rows to a plane, or begins it. `quotients` are the rows' sums of floor(half / R^k), and
+ * become those of k + 1, for which `power` stands: digit[k] = floor(half / R^k) - R floor(half / R^(k+1)). */
+INLINE void add_plane(
+    const float halves[][RUN], int rows, float power, int32_t radix, int is_first, int32_t* quotients, int32_t* plane) {
+  for (int j = 0; j < RUN; j++) {
+    int32_t next = 0;
+    for (int row = 0; row < rows; row++) next += (int32_t)(halves[row][j] * power);
+    int32_t digits = quotients[j] - radix * next;
+    plane[j] = is_first ? digits : plane[j] + digits;
+    quotients[j] = next;
+  }
+}
+
+INLINE void add_half(
+    const float halves[][RUN], int rows, int depth, const Radix* radix, int is_first, int32_t planes[][RUN]) {
+  int32_t quotients[RUN] ALIGNED;
+  for (int j = 0; j < RUN; j++) {
+    quotients[j] = 0;
+    for (int row = 0; row < rows; row++) quotients[j] += (int32_t)halves[row][j];
+  }
+  for (int k = 0; k < depth; k++)
+    add_plane(halves, rows, radix->powers[k + 1], radix->radix, is_first, quotients, planes[k]);
+}
+
+/* The same for both halves of so many rows, which is a constant where this is called. */
+INLINE void add_rows(
+    const uint32_t* words, int64_t width, int rows, const Radix* radix, int is_first, int32_t planes[][RUN]) {
+  float low[ROWS_AT_ONCE][RUN] ALIGNED, high[ROWS_AT_ONCE][RUN] ALIGNED;
+  for (int row = 0; row < rows; row++) split(words + row * width, radix, low[row], high[row]);
+  add_half(low, rows, radix->low_depth, radix, is_first, planes);
+  add_half(high, rows, radix->depth - radix->low_depth, radix, is_first, planes + radix->low_depth);
+}
+
+/* The digits of a tile's planes, added over all rows of words, which lie `width` apart. */
+static void sum_planes(
+    const uint32_t* words, int64_t width, int64_t rows, const Radix* radix, int32_t planes[][RUN]) {
+  switch (minimum(rows, ROWS_AT_ONCE)) {
+    case 1: add_rows(words, width, 1, radix, 1, planes); break;
+    case 2: add_rows(words, width, 2, radix, 1, planes); break;
+    case 3: add_rows(words, width, 3, radix, 1, planes); break;
+    default: add_rows(words, width, ROWS_AT_ONCE, radix, 1, planes);
+  }
+  int64_t row = ROWS_AT_ONCE;
+  for (; row + ROWS_AT_ONCE <= rows; row += ROWS_AT_ONCE)
+    add_rows(words + row * width, width, ROWS_AT_ONCE, radix, 0, planes);
+  for (; row < rows; row++) add_rows(words + row * width, width, 1, radix, 0, planes);
+}
+
+typedef struct Decode {
+  const uint32_t* words;
+  const float* units;
+  float* mean;
+  Layout layout;
+  Radix radix;
+  int64_t rows, width, elements, tiles;
+  int32_t zero;
+} Decode;
+
+/* A run under one scale, from `digits` to `mean`. */
+INLINE void scale_run(const int32_t* digits, int32_t zero, float unit, int64_t size, float* mean) {
+  for (int64_t j = 0; j < size; j++) mean[j] = settle((float)(digits[j] - zero) * unit);
+}
+
+static void decode_tile(const Decode* job, int64_t tile, Segment* segment) {
+  int32_t planes[MAX_DEPTH][RUN] ALIGNED;
+  sum_planes(job->words + tile * RUN, job->width, job->rows, &job->radix, planes);
+  for (int k = 0; k < job->radix.depth; k++) {
+    int64_t begin = (tile * job->radix.depth + k) * RUN, end = minimum(begin + RUN, job->elements), place = begin;
+    while (place < end) {
+      if (place >= segment->end) *segment = segment_at(&job->layout, place);
+      int64_t stop = minimum(segment->end, end);
+      const float unit = job->units[segment->number];
+      if (stop - place == RUN) scale_run(planes[k], job->zero, unit, RUN, job->mean + place);
+      else scale_run(planes[k] + (place - begin), job->zero, unit, stop - place, job->mean + place);
+      place = stop;
+    }
+  }
+}
+
+static void decode_item(const void* data, int64_t item) {
+  const Decode* job = data;
+  Segment segment = {0, 0, 0};
+  int64_t end = minimum((item + 1) * TILES_PER_ITEM, job->tiles);
+  for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) decode_tile(job, tile, &segment);
+}
+
+/* Operands: words, units and, which the result then replaces in part, a vector. Result: means. */
+HANDLER jaxtern_ternary_decode(XLA_FFI_CallFrame* frame) {
+  if (is_metadata_query(frame)) return NULL;
+  Decode job = {
+      .words = operand(frame, 0),
+      .units = operand(frame, 1),
+      .mean = (float*)result(frame, 0) + attribute(frame, "start"),
+      .layout = layout_of(frame),
+      .radix = radix_of(attribute(frame, "radix")),
+      .rows = dimension(frame, 0, 0),
+      .width = dimension(frame, 0, 1),
+      .zero = (int32_t)attribute(frame, "zero"),
+  };
+  job.elements = job.layout.starts[job.layout.tensors];
+  job.tiles = job.width / RUN;
+  run_items(frame, ceiling(job.tiles, TILES_PER_ITEM), decode_item, &job);
+  return NULL;
+}
+
+typedef struct ShardSum {
+  const uint32_t* words;
+  uint32_t* sums;
+  Radix own;
+  int64_t rows, width, own_tiles, tiles, radix, runs_per_item;
+  int depth;
+  uint32_t zero; /* digit of a sum where there is no run */
+} ShardSum;
+
+/* The fewest tiles in which tiles of sums begin and end too. */
+static void sum_item(const void* data, int64_t item) {
+  const ShardSum* job = data;
+  int32_t planes[MAX_DEPTH][RUN] ALIGNED;
+  int64_t first = item * job->runs_per_item, own_tile = -1;
+  int64_t last = minimum((item + 1) * job->runs_per_item, job->tiles * job->depth);
+  uint32_t sums[RUN] ALIGNED, weight = 1;
+  for (int64_t run = first; run < last; run++) {
+    if (run / job->own.depth != own_tile && run / job->own.depth < job->own_tiles) {
+      own_tile = run / job->own.depth;
+      sum_planes(job->words + own_tile * RUN, job->width, job->rows, &job->own, planes);
+    }
+    int is_there = run / job->own.depth < job->own_tiles, is_first = run % job->depth == 0;
+    const int32_t* digits = planes[run % job->own.depth];
+    if (is_first) weight = 1;
+    for (int j = 0; j < RUN; j++)
+      sums[j] = (is_first ? 0 : sums[j]) + (is_there ? (uint32_t)digits[j] : job->zero) * weight;
+    weight *= (uint32_t)job->radix;
+    if (run % job->depth == job->depth - 1) memcpy(job->sums + run / job->depth * RUN, sums, sizeof sums);
+  }
+}
+
+/* Operand: words. Result: words of the sums. */
+HANDLER jaxtern_shard_sum(XLA_FFI_CallFrame* frame) {
+  if (is_metadata_query(frame)) return NULL;
+  int64_t levels = attribute(frame, "levels"), elements = attribute(frame, "elements");
+  ShardSum job = {
+      .words = operand(frame, 0),
+      .sums = result(frame, 0),
+      .own = radix_of(2 * levels + 1),
+      .rows = dimension(frame, 0, 0),
+      .width = dimension(frame, 0, 1),
+      .radix = attribute(frame, "radix"),
+  };
+  job.depth = digits_per_word(job.radix);
+  job.own_tiles = job.width / RUN;
+  job.tiles = ceiling(ceiling(elements, RUN), job.depth);
+  job.zero = (uint32_t)(levels * job.rows);
+  job.runs_per_item = (int64_t)job.own.depth * job.depth;
+  run_items(frame, ceiling(job.tiles * job.depth, job.runs_per_item), sum_item, &job);
+  return NULL;
+}

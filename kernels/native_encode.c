@@ -1,0 +1,162 @@
+/* ternary_encode: see ternary_encode.py, and noise.py and rounding.py for the arithmetic. */
+#include <math.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "native.h"
+
+enum { LANES = 4, TILES_PER_ITEM = 8, MAGIC_LEVELS = 64 };
+
+static const float MAGIC = 12582912.0f; /* 1.5 * 2^23: floats beside it are whole numbers */
+
+typedef struct Encode {
+  const float *gradient, *steps;
+  const uint32_t* key;
+  uint32_t* words;
+  Layout layout;
+  int64_t elements, radix, tiles;
+  int levels, depth;
+  uint32_t first_group;
+} Encode;
+
+/* The random bits of four runs: of the first two in `halves[0]`, of the others in `halves[1]`. */
+typedef struct Noise {
+  int64_t group;
+  uint32_t halves[2][RUN] ALIGNED;
+} Noise;
+
+/* Products of the low halves of 64-bit numbers: an instruction that compilers do not find by themselves. */
+#if defined(__AVX512F__)
+typedef uint64_t Wide __attribute__((vector_size(64), may_alias));
+INLINE Wide multiply_low(Wide a, Wide b) { return (Wide)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
+#elif defined(__AVX2__)
+typedef uint64_t Wide __attribute__((vector_size(32), may_alias));
+INLINE Wide multiply_low(Wide a, Wide b) { return (Wide)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+#elif defined(__SSE2__)
+typedef uint64_t Wide __attribute__((vector_size(16), may_alias));
+INLINE Wide multiply_low(Wide a, Wide b) { return (Wide)_mm_mul_epu32((__m128i)a, (__m128i)b); }
+#else
+typedef uint64_t Wide __attribute__((vector_size(16), may_alias));
+INLINE Wide multiply_low(Wide a, Wide b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
+#endif
+
+/* Philox 2x32-7. What lies above the low 32 bits of `left` and `right` is never used. */
+static void draw(const uint32_t* key, uint32_t first, Noise* noise) {
+  enum { WIDTH = sizeof(Wide) / sizeof(uint64_t) };
+  uint64_t lefts[RUN] ALIGNED, rights[RUN] ALIGNED;
+  for (int j = 0; j < RUN; j++) lefts[j] = first + (uint64_t)j;
+  for (int j = 0; j < RUN; j += WIDTH) {
+    const Wide zero = {0}, multiplier = zero + UINT64_C(0xD256D193);
+    Wide left = *(const Wide*)(lefts + j), right = zero + key[0];
+    for (uint32_t i = 0; i < 7; i++) {
+      Wide product = multiply_low(left, multiplier);
+      left = product >> 32 ^ (uint64_t)(key[1] + i * 0x9E3779B9u) ^ right;
+      right = product;
+    }
+    *(Wide*)(lefts + j) = left;
+    *(Wide*)(rights + j) = right;
+  }
+  for (int j = 0; j < RUN; j++) {
+    noise->halves[0][j] = (uint32_t)lefts[j];
+    noise->halves[1][j] = (uint32_t)rights[j];
+  }
+}
+
+/* g / s L 2^16, clipped; a NaN becomes what the lowest number does. */
+INLINE float clip(float scaled, float limit) {
+  scaled = scaled > -limit ? scaled : -limit;
+  return scaled < limit ? scaled : limit;
+}
+
+/* Adds the digits of a run to its words; the factors of all places are one (stride 0) or each its own (stride 1). */
+INLINE void add_run(
+    const Encode* job, const float* x, const float* steps, int stride, const uint32_t* half, int shift, uint32_t weight,
+    uint32_t* words) {
+  const float limit = (float)((int64_t)job->levels << 16), one = steps[0];
+  const uint32_t zero = (uint32_t)job->levels << 16;
+  if (job->levels <= MAGIC_LEVELS) {
+    const uint32_t bias = zero - bits_of(MAGIC);
+    for (int j = 0; j < RUN; j++) {
+      float scaled = clip(x[j] * (stride ? steps[j] : one), limit);
+      words[j] += ((bits_of(scaled + MAGIC) + bias + (half[j] >> shift & 0xFFFFu)) >> 16) * weight;
+    }
+  } else {
+    for (int j = 0; j < RUN; j++) {
+      float scaled = clip(x[j] * (stride ? steps[j] : one), limit);
+      words[j] += (((uint32_t)(int32_t)rintf(scaled) + zero + (half[j] >> shift & 0xFFFFu)) >> 16) * weight;
+    }
+  }
+}
+
+/* The factor of each place from `begin` on; behind the last element, whatever it was there. */
+static void spread_steps(const Encode* job, Segment* segment, int64_t begin, float* steps) {
+  int64_t end = minimum(begin + RUN, job->elements), place = begin;
+  while (place < end) {
+    if (place >= segment->end) *segment = segment_at(&job->layout, place);
+    int64_t stop = minimum(segment->end, end);
+    for (; place < stop; place++) steps[place - begin] = job->steps[segment->number];
+  }
+  for (; place < begin + RUN; place++) steps[place - begin] = 0.0f;
+}
+
+static void encode_run(
+    const Encode* job, int64_t run, Segment* segment, Noise* noise, uint32_t weight, uint32_t* words) {
+  int64_t begin = run * RUN;
+  if (begin >= job->elements) { /* no element: the digit of zero */
+    for (int j = 0; j < RUN; j++) words[j] += (uint32_t)job->levels * weight;
+    return;
+  }
+  if (noise->group != run / LANES) {
+    noise->group = run / LANES;
+    draw(job->key, job->first_group + (uint32_t)(run / LANES * RUN), noise);
+  }
+  const uint32_t* half = noise->halves[run % LANES / 2];
+  const int shift = run % 2 * 16;
+  const float* x = job->gradient + begin;
+  float padded[RUN] ALIGNED = {0}, steps[RUN] ALIGNED;
+  if (begin + RUN > job->elements) x = memcpy(padded, x, (size_t)(job->elements - begin) * sizeof *x);
+  if (begin >= segment->end) *segment = segment_at(&job->layout, begin);
+  if (minimum(begin + RUN, job->elements) <= segment->end) {
+    add_run(job, x, job->steps + segment->number, 0, half, shift, weight, words);
+  } else {
+    spread_steps(job, segment, begin, steps);
+    add_run(job, x, steps, 1, half, shift, weight, words);
+  }
+}
+
+static void encode_item(const void* data, int64_t item) {
+  const Encode* job = data;
+  Segment segment = {0, 0, 0};
+  Noise noise;
+  noise.group = -1;
+  int64_t end = minimum((item + 1) * TILES_PER_ITEM, job->tiles);
+  for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) {
+    uint32_t words[RUN] ALIGNED = {0}, weight = 1;
+    for (int k = 0; k < job->depth; k++) {
+      encode_run(job, tile * job->depth + k, &segment, &noise, weight, words);
+      weight *= (uint32_t)job->radix;
+    }
+    memcpy(job->words + tile * RUN, words, sizeof words);
+  }
+}
+
+/* Operands: gradient, steps, key. Result: words. */
+HANDLER jaxtern_ternary_encode(XLA_FFI_CallFrame* frame) {
+  if (is_metadata_query(frame)) return NULL;
+  Encode job = {
+      .gradient = (const float*)operand(frame, 0) + attribute(frame, "start"),
+      .steps = operand(frame, 1),
+      .key = operand(frame, 2),
+      .words = result(frame, 0),
+      .layout = layout_of(frame),
+      .radix = attribute(frame, "radix"),
+      .levels = (int)attribute(frame, "levels"),
+      .first_group = (uint32_t)(attribute(frame, "offset") / LANES),
+  };
+  job.elements = job.layout.starts[job.layout.tensors];
+  job.depth = digits_per_word(job.radix);
+  job.tiles = ceiling(ceiling(job.elements, RUN), job.depth);
+  run_items(frame, ceiling(job.tiles, TILES_PER_ITEM), encode_item, &job);
+  return NULL;
+}

@@ -1,0 +1,149 @@
+/* Chunks of moments: see moments_reference.py, whose order of additions this keeps. */
+#include <math.h>
+
+#include "native.h"
+
+enum { LINE = 16, FAN_IN = 16, GROUP = FAN_IN * RUN, CHUNK_RUNS = 128, CHUNK = CHUNK_RUNS * RUN, CHUNKS_PER_ITEM = 4 };
+
+typedef struct Moments {
+  const float* gradient;
+  float *max_abs, *first, *second;
+  Layout layout;
+  int64_t chunks;
+  const int64_t* first_chunks; /* of every tensor, and behind the last the number of all */
+} Moments;
+
+/* Of even and odd groups apart, place by place; and the largest magnitudes' bits. */
+typedef struct Sums {
+  float first[2][RUN] ALIGNED, second[2][RUN] ALIGNED;
+  int32_t largest[RUN] ALIGNED;
+} Sums;
+
+INLINE int32_t magnitude_bits(float x) { return (int32_t)(bits_of(x) & 0x7FFFFFFFu); }
+
+/* x - centre to 12 bits, so that its square is exact. */
+INLINE float deviation(float x, float centre) {
+  return float_of((bits_of(settle(x) - centre) + 0x800u) & 0xFFFFF000u);
+}
+
+INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+/* NaN if one is. */
+INLINE float least(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+INLINE float most(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+
+INLINE float middle(float a, float b, float c) { return most(least(a, b), least(most(a, b), c)); }
+
+/* Halves onto halves, as add_runs adds runs. */
+INLINE float add_halves(const float* x) {
+  float a = (x[0] + x[8]) + (x[4] + x[12]), b = (x[2] + x[10]) + (x[6] + x[14]);
+  float c = (x[1] + x[9]) + (x[5] + x[13]), d = (x[3] + x[11]) + (x[7] + x[15]);
+  return (a + b) + (c + d);
+}
+
+static void add_group(
+    const float* restrict x, float centre, float* restrict first, float* restrict second, int32_t* restrict largest) {
+  for (int part = 0; part < RUN; part += LINE) {
+    /* Lines are read far from in order, which processors do not foresee: the second next group's are asked for in order. */
+    for (int i = 0; i < FAN_IN; i++) __builtin_prefetch(x + 2 * GROUP + (part + i) * LINE, 0, 2);
+    for (int j = part; j < part + LINE; j++) {
+      float deviations[FAN_IN], squares[FAN_IN];
+      int32_t bits = largest[j];
+#pragma GCC unroll 16
+      for (int i = 0; i < FAN_IN; i++) {
+        bits = larger(bits, magnitude_bits(x[i * RUN + j]));
+        deviations[i] = deviation(x[i * RUN + j], centre);
+        squares[i] = deviations[i] * deviations[i];
+      }
+      largest[j] = bits;
+      first[j] += add_halves(deviations);
+      second[j] += add_halves(squares);
+    }
+  }
+}
+
+/* A group that is not whole, filled with centres, which add nothing; a short last run lies at the end of its places. */
+static const float* fill_group(const float* x, int64_t size, float centre, float* filled) {
+  int64_t whole = size / RUN * RUN, rest = size - whole;
+  for (int64_t j = 0; j < GROUP; j++) filled[j] = centre;
+  memcpy(filled, x, (size_t)whole * sizeof *x);
+  if (rest) memcpy(filled + whole + RUN - rest, x + whole, (size_t)rest * sizeof *x);
+  return filled;
+}
+
+/* The sum of the places as sum_in_any_order has it: in whole multiples of a small part of the largest. */
+static float sum_places(const float* even, const float* odd) {
+  float sums[RUN] ALIGNED;
+  int32_t largest = 0, total = 0;
+  for (int j = 0; j < RUN; j++) {
+    sums[j] = even[j] + odd[j];
+    largest = larger(largest, magnitude_bits(sums[j]));
+  }
+  if (largest >= 0x7F800000) return float_of((uint32_t)largest);
+  int32_t exponent = larger((largest >> 23) + 1 - (30 - 7), 1); /* 2^7 values up to the largest come to 2^30 */
+  float inverse = float_of((uint32_t)(254 - exponent) << 23);
+  for (int j = 0; j < RUN; j++) total += (int32_t)rintf(sums[j] * inverse);
+  return (float)total * float_of((uint32_t)exponent << 23);
+}
+
+static float centre_of(const float* x, Segment segment) {
+  int64_t last = segment.end - 1;
+  return middle(
+      settle(x[segment.begin]), settle(x[segment.begin + (last - segment.begin + 1) / 2]), settle(x[last]));
+}
+
+static void reduce_chunk(const Moments* job, int64_t chunk, const float* x, int64_t size, float centre) {
+  Sums sums = {0};
+  float filled[GROUP] ALIGNED;
+  for (int64_t start = 0, group = 0; start < size; start += GROUP, group++) {
+    int is_whole = start + GROUP <= size;
+    const float* runs = is_whole ? x + start : fill_group(x + start, size - start, centre, filled);
+    add_group(runs, centre, sums.first[group % 2], sums.second[group % 2], sums.largest);
+  }
+  int32_t largest = magnitude_bits(centre);
+  for (int j = 0; j < RUN; j++) largest = larger(largest, sums.largest[j]);
+  job->max_abs[chunk] = float_of((uint32_t)largest);
+  job->first[chunk] = sum_places(sums.first[0], sums.first[1]);
+  job->second[chunk] = sum_places(sums.second[0], sums.second[1]);
+}
+
+/* The first element of a chunk. Tensors are cut into blocks, and those into chunks. */
+static int64_t start_of(const Moments* job, int64_t chunk) {
+  int64_t tensor = 0, beyond = job->layout.tensors;
+  while (beyond - tensor > 1) {
+    int64_t between = (tensor + beyond) / 2;
+    if (job->first_chunks[between] <= chunk) tensor = between;
+    else beyond = between;
+  }
+  int64_t number = chunk - job->first_chunks[tensor], size = job->layout.starts[tensor + 1] - job->layout.starts[tensor];
+  int64_t chunks_per_block = ceiling(minimum(job->layout.block, size), CHUNK);
+  return job->layout.starts[tensor] + number / chunks_per_block * job->layout.block + number % chunks_per_block * CHUNK;
+}
+
+static void reduce_item(const void* data, int64_t item) {
+  const Moments* job = data;
+  int64_t end = minimum((item + 1) * CHUNKS_PER_ITEM, job->chunks);
+  for (int64_t chunk = item * CHUNKS_PER_ITEM; chunk < end; chunk++) {
+    int64_t start = start_of(job, chunk);
+    Segment segment = segment_at(&job->layout, start);
+    float centre = centre_of(job->gradient, segment);
+    reduce_chunk(job, chunk, job->gradient + start, minimum(segment.end - start, CHUNK), centre);
+  }
+}
+
+/* Operand: gradient. Results: max|g|, sum and sum of squares of the deviations of every chunk. */
+HANDLER jaxtern_moments(XLA_FFI_CallFrame* frame) {
+  if (is_metadata_query(frame)) return NULL;
+  Moments job = {
+      .gradient = operand(frame, 0),
+      .max_abs = result(frame, 0),
+      .first = result(frame, 1),
+      .second = result(frame, 2),
+      .layout = layout_of(frame),
+  };
+  int64_t size;
+  job.first_chunks = table(frame, "first_chunks", &size);
+  job.chunks = job.first_chunks[size - 1];
+  run_items(frame, ceiling(job.chunks, CHUNKS_PER_ITEM), reduce_item, &job);
+  return NULL;
+}

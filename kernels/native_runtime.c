@@ -1,0 +1,158 @@
+/* Arguments, layout and threads: see native.h. */
+#include <fenv.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "native.h"
+
+int is_metadata_query(const XLA_FFI_CallFrame* frame) {
+  if (frame->extension_start == NULL || frame->extension_start->type != XLA_FFI_Extension_Metadata) return 0;
+  XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
+  metadata->api_version.struct_size = XLA_FFI_Api_Version_STRUCT_SIZE;
+  metadata->api_version.extension_start = NULL;
+  metadata->api_version.major_version = XLA_FFI_API_MAJOR;
+  metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+  metadata->traits = 0;
+  return 1;
+}
+
+void* operand(const XLA_FFI_CallFrame* frame, int number) {
+  return ((XLA_FFI_Buffer*)frame->args.args[number])->data;
+}
+
+int64_t dimension(const XLA_FFI_CallFrame* frame, int operand_number, int axis) {
+  return ((XLA_FFI_Buffer*)frame->args.args[operand_number])->dims[axis];
+}
+
+void* result(const XLA_FFI_CallFrame* frame, int number) {
+  return ((XLA_FFI_Buffer*)frame->rets.rets[number])->data;
+}
+
+/* All attributes that the ops pass are there: Python and C are of one version. */
+static const void* find(const XLA_FFI_CallFrame* frame, const char* name) {
+  const XLA_FFI_Attrs* attrs = &frame->attrs;
+  for (int64_t i = 0; i < attrs->size; i++)
+    if (attrs->names[i]->len == strlen(name) && !memcmp(attrs->names[i]->ptr, name, strlen(name)))
+      return attrs->attrs[i];
+  abort();
+}
+
+int64_t attribute(const XLA_FFI_CallFrame* frame, const char* name) {
+  return *(const int64_t*)((const XLA_FFI_Scalar*)find(frame, name))->value;
+}
+
+const int64_t* table(const XLA_FFI_CallFrame* frame, const char* name, int64_t* size) {
+  const XLA_FFI_Array* array = find(frame, name);
+  *size = (int64_t)array->size;
+  return array->data;
+}
+
+Layout layout_of(const XLA_FFI_CallFrame* frame) {
+  Layout layout = {.block = attribute(frame, "block")};
+  int64_t size;
+  layout.starts = table(frame, "starts", &size);
+  layout.firsts = table(frame, "firsts", &size);
+  layout.tensors = size - 1;
+  return layout;
+}
+
+Segment segment_at(const Layout* layout, int64_t element) {
+  int64_t tensor = 0, beyond = layout->tensors;
+  while (beyond - tensor > 1) { /* the last that starts here or before: those before it may be empty */
+    int64_t middle = (tensor + beyond) / 2;
+    if (layout->starts[middle] <= element) tensor = middle;
+    else beyond = middle;
+  }
+  int64_t block = (element - layout->starts[tensor]) / layout->block;
+  int64_t begin = layout->starts[tensor] + block * layout->block;
+  int64_t rest = layout->starts[tensor + 1] - begin;
+  return (Segment){layout->firsts[tensor] + block, begin, begin + minimum(rest, layout->block)};
+}
+
+/* Those who work on one call. A thread of XLA may be busy, or wait in a collective, until long after the call has
+ * returned, so the caller waits only for items that were taken, and the last one to leave frees this. */
+typedef struct Crew {
+  Work* work;
+  const void* job; /* on the caller's stack: there as long as an item is left */
+  int64_t items, done;
+  atomic_int_fast64_t next;
+  atomic_int members;
+  fenv_t environment; /* XLA computes with numbers flushed to zero, but not on every thread that it has */
+  pthread_mutex_t mutex;
+  pthread_cond_t finished;
+} Crew;
+
+static void take_items(Crew* crew) {
+  int64_t own = 0;
+  for (int64_t item; (item = atomic_fetch_add(&crew->next, 1)) < crew->items; own++) crew->work(crew->job, item);
+  if (!own) return;
+  pthread_mutex_lock(&crew->mutex);
+  crew->done += own;
+  if (crew->done == crew->items) pthread_cond_signal(&crew->finished);
+  pthread_mutex_unlock(&crew->mutex);
+}
+
+static void leave(Crew* crew) {
+  if (atomic_fetch_sub(&crew->members, 1) > 1) return;
+  pthread_cond_destroy(&crew->finished);
+  pthread_mutex_destroy(&crew->mutex);
+  free(crew);
+}
+
+static void help(void* data) {
+  Crew* crew = data;
+  fenv_t own;
+  fegetenv(&own);
+  fesetenv(&crew->environment);
+  take_items(crew);
+  fesetenv(&own);
+  leave(crew);
+}
+
+static int is_error(const XLA_FFI_CallFrame* frame, XLA_FFI_Error* error) {
+  if (error == NULL) return 0;
+  XLA_FFI_Error_Destroy_Args args = {.struct_size = XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, .error = error};
+  frame->api->XLA_FFI_Error_Destroy(&args);
+  return 1;
+}
+
+static int64_t count_threads(const XLA_FFI_CallFrame* frame) {
+  int64_t threads = 1;
+  XLA_FFI_ThreadPool_NumThreads_Args args = {
+      .struct_size = XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, .ctx = frame->ctx, .num_threads = &threads};
+  return is_error(frame, frame->api->XLA_FFI_ThreadPool_NumThreads(&args)) ? 1 : threads;
+}
+
+static int schedule(const XLA_FFI_CallFrame* frame, Crew* crew) {
+  XLA_FFI_ThreadPool_Schedule_Args args = {
+      .struct_size = XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, .ctx = frame->ctx, .task = help, .data = crew};
+  atomic_fetch_add(&crew->members, 1);
+  if (!is_error(frame, frame->api->XLA_FFI_ThreadPool_Schedule(&args))) return 1;
+  atomic_fetch_sub(&crew->members, 1);
+  return 0;
+}
+
+void run_items(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job) {
+  int64_t helpers = items > 1 ? minimum(count_threads(frame), items) - 1 : 0;
+  Crew* crew = helpers > 0 ? malloc(sizeof *crew) : NULL;
+  if (crew == NULL) {
+    for (int64_t item = 0; item < items; item++) work(job, item);
+    return;
+  }
+  crew->work = work;
+  crew->job = job;
+  crew->items = items;
+  crew->done = 0;
+  atomic_init(&crew->next, 0);
+  atomic_init(&crew->members, 1);
+  fegetenv(&crew->environment);
+  pthread_mutex_init(&crew->mutex, NULL);
+  pthread_cond_init(&crew->finished, NULL);
+  while (helpers > 0 && schedule(frame, crew)) helpers--;
+  take_items(crew);
+  pthread_mutex_lock(&crew->mutex);
+  while (crew->done < crew->items) pthread_cond_wait(&crew->finished, &crew->mutex);
+  pthread_mutex_unlock(&crew->mutex);
+  leave(crew);
+}

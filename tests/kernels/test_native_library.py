@@ -1,0 +1,131 @@
+"""Compiling the native implementation: what is kept, and what happens where it cannot be."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxtern.kernels import dispatch, native_library
+
+needs_native = pytest.mark.skipif(bool(dispatch.why_not_native()), reason=dispatch.why_not_native())
+
+USE = """
+import logging
+logging.basicConfig(format="%(message)s")
+logging.getLogger("jaxtern").setLevel("DEBUG")
+import jax, jax.numpy as jnp
+from jaxtern.kernels import Segments, moments
+for _ in range(2):
+    found = moments(jnp.ones(2**16), Segments((2**16,)))
+print(float(found.mean[0]))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of our own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "jaxtern"
+
+
+def _start() -> subprocess.Popen:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(
+        [sys.executable, "-c", USE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def _logged(process: subprocess.Popen) -> list[str]:
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (0, "1.0\n"), err
+    return [line for line in err.splitlines() if line.startswith("kernels:")]
+
+
+@needs_native
+def test_two_processes_at_once_compile_and_keep_one_library(home: Path):
+    for process in (_start(), _start()):
+        assert _logged(process) == ["kernels: native"]
+    (library,) = home.iterdir()
+    assert native_library.is_whole(library)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+@needs_native
+@pytest.mark.parametrize("damage", [lambda all_of_it: all_of_it[:5000], lambda _: b"", lambda x: b"\0" + x[1:]])
+def test_a_damaged_library_is_replaced(home: Path, damage):
+    library = native_library.build()
+    whole = library.read_bytes()
+    assert native_library.build() == library
+    library.write_bytes(damage(whole))
+    assert native_library.build() == library
+    assert native_library.is_whole(library)
+    assert list(home.iterdir()) == [library]
+
+
+@needs_native
+def test_another_processor_compiler_or_source_has_a_library_of_its_own(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = native_library.build()
+    with monkeypatch.context() as patch:
+        patch.setattr(native_library, "_processor", lambda: b"another")
+        second = native_library.build()
+    monkeypatch.setenv("CC", "cc -DANOTHER")
+    third = native_library.build()
+    changed = tmp_path / "native_more.h"
+    changed.write_text("/* more */")
+    monkeypatch.setattr(native_library, "SOURCES", (*native_library.SOURCES, changed))
+    assert len({first, second, third, native_library.build()}) == 4
+    assert len(list(home.iterdir())) == 4
+
+
+def test_without_a_compiler_the_reference_runs_and_one_line_says_so(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    reason = "there is no C compiler: neither $CC nor cc, gcc or clang"
+    with pytest.raises(native_library.CannotBuild) as error:
+        native_library.build()
+    assert str(error.value) == reason
+    assert _logged(_start()) == [f"kernels: reference, as {reason}"]
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'native.c:1:2: error: bad luck' >&2; exit 1", "fails: native.c:1:2: error: bad luck"),
+        ("exit 3", "fails: status 3"),
+    ],
+)
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
+):
+    compiler = tmp_path / "bad-cc"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(native_library.CannotBuild) as error:
+        native_library.build()
+    assert str(error.value) == f"{compiler} {reason}"
+    assert not list(home.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    monkeypatch.setenv("CC", "true")
+    (line,) = _logged(_start())
+    assert line.startswith("kernels: reference, as its library cannot be used: ")
+    assert str(file) in line
+
+
+def test_a_folder_that_others_may_write_to_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch):
+    home.mkdir()
+    home.chmod(0o777)
+    monkeypatch.setenv("CC", "true")
+    with pytest.raises(native_library.CannotBuild, match=f"others may write to {home}"):
+        native_library.build()
