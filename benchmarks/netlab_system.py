@@ -16,8 +16,9 @@ PREFIX = "jaxtern-lab-"
 NAMESPACES, HOSTS_FILES = Path("/run/netns"), Path("/etc/netns")
 UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 # A bucket holds what passes while a timer is late: too small, and the rate is not reached; too large, and short
-# transfers do not feel it. Packets beyond it, of up to 64 KiB under segmentation offload, the kernel cuts.
-BURST_SECONDS, MIN_BURST = 1e-3, 32 * 1024
+# transfers do not feel it. From 700 Mbit/s on it also takes a packet of 64 KiB, as segmentation offload makes them;
+# slower links have the time to let the kernel cut them.
+BURST_SECONDS, MIN_BURST = 7.5e-4, 16 * 1024
 GRACE_SECONDS = 2.0  # between asking a process to end and killing it
 # IPv6 would send packets of its own; the rest makes hosts alike however the machine is tuned. Cubic is what hosts have,
 # but only the machine itself may allow it to namespaces; where it does not, Reno is the same at so short round trips.
