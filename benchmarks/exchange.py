@@ -50,8 +50,9 @@ from jaxtern.compression import cost
 TORCH = ("all-reduce", "fp16", "PowerSGD 1", "PowerSGD 2", "PowerSGD 4")
 START_SECONDS = 300.0  # for a worker to start, compile, and answer
 MIN_REPEATS = 5
-# Of memory: a process with its library, and for every element gradients, their copy, mean, words, and PowerSGD's error.
-PROCESS_BYTES, BYTES_AN_ELEMENT = 800 * 10**6, 32
+# Of memory, of one host: a process with its library; for every element gradients, a copy, their mean, words, programs'
+# own; torch keeps its gradients while JAX is at work, and the other way round.
+PROCESS_BYTES, BYTES_AN_ELEMENT, IDLE_BYTES_AN_ELEMENT = 400 * 10**6, 30, 4
 
 HEADING = """| hosts | rate | elements | library | exchange | ms | min to max | MB sent | bits an element | predicted \
 | limit ms | ms/limit | over float | over torch | stages, ms |
@@ -136,7 +137,9 @@ def torch_version(python: str) -> str:
 def measure_size(hosts: int, size: str, arguments: argparse.Namespace) -> Iterator[dict]:
     """Rows of one number of hosts and one size, rate after rate, in one laboratory."""
     elements = count_elements(shapes_of(size))
-    needed, free = hosts * (PROCESS_BYTES + BYTES_AN_ELEMENT * elements), available_bytes()
+    libraries, free = 1 + bool(arguments.torch), available_bytes()
+    of_host = libraries * PROCESS_BYTES + (BYTES_AN_ELEMENT + (libraries - 1) * IDLE_BYTES_AN_ELEMENT) * elements
+    needed = hosts * of_host
     if needed > free:
         needs = f"needs {needed / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free"
         say(f"\n{hosts} hosts, {elements:,} elements: {needs}\n\n{HEADING}")
