@@ -1,0 +1,66 @@
+"""The figure of benchmarks/exchange.py: time against rate, a panel for every number of hosts and size."""
+
+from pathlib import Path
+
+from benchmarks.netlab import parse_rate
+
+COLORS = {
+    "jaxtern": ("#000000", "#0072B2", "#56B4E9", "#009E73", "#CC79A7"),
+    "torch": ("#777777", "#E69F00", "#D55E00"),
+}
+MARKERS = {"jaxtern": "o", "torch": "^"}
+
+
+def plot(record: dict, path: Path) -> None:
+    """Draws all rows that have figures; a thin line is the wire's limit of the exchange of that colour."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in record["rows"] if "milliseconds" in row]
+    hosts, sizes = sorted({row["hosts"] for row in rows}), sorted({row["elements"] for row in rows})
+    figure = Figure(figsize=(4.2 * len(sizes) + 2.2, 3.6 * len(hosts)), layout="constrained")
+    panels = figure.subplots(len(hosts), len(sizes), squeeze=False, sharex=True)
+    styles = make_styles(rows)
+    for i, count in enumerate(hosts):
+        for j, elements in enumerate(sizes):
+            own = [row for row in rows if (row["hosts"], row["elements"]) == (count, elements)]
+            draw(panels[i][j], own, styles)
+            panels[i][j].set_title(f"{count} hosts, {elements / 1e6:.1f} M elements", fontsize=10)
+            if j == 0:
+                panels[i][j].set_ylabel("ms")
+            if i == len(hosts) - 1:
+                panels[i][j].set_xlabel("Mbit/s")
+    handles, labels = [], []
+    for panel in panels.flat:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            if label not in labels:
+                handles.append(handle)
+                labels.append(label)
+    handles.append(panels[0][0].plot([], [], color="#999999", linewidth=0.8, linestyle=":")[0])
+    figure.legend(handles, [*labels, "limit of the wire"], loc="outside right upper", fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def make_styles(rows: list[dict]) -> dict[tuple[str, str], tuple[str, str]]:
+    """Colour and line of every library's exchange; from the palette's end on, dashed."""
+    styles = {}
+    for library, colors in COLORS.items():
+        names = list(dict.fromkeys(row["exchange"] for row in rows if row["library"] == library))
+        for i, name in enumerate(names):
+            styles[library, name] = colors[i % len(colors)], "--" if i >= len(colors) else "-"
+    return styles
+
+
+def draw(panel, rows: list[dict], styles: dict[tuple[str, str], tuple[str, str]]) -> None:
+    for (library, exchange), (color, line) in styles.items():
+        own = [row for row in rows if (row["library"], row["exchange"]) == (library, exchange)]
+        own.sort(key=lambda row: parse_rate(row["rate"]))
+        if not own:
+            continue
+        rates = [parse_rate(row["rate"]) / 1e6 for row in own]
+        label = f"{library} {exchange}"
+        panel.plot(rates, [row["milliseconds"] for row in own], line, marker=MARKERS[library], color=color,
+                   label=label, markersize=4, linewidth=1.4)  # fmt: skip
+        panel.plot(rates, [row["limit"] for row in own], ":", color=color, linewidth=0.8)
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.grid(visible=True, which="major", alpha=0.3)

@@ -1,0 +1,106 @@
+"""What the JAX and the torch worker of benchmarks/exchange.py share: shapes, clock, counters, orders; neither library.
+
+The parent writes an order a line to a worker's standard input, {"do": NAME, ...}, and reads an answer a line from its
+standard output. Whatever else libraries print goes to standard error.
+"""
+
+import hashlib
+import json
+import math
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from benchmarks.netlab import interface_bytes
+
+Shapes = tuple[tuple[int, ...], ...]
+
+# AlexNet on one GPU (Krizhevsky, One weird trick, 2014): 61.1 M parameters, of which 16 tensors.
+ALEXNET: Shapes = (
+    *((64, 3, 11, 11), (64,), (192, 64, 5, 5), (192,), (384, 192, 3, 3), (384,), (256, 384, 3, 3), (256,)),
+    *((256, 256, 3, 3), (256,), (4096, 9216), (4096,), (4096, 4096), (4096,), (1000, 4096), (1000,)),
+)
+SIDE = 1024  # of the matrices that other sizes are made of, as a network's are, and as PowerSGD needs them
+BARRIERS = 5  # whose bytes are measured
+
+
+def shapes_of(size: str) -> Shapes:
+    """Of "alexnet", or of so many elements: matrices of 1024 x 1024, or one smaller matrix, as square as can be."""
+    if size == "alexnet":
+        return ALEXNET
+    elements = int(size)
+    if elements % SIDE**2 == 0:
+        return ((SIDE, SIDE),) * (elements // SIDE**2)
+    rows = next(rows for rows in range(math.isqrt(elements), 0, -1) if elements % rows == 0)
+    return ((rows, elements // rows),)
+
+
+def count_elements(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def measure(run: Callable[[], Any], refill: Callable[[], Any], barrier: Callable[[], Any], repeats: int) -> dict:
+    """Seconds and interface bytes of `run`, in every one of `repeats`, after one that warms up connections.
+
+    `refill` comes before, outside of the clock. The barriers on either side are subtracted from the bytes.
+    """
+    own = [_count(lambda: None, barrier)[1:] for _ in range(BARRIERS)]
+    overhead = [sorted(each)[BARRIERS // 2] for each in zip(*own, strict=True)]
+    found = []
+    for _ in range(repeats + 1):
+        refill()
+        seconds, sent, received = _count(run, barrier)
+        found.append((seconds, sent - overhead[0], received - overhead[1]))
+    seconds, sent, received = zip(*found[1:], strict=True)
+    return {"seconds": seconds, "sent": sent, "received": received, "barrier_bytes": overhead}
+
+
+def _count(run: Callable[[], Any], barrier: Callable[[], Any]) -> tuple[float, int, int]:
+    barrier()
+    before = interface_bytes()
+    barrier()
+    start = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - start
+    barrier()
+    after = interface_bytes()
+    return seconds, after.sent - before.sent, after.received - before.received
+
+
+def digest(arrays: Iterable[Any]) -> str:
+    """Of the bits of NumPy arrays."""
+    made = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        made.update(array.reshape(-1).view("uint8"))
+    return made.hexdigest()
+
+
+def is_plausible(slope: float, spread: float, elements: int) -> bool:
+    """Whether an estimate m of a mean f is about unbiased: <m, f> / <f, f> is 1, up to clipping and chance.
+
+    `spread` is |m - f|^2 / |f|^2; were m - f independent of f, the slope would vary by the root of spread / elements.
+    """
+    return math.isfinite(spread) and abs(slope - 1) < 0.05 + 5 * math.sqrt(spread / elements)
+
+
+def serve(handlers: dict[str, Callable[..., dict]]) -> None:
+    """Answers orders until there are no more; a failure is an answer too, and the end."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # gloo reports connections on standard output
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            answer: dict[str, Any] = handlers[order.pop("do")](**order)
+        except Exception as error:  # noqa: BLE001 it becomes the row of a table
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        answer["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps(answer), file=answers, flush=True)
+        if "error" in answer:
+            break
+    answers.close()
+    os._exit(0)  # the shutdown of a library waits for the others, which the parent ends
