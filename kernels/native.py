@@ -50,10 +50,11 @@ def ternary_decode_native(
     radix: int,
     into: jax.Array | None,
     start: int,
+    after: Sequence[jax.Array],
 ) -> jax.Array:
     """`ternary_decode` to float32, its arguments checked; in place where nobody else needs `into`."""
     numbers = {"radix": radix, "zero": zero, "start": start}
-    operands = [words, units] if into is None else [words, units, into]
+    operands = [words, units] if into is None else [words, units, into, *after]
     shape = (segments.num_elements,) if into is None else into.shape
     aliases = None if into is None else {2: 0}
     return _call("ternary_decode", [(shape, jnp.float32)], operands, aliases, **numbers, **_layout(segments))[0]
@@ -63,6 +64,11 @@ def shard_sum_native(words: jax.Array, num_elements: int, levels: int, radix: in
     """`shard_sum`, its arguments checked."""
     numbers = {"radix": radix, "levels": levels, "elements": num_elements}
     return _call("shard_sum", [((radix_lib.num_words(num_elements, radix),), jnp.uint32)], [words], **numbers)[0]
+
+
+def shard_mean_native(words: jax.Array, key: jax.Array, position: jax.Array, radix: int) -> jax.Array:
+    """`shard_mean`, its arguments checked."""
+    return _call("shard_mean", [(words.shape[1:], jnp.uint32)], [words, key, position], radix=radix)[0]
 
 
 def _call(

@@ -105,7 +105,7 @@ def ternary_encode(
     _require_offset(offset, segments)
     steps, units = steps_of(scales, levels), units_of(scales, levels)
     not_native = "it gives no residual" if residual else why_not_float32("gradient.dtype", gradient.dtype)
-    picked = pick_implementation("ternary_encode", implementation, segments.num_elements, not_native)
+    picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)  # of all its spans alike
     if picked == "native" and segments.num_elements:
         return ternary_encode_native(gradient, steps, key, segments, radix, levels, offset, start or 0)
     if start is not None:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import jax
 
 from jaxtern.compression import scales as scales_lib
 from jaxtern.kernels import Segments, digits_per_word, shard_mean, shard_sum, ternary_decode, ternary_encode
-from jaxtern.kernels.dispatch import IMPLEMENTATIONS
+from jaxtern.kernels.dispatch import IMPLEMENTATIONS, pick_implementation
 from jaxtern.kernels.noise import LANES
 from jaxtern.kernels.radix import MAX_RADIX, RUN
 
@@ -52,10 +53,12 @@ class Codec(Protocol):
         *,
         into: jax.Array | None = None,
         start: int = 0,
+        after: Sequence[jax.Array] = (),
     ) -> jax.Array:
         """uint32[rows, words], each row the sum of `num_added` workers' words, to the float32[n] mean of all.
 
-        With `into`, a float32 vector, to that vector with the mean in it from `start` on.
+        With `into`, a float32 vector, to that vector with the mean in it from `start` on, which may be written in place
+        when all of `after` is there.
         """
         ...
 
@@ -158,6 +161,7 @@ class Ternary:
             radix=self.radix(num_added),
             levels=self.levels,
             offset=position,
+            start=start if gradient.size > sum(sizes) else None,
             implementation=self.implementation,
         )
 
@@ -171,6 +175,7 @@ class Ternary:
         *,
         into: jax.Array | None = None,
         start: int = 0,
+        after: Sequence[jax.Array] = (),
     ) -> jax.Array:
         return ternary_decode(
             words,
@@ -179,11 +184,19 @@ class Ternary:
             num_workers=num_workers,
             radix=self.radix(num_added),
             levels=self.levels,
+            into=into,
+            start=start,
+            after=after,
             implementation=self.implementation,
         )
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
-        return None
+        # In place is what makes pieces worth while: elsewhere each would be copied out of and into the whole.
+        if pick_implementation("ternary_decode", self.implementation, size) != "native":
+            return None
+        depths = [digits_per_word(self.radix(count)) for count in (1, num_workers) if self.can_add(count)]
+        extent = math.lcm(RUN * math.lcm(LANES, *depths) * num_devices, self.block_size or 1)
+        return extent * max(size // extent, 1) if extent <= 2 * size else None
 
     def can_add(self, num_workers: int) -> bool:
         return self.radix(num_workers) <= MAX_RADIX
@@ -197,7 +210,7 @@ class Ternary:
         return shard_sum(words, self.num_places(words.shape[1]), levels=self.levels, implementation=self.implementation)
 
     def average_shards(self, words: jax.Array, key: jax.Array, position: jax.Array) -> jax.Array:
-        return shard_mean(words, key, position, levels=self.levels)
+        return shard_mean(words, key, position, levels=self.levels, implementation=self.implementation)
 
     def num_places(self, width: int) -> int:
         return width * digits_per_word(self.radix(1))

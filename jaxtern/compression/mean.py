@@ -133,7 +133,14 @@ def choose_exchange(
     return exchange
 
 
-def send(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> tuple[Pending, list[jax.Array]]:
+class Spare(NamedTuple):
+    """A float32 vector that nobody reads any more when `after` is computed: memory for a mean."""
+
+    vector: jax.Array
+    after: tuple[jax.Array, ...]
+
+
+def send(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> tuple[Pending, list[Spare]]:
     """Scales, their maximum over the workers, and words of every bucket.
 
     Args:
@@ -143,7 +150,7 @@ def send(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> tup
       count: updates before this one.
 
     Returns:
-      What is to be exchanged, and each bucket's compressed gradients, whose memory nobody needs any more.
+      What is to be exchanged, and each bucket's compressed gradients, for their memory.
     """
     if not plan.exchanges:
         local = jax.tree.map(lambda *leaves: (functools.reduce(jnp.add, leaves) / len(leaves))[None], *workers)
@@ -153,7 +160,8 @@ def send(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> tup
     flats = _flatten(plan, workers)
     sent = [_send_bucket(plan, number, of_workers, keys) for number, of_workers in enumerate(flats)]
     local, shared = zip(*sent, strict=True)
-    return Pending(local, shared), [of_workers[0].compressed for of_workers in flats]
+    spare = [Spare(flat[0].compressed, words) for flat, (words, _) in zip(flats, local, strict=True)]
+    return Pending(local, shared), spare
 
 
 def _flatten(plan: Plan, workers: Sequence[Any]) -> list[list[Flat]]:
@@ -201,7 +209,7 @@ def _of_piece(
     return (size,), scales[first : first + codec.num_scales((size,))]
 
 
-def receive(plan: Plan, pending: Pending, seed: int, count: jax.Array, spare: Sequence[jax.Array]) -> Any:
+def receive(plan: Plan, pending: Pending, seed: int, count: jax.Array, spare: Sequence[Spare]) -> Any:
     """Exchanges what was sent and decodes the mean.
 
     Args:
@@ -209,7 +217,7 @@ def receive(plan: Plan, pending: Pending, seed: int, count: jax.Array, spare: Se
       pending: what `send` returned, in this update or the one before.
       seed: of the noise.
       count: updates before this one.
-      spare: float vectors of the buckets' lengths that may be overwritten.
+      spare: memory of each bucket's length.
 
     Returns:
       The tree of means.
@@ -231,15 +239,15 @@ def _receive_bucket(
     local: tuple[tuple[jax.Array | None, ...], jax.Array | None],
     scales: jax.Array | None,
     key: jax.Array,
-    mean: jax.Array,
+    spare: Spare,
 ) -> Flat:
-    """Piece after piece into the memory of `mean`, which no encoder reads any more when all words are there."""
+    """Piece after piece, so that one is decoded while the next is on its way; into the spare memory if several are."""
     bucket, pieces = plan.layout.buckets[number], plan.pieces(number)
     sizes, (words, floats) = plan.layout.sizes(bucket.compressed), local
     local_workers = plan.num_workers // collectives.count_workers(plan.axes.workers)
     scales = jnp.zeros((0,), jnp.float32) if scales is None else scales
     floats = jnp.zeros((local_workers, 0), jnp.float32) if floats is None else floats
-    float_mean = floats[0]
+    mean, float_mean = spare.vector, floats[0]
     for index, ((start, size), own) in enumerate(zip(pieces, words, strict=True)):
         own = jnp.zeros((local_workers, 0), jnp.uint32) if own is None else own
         is_last = index + 1 == len(pieces)
@@ -254,9 +262,9 @@ def _receive_bucket(
             key,
             bucket.position + start,
         )
-        into = None if len(pieces) == 1 else mean
+        options = {} if len(pieces) == 1 else {"into": mean, "start": start, "after": spare.after if not index else ()}
         mean = plan.codec.decode(
-            received.words, own_scales, own_sizes, received.num_added, received.num_workers, into=into, start=start
+            received.words, own_scales, own_sizes, received.num_added, received.num_workers, **options
         )
         float_mean = received.floats if is_last else float_mean
     return Flat(mean, float_mean)
