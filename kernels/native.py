@@ -42,6 +42,26 @@ def ternary_encode_native(
     return _call("ternary_encode", [(shape, jnp.uint32)], [gradient, steps, key], **numbers, **_layout(segments))[0]
 
 
+def encode_span_native(
+    gradient: jax.Array,
+    steps: jax.Array,
+    key: jax.Array,
+    segments: Segments,
+    radix: int,
+    levels: int,
+    offset: int,
+    start: int,
+    after: Sequence[jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """`encode_span`, its arguments checked; the gradient is handed on where it lies."""
+    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start}
+    shapes = [((segments.num_words(radix),), jnp.uint32), (gradient.shape, jnp.float32)]
+    words, gradient = _call(
+        "ternary_encode", shapes, [gradient, steps, key, *after], {0: 1}, **numbers, **_layout(segments)
+    )
+    return words, gradient
+
+
 def ternary_decode_native(
     words: jax.Array,
     units: jax.Array,
@@ -50,11 +70,10 @@ def ternary_decode_native(
     radix: int,
     into: jax.Array | None,
     start: int,
-    after: Sequence[jax.Array],
 ) -> jax.Array:
     """`ternary_decode` to float32, its arguments checked; in place where nobody else needs `into`."""
     numbers = {"radix": radix, "zero": zero, "start": start}
-    operands = [words, units] if into is None else [words, units, into, *after]
+    operands = [words, units] if into is None else [words, units, into]
     shape = (segments.num_elements,) if into is None else into.shape
     aliases = None if into is None else {2: 0}
     return _call("ternary_decode", [(shape, jnp.float32)], operands, aliases, **numbers, **_layout(segments))[0]

@@ -1,7 +1,5 @@
 """Words of one or many workers to the float mean."""
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +24,6 @@ def ternary_decode(
     dtype: jax.typing.DTypeLike = jnp.float32,
     into: jax.Array | None = None,
     start: int = 0,
-    after: Sequence[jax.Array] = (),
     implementation: str = "auto",
 ) -> jax.Array:
     """The mean gradient: s (sum of digits - N L) / (N L).
@@ -47,8 +44,6 @@ def ternary_decode(
       into: dtype[m], a larger vector of which the mean replaces a span, or None. No copy is made where nobody else
         needs it: an argument that is donated, or what another call returned.
       start: of the span in `into`, a multiple of 512; with None, 0.
-      after: what must have been computed before `into` is overwritten, such as the words that were encoded from it:
-        without it, the compiler makes a copy of what others may still read.
       implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
@@ -73,7 +68,7 @@ def ternary_decode(
     size = max(words.size, segments.num_elements if into is None else into.size)  # one span must not leave the place
     picked = pick_implementation("ternary_decode", implementation, size, not_native)
     if picked == "native" and words.size:
-        return ternary_decode_native(words, units, segments, zero, radix, into, start, after)
+        return ternary_decode_native(words, units, segments, zero, radix, into, start)
     if picked == "mosaic" and words.size:
         from .ternary_decode_mgpu import ternary_decode_mgpu
 

@@ -8,7 +8,15 @@ from typing import Protocol
 import jax
 
 from jaxtern.compression import scales as scales_lib
-from jaxtern.kernels import Segments, digits_per_word, shard_mean, shard_sum, ternary_decode, ternary_encode
+from jaxtern.kernels import (
+    Segments,
+    digits_per_word,
+    encode_span,
+    shard_mean,
+    shard_sum,
+    ternary_decode,
+    ternary_encode,
+)
 from jaxtern.kernels.dispatch import IMPLEMENTATIONS, pick_implementation
 from jaxtern.kernels.noise import LANES
 from jaxtern.kernels.radix import MAX_RADIX, RUN
@@ -34,12 +42,11 @@ class Codec(Protocol):
         sizes: tuple[int, ...],
         num_added: int,
         *,
-        start: int = 0,
         position: int = 0,
     ) -> jax.Array:
-        """float32 gradient, from `start` on, to uint32 words, which may be added over `num_added` workers.
+        """float32[n] gradient to uint32 words, which may be added over `num_added` workers.
 
-        `position` is that of the first encoded element in the noise of `key`, a multiple of 512.
+        `position` is that of the first element in the noise of `key`, a multiple of 512.
         """
         ...
 
@@ -53,17 +60,33 @@ class Codec(Protocol):
         *,
         into: jax.Array | None = None,
         start: int = 0,
-        after: Sequence[jax.Array] = (),
     ) -> jax.Array:
         """uint32[rows, words], each row the sum of `num_added` workers' words, to the float32[n] mean of all.
 
-        With `into`, a float32 vector, to that vector with the mean in it from `start` on, which may be written in place
-        when all of `after` is there.
+        With `into`, a float32 vector, to that vector with the mean in it from `start` on.
         """
         ...
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
         """About `size`, an extent in which tensors can be encoded and decoded piece by piece; None: only as a whole."""
+        ...
+
+    def encode_piece(
+        self,
+        gradient: jax.Array,
+        scales: jax.Array,
+        key: jax.Array,
+        sizes: tuple[int, ...],
+        num_added: int,
+        *,
+        start: int,
+        position: int,
+        after: Sequence[jax.Array],
+    ) -> tuple[jax.Array, jax.Array]:
+        """As `encode`, of the elements from `start` on, when `after` is there; returns the gradient too, to go on with.
+
+        Needed only where `piece_size` is not None.
+        """
         ...
 
     def can_add(self, num_workers: int) -> bool:
@@ -150,7 +173,6 @@ class Ternary:
         sizes: tuple[int, ...],
         num_added: int,
         *,
-        start: int = 0,
         position: int = 0,
     ) -> jax.Array:
         return ternary_encode(
@@ -161,7 +183,31 @@ class Ternary:
             radix=self.radix(num_added),
             levels=self.levels,
             offset=position,
-            start=start if gradient.size > sum(sizes) else None,
+            implementation=self.implementation,
+        )
+
+    def encode_piece(
+        self,
+        gradient: jax.Array,
+        scales: jax.Array,
+        key: jax.Array,
+        sizes: tuple[int, ...],
+        num_added: int,
+        *,
+        start: int,
+        position: int,
+        after: Sequence[jax.Array],
+    ) -> tuple[jax.Array, jax.Array]:
+        return encode_span(
+            gradient,
+            scales_lib.round_scales(scales, self.scale),
+            key,
+            self._segments(sizes),
+            start=start,
+            radix=self.radix(num_added),
+            levels=self.levels,
+            offset=position,
+            after=after,
             implementation=self.implementation,
         )
 
@@ -175,7 +221,6 @@ class Ternary:
         *,
         into: jax.Array | None = None,
         start: int = 0,
-        after: Sequence[jax.Array] = (),
     ) -> jax.Array:
         return ternary_decode(
             words,
@@ -186,7 +231,6 @@ class Ternary:
             levels=self.levels,
             into=into,
             start=start,
-            after=after,
             implementation=self.implementation,
         )
 

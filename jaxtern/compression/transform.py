@@ -150,12 +150,13 @@ def compressed_mean(
 
     def plan(tree: Any) -> mean_lib.Plan:
         layout = buckets.plan_layout(tree, min_size, exclude, bucket_size)
-        links, piece_size = network or Network(), None if statistics else bucket_size
-        return mean_lib.plan_update(layout, codec, exchange, axes, links, virtual_workers or 1, piece_size)
+        return mean_lib.plan_update(
+            layout, codec, exchange, axes, network or Network(), virtual_workers or 1, bucket_size
+        )
 
     def init(params: Any) -> CompressedMeanState:
         zeros = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields))
-        pending = mean_lib.nothing_sent(plan(params), params, virtual_workers or 1) if delayed else None
+        pending = mean_lib.nothing_sent(plan(params), params) if delayed else None
         return CompressedMeanState(jnp.zeros((), jnp.int32), zeros if statistics else None, pending)
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
@@ -165,9 +166,12 @@ def compressed_mean(
             raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
         planned = plan(workers[0])
         _require_local(workers, planned.layout.paths, axes.fast + axes.workers)
-        sent, spare = mean_lib.send(planned, workers, seed, state.count)
+        if not delayed and not statistics:
+            mean = mean_lib.average(planned, workers, seed, state.count)
+            return mean, CompressedMeanState(state.count + 1, None, None)
+        sent = mean_lib.send(planned, workers, seed, state.count)
         arrived = _require_pending(state.pending, sent) if delayed else sent
-        mean = mean_lib.receive(planned, arrived, seed, state.count, spare)
+        mean = mean_lib.receive(planned, arrived, seed, state.count)
         measured = state.statistics
         if statistics and planned.exchanges:
             measured = mean_lib.measure(planned, workers, sent, mean)
