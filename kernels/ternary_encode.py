@@ -133,7 +133,8 @@ def encode_span(
     mean decoded into it (`ternary_decode`'s `into`), one after the other and without a copy of the whole.
 
     Args:
-      gradient, scales, key, segments, start, radix, levels, offset, implementation: as in `ternary_encode`.
+      gradient: as in `ternary_encode`, but of any shape, in row-major order.
+      scales, key, segments, start, radix, levels, offset, implementation: as in `ternary_encode`.
       after: arrays that are to be computed first; "native" keeps to it.
 
     Returns:
@@ -143,14 +144,16 @@ def encode_span(
     not_native = why_not_float32("gradient.dtype", gradient.dtype)
     picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)
     if picked != "native" or not segments.num_elements:
-        return ternary_encode(gradient, scales, key, segments, **options), gradient
-    _require(gradient, scales, key, segments, radix, levels, offset, start)
+        return ternary_encode(gradient.reshape(-1), scales, key, segments, **options), gradient
+    _require(
+        jax.ShapeDtypeStruct((gradient.size,), gradient.dtype), scales, key, segments, radix, levels, offset, start
+    )
     steps = steps_of(scales, levels)
     return encode_span_native(gradient, steps, key, segments, radix, levels, offset, start, after)
 
 
 def _require(
-    gradient: jax.Array,
+    gradient: jax.Array | jax.ShapeDtypeStruct,
     scales: jax.Array,
     key: jax.Array,
     segments: Segments,

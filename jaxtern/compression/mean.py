@@ -238,9 +238,10 @@ def _average_in_pieces(plan: Plan, number: int, flat: Flat, own_key: jax.Array, 
 
     Piece i + 2 is encoded when piece i has arrived and i + 1 is on its way, and then piece i is decoded.
     """
-    (size,), position = plan.layout.sizes(plan.layout.buckets[number].compressed), plan.layout.buckets[number].position
-    pieces, scales = plan.pieces(number), _shared_scales(plan, [flat], (size,))
-    floats, memory, words = flat.floats[None], flat.compressed, []
+    (place,), _, position = plan.layout.buckets[number]
+    pieces, scales = plan.pieces(number), _shared_scales(plan, [flat], plan.layout.sizes((place,)))
+    floats, words = flat.floats[None], []
+    memory = flat.compressed.reshape(plan.layout.shapes[place])  # as it was: XLA copies what is reshaped in a chain
 
     def own_scales(start: int, count: int) -> jax.Array:
         first = plan.codec.num_scales((start,)) if scales.size > 1 else 0
@@ -271,7 +272,7 @@ def _average_in_pieces(plan: Plan, number: int, flat: Flat, own_key: jax.Array, 
         made = received.num_added, received.num_workers
         memory = plan.codec.decode(received.words, own_scales(start, count), (count,), *made, into=memory, start=start)
         floats = received.floats[None] if is_last else floats
-    return Flat(memory, floats[0])
+    return Flat(memory.reshape(-1), floats[0])
 
 
 def _exchange(

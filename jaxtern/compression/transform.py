@@ -111,7 +111,7 @@ def compressed_mean(
     exchange: str = "auto",
     fast_axis_name: str | tuple[str, ...] | None = None,
     network: Network | None = None,
-    bucket_size: int | None = None,
+    bucket_size: int | None = buckets.BUCKET_SIZE,
     delayed: bool = False,
     min_size: int = 1,
     exclude: buckets.PathPredicate | None = None,
@@ -129,7 +129,8 @@ def compressed_mean(
       codec: a `Codec`, "ternary", or "float" for a plain pmean.
       network: the links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
       bucket_size: elements; gradients travel in buckets of about so many, the last tensors of the tree first, so that
-        one can be on its way while others are still computed. None: one bucket for all.
+        one can be on its way while others are still computed; on CPUs larger tensors travel in pieces of as many. None:
+        all in one.
       delayed: the mean that is returned is that of the update before (zero in the first): what is sent in an update is
         exchanged in the next, beside its computation. The state then holds each worker's own words: run `init` inside
         `shard_map` too, with `state_specs` as the specs of the state.
