@@ -68,7 +68,14 @@ class Codec(Protocol):
         ...
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
-        """About `size`, an extent in which tensors can be encoded and decoded piece by piece; None: only as a whole."""
+        """About `size`, an extent in which tensors can be encoded and decoded piece by piece; None: only as a whole.
+
+        It must be the same on every host, whatever runs the codec there.
+        """
+        ...
+
+    def is_in_place(self, size: int) -> bool:
+        """Whether `decode` of a piece of a vector of so many elements leaves the rest of `into` where it lies."""
         ...
 
     def encode_piece(
@@ -235,12 +242,12 @@ class Ternary:
         )
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
-        # In place is what makes pieces worth while: elsewhere each would be copied out of and into the whole.
-        if pick_implementation("ternary_decode", self.implementation, size) != "native":
-            return None
         depths = [digits_per_word(self.radix(count)) for count in (1, num_workers) if self.can_add(count)]
         extent = math.lcm(RUN * math.lcm(LANES, *depths) * num_devices, self.block_size or 1)
         return extent * max(size // extent, 1) if extent <= 2 * size else None
+
+    def is_in_place(self, size: int) -> bool:
+        return pick_implementation("ternary_decode", self.implementation, size) == "native"
 
     def can_add(self, num_workers: int) -> bool:
         return self.radix(num_workers) <= MAX_RADIX

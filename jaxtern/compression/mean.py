@@ -7,51 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxtern.compression import buckets, cost, exchange as collectives, statistics, wire
-from jaxtern.compression.buckets import Flat, Layout
-from jaxtern.compression.codecs import Codec, Ternary
-from jaxtern.compression.cost import Network
-from jaxtern.compression.wire import Axes
+from jaxtern.compression import buckets, exchange as collectives, statistics
+from jaxtern.compression.buckets import Flat
+from jaxtern.compression.pieces import average_in_pieces
+from jaxtern.compression.schedule import Plan, exchange_span
 from jaxtern.kernels import derive_key
 
 MEAN_WORKER = 2**32 - 1  # whose noise rounds the means of "two_way": no worker has this number
-_PIECES_AHEAD = 2  # one on its way, one ready to follow it
-
-
-class Plan(NamedTuple):
-    """What is known when an update is traced.
-
-    Attributes:
-      layout: of the gradients.
-      codec: of those that are compressed.
-      exchanges: of each bucket; none where nothing is compressed ("float").
-      axes: where the workers lie.
-      num_workers: N.
-      local_workers: V, those of one device.
-      piece_size: elements; a tensor with more travels in pieces, if its codec can decode them in place. None: whole.
-    """
-
-    layout: Layout
-    codec: Codec
-    exchanges: tuple[str, ...]
-    axes: Axes
-    num_workers: int
-    local_workers: int
-    piece_size: int | None
-
-    def num_added(self, number: int) -> int:
-        """Workers whose words are added on the wire, in bucket `number`."""
-        return self.num_workers if self.exchanges[number] == "sum" else 1
-
-    def pieces(self, number: int) -> list[tuple[int, int]]:
-        """First element and elements of each piece of bucket `number`."""
-        sizes = self.layout.sizes(self.layout.buckets[number].compressed)
-        size, total = None, sum(sizes)
-        if self.piece_size is not None and self.local_workers == len(sizes) == 1 and total > self.piece_size:
-            devices = collectives.count_workers(self.axes.workers) * collectives.count_workers(self.axes.fast)
-            size = self.codec.piece_size(self.piece_size, devices, self.num_workers)
-        size = size or max(total, 1)
-        return [(start, min(size, total - start)) for start in range(0, total, size)] or [(0, 0)]
 
 
 class Pending(NamedTuple):
@@ -69,73 +31,6 @@ class Pending(NamedTuple):
     shared: Any
 
 
-def plan_update(
-    layout: Layout,
-    codec: Codec,
-    exchange: str,
-    axes: Axes,
-    network: Network,
-    local_workers: int,
-    piece_size: int | None,
-) -> Plan:
-    """Chooses each bucket's exchange.
-
-    Raises:
-      ValueError: for an exchange that cannot add so many workers.
-    """
-    num_workers = collectives.count_workers(axes.workers) * local_workers
-    if exchange == "float":
-        return Plan(layout, codec, (), axes, num_workers, local_workers, piece_size)
-    devices = collectives.count_workers(axes.fast)
-    exchanges = tuple(
-        choose_exchange(
-            exchange, codec, layout.sizes(b.compressed), layout.sizes(b.floats), num_workers, network, devices
-        )
-        for b in layout.buckets
-    )
-    return Plan(layout, codec, exchanges, axes, num_workers, local_workers, piece_size)
-
-
-def resolve(codec: Codec | str, exchange: str) -> tuple[Codec, str]:
-    """The codec and exchange that the arguments name; either may say "float".
-
-    Raises:
-      ValueError: for any other name.
-    """
-    if exchange not in ("auto", *cost.EXCHANGES):
-        raise ValueError(f"exchange={exchange!r}: must be one of auto, {', '.join(cost.EXCHANGES)}")
-    if isinstance(codec, str):
-        if codec not in ("ternary", "float"):
-            raise ValueError(f"codec={codec!r}: must be ternary, float, or a Codec")
-        return Ternary(), "float" if codec == "float" else exchange
-    if not hasattr(codec, "encode"):
-        raise ValueError(f"codec={codec!r}: must be ternary, float, or a Codec")
-    return codec, exchange
-
-
-def choose_exchange(
-    exchange: str,
-    codec: Codec,
-    compressed: tuple[int, ...],
-    floats: tuple[int, ...],
-    num_workers: int,
-    network: Network,
-    devices_per_worker: int = 1,
-) -> str:
-    """What "auto" means for a bucket of tensors of these sizes.
-
-    Raises:
-      ValueError: for "sum" and "scatter" where the words of so many workers cannot be added.
-    """
-    if exchange == "auto":
-        return cost.cheapest_exchange(codec, compressed, floats, num_workers, network, devices_per_worker)
-    if exchange in ("sum", "scatter") and not codec.can_add(num_workers):
-        raise ValueError(
-            f"exchange={exchange!r}: the words of {num_workers} workers of {codec} do not add; take 'gather'"
-        )
-    return exchange
-
-
 def average(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> Any:
     """The mean of gradients; large buckets travel in pieces, so that one is decoded while the next is on its way.
 
@@ -151,7 +46,8 @@ def average(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> 
     means = []
     for number, flats in enumerate(_flatten(plan, workers)):
         if len(plan.pieces(number)) > 1:
-            means.append(_average_in_pieces(plan, number, flats[0], keys[0], key))
+            scales = _shared_scales(plan, flats, plan.sizes(number))
+            means.append(average_in_pieces(plan, number, flats[0], scales, keys[0], key))
         else:
             local, scales = _send_bucket(plan, number, flats, keys)
             means.append(_receive_bucket(plan, number, local, scales, key))
@@ -228,59 +124,9 @@ def _receive_bucket(
     words = jnp.zeros((plan.local_workers, 0), jnp.uint32) if words is None else words
     floats = jnp.zeros((plan.local_workers, 0), jnp.float32) if floats is None else floats
     scales = jnp.zeros((0,), jnp.float32) if scales is None else scales
-    received = _exchange(plan, number, words, floats, sizes, key, 0)
+    received = exchange_span(plan, number, words, floats, sizes, key, start=0)
     mean = plan.codec.decode(received.words, scales, sizes, received.num_added, received.num_workers)
     return Flat(mean, received.floats)
-
-
-def _average_in_pieces(plan: Plan, number: int, flat: Flat, own_key: jax.Array, key: jax.Array) -> Flat:
-    """A chain of steps on the memory of the gradient: each piece is encoded from it, and its mean decoded into it.
-
-    Piece i + 2 is encoded when piece i has arrived and i + 1 is on its way, and then piece i is decoded.
-    """
-    (place,), _, position = plan.layout.buckets[number]
-    pieces, scales = plan.pieces(number), _shared_scales(plan, [flat], plan.layout.sizes((place,)))
-    floats, words = flat.floats[None], []
-    memory = flat.compressed.reshape(plan.layout.shapes[place])  # as it was: XLA copies what is reshaped in a chain
-
-    def own_scales(start: int, count: int) -> jax.Array:
-        first = plan.codec.num_scales((start,)) if scales.size > 1 else 0
-        return scales[first : first + plan.codec.num_scales((count,))]
-
-    def encode(index: int, after: Sequence[jax.Array]) -> jax.Array:
-        start, count = pieces[index]
-        made, rest = plan.codec.encode_piece(
-            memory,
-            own_scales(start, count),
-            own_key,
-            (count,),
-            plan.num_added(number),
-            start=start,
-            position=position + start,
-            after=after,
-        )
-        words.append(made[None])
-        return rest
-
-    for index in range(min(_PIECES_AHEAD, len(pieces))):
-        memory = encode(index, ())
-    for index, (start, count) in enumerate(pieces):
-        is_last = index + 1 == len(pieces)
-        received = _exchange(plan, number, words[index], floats if is_last else floats[:, :0], (count,), key, start)
-        if index + _PIECES_AHEAD < len(pieces):
-            memory = encode(index + _PIECES_AHEAD, (received.words,))
-        made = received.num_added, received.num_workers
-        memory = plan.codec.decode(received.words, own_scales(start, count), (count,), *made, into=memory, start=start)
-        floats = received.floats[None] if is_last else floats
-    return Flat(memory.reshape(-1), floats[0])
-
-
-def _exchange(
-    plan: Plan, number: int, words: jax.Array, floats: jax.Array, sizes: tuple[int, ...], key: jax.Array, start: int
-) -> wire.Received:
-    """Of a bucket, or of its piece from element `start` on."""
-    position = plan.layout.buckets[number].position + start
-    return wire.exchange_bucket(plan.exchanges[number], plan.codec, words, floats, sizes, plan.axes, key, position)
 
 
 def _or_none(array: jax.Array) -> jax.Array | None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from jaxtern.compression import buckets, cost
 from jaxtern.compression.codecs import Codec
 from jaxtern.compression.cost import Network, StepTraffic, Traffic
-from jaxtern.compression.mean import choose_exchange, resolve
+from jaxtern.compression.schedule import choose_exchange, resolve
 
 
 class TensorReport(NamedTuple):

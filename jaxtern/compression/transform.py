@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from jaxtern.compression import buckets, exchange as exchange_lib, mean as mean_lib
+from jaxtern.compression import buckets, exchange as exchange_lib, mean as mean_lib, schedule
 from jaxtern.compression.codecs import Codec, Ternary
 from jaxtern.compression.cost import Network
 from jaxtern.compression.mean import Pending
@@ -129,8 +129,8 @@ def compressed_mean(
       codec: a `Codec`, "ternary", or "float" for a plain pmean.
       network: the links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
       bucket_size: elements; gradients travel in buckets of about so many, the last tensors of the tree first, so that
-        one can be on its way while others are still computed; on CPUs larger tensors travel in pieces of as many. None:
-        all in one.
+        one can be on its way while others are still computed; a larger tensor travels in pieces of as many. None: all
+        in one.
       delayed: the mean that is returned is that of the update before (zero in the first): what is sent in an update is
         exchanged in the next, beside its computation. The state then holds each worker's own words: run `init` inside
         `shard_map` too, with `state_specs` as the specs of the state.
@@ -145,13 +145,13 @@ def compressed_mean(
       ValueError: as `ternary_mean`.
     """
     axes = _as_axes(axis_name, fast_axis_name)
-    codec, exchange = mean_lib.resolve(codec, exchange)
+    codec, exchange = schedule.resolve(codec, exchange)
     _require_arguments(min_size, exclude, seed, virtual_workers)
     _require_schedule(bucket_size, delayed, statistics)
 
-    def plan(tree: Any) -> mean_lib.Plan:
+    def plan(tree: Any) -> schedule.Plan:
         layout = buckets.plan_layout(tree, min_size, exclude, bucket_size)
-        return mean_lib.plan_update(
+        return schedule.plan_update(
             layout, codec, exchange, axes, network or Network(), virtual_workers or 1, bucket_size
         )
 

@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxtern import Ternary, compressed_mean, ternary_mean
 from jaxtern.compression.cost import EXACT, Network
-from jaxtern.compression.mean import choose_exchange
+from jaxtern.compression.schedule import choose_exchange
 
 SHAPES = st.lists(st.integers(0, 12), max_size=3).map(tuple)
 

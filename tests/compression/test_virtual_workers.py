@@ -176,3 +176,24 @@ def test_buckets_are_the_same_bits_on_every_layout(updates_over: Callable, excha
     if exchange != "two_way":
         make = functools.partial(make, exchange="gather")
         _assert_same(updates_over(make, "mesh:8")(gradients, 3)[0], virtual)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "options"),
+    [
+        ("gather", {"implementation": "reference"}),
+        ("gather", {"block_size": 100}),
+        ("sum", {"levels": 3}),
+        ("scatter", {}),
+        ("two_way", {}),
+    ],
+)
+def test_pieces_are_the_same_bits_as_the_whole(updates_over: Callable, exchange: str, options: dict[str, Any]):
+    """A large tensor beside small ones; virtual workers do not cut it, and of others the last piece is short."""
+    gradients = _gradients(4, {"large": 2**17 + 999, "small": 50, "float": 3})
+    make = functools.partial(
+        compressed_mean, codec=Ternary(**options), exchange=exchange, min_size=10, bucket_size=2**16
+    )
+    _assert_same(
+        updates_over(make, "mesh:4")(gradients, 3)[0], updates_over(make, "mesh:2 unrolled:2")(gradients, 3)[0]
+    )

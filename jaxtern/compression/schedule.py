@@ -1,0 +1,126 @@
+"""What is decided when an update is traced: what travels together, by which exchange, in which pieces."""
+
+from typing import NamedTuple
+
+import jax
+
+from jaxtern.compression import cost, exchange as collectives, wire
+from jaxtern.compression.buckets import Layout
+from jaxtern.compression.codecs import Codec, Ternary
+from jaxtern.compression.cost import Network
+from jaxtern.compression.wire import Axes
+
+
+class Plan(NamedTuple):
+    """What is known when an update is traced.
+
+    Attributes:
+      layout: of the gradients.
+      codec: of those that are compressed.
+      exchanges: of each bucket; none where nothing is compressed ("float").
+      axes: where the workers lie.
+      num_workers: N.
+      local_workers: V, those of one device.
+      piece_size: elements; a tensor with more travels in pieces. None: whole.
+    """
+
+    layout: Layout
+    codec: Codec
+    exchanges: tuple[str, ...]
+    axes: Axes
+    num_workers: int
+    local_workers: int
+    piece_size: int | None
+
+    def num_added(self, number: int) -> int:
+        """Workers whose words are added on the wire, in bucket `number`."""
+        return self.num_workers if self.exchanges[number] == "sum" else 1
+
+    def sizes(self, number: int) -> tuple[int, ...]:
+        """Elements of the compressed tensors of bucket `number`."""
+        return self.layout.sizes(self.layout.buckets[number].compressed)
+
+    def pieces(self, number: int) -> list[tuple[int, int]]:
+        """First element and elements of each piece of bucket `number`."""
+        sizes = self.sizes(number)
+        size, total = None, sum(sizes)
+        if self.piece_size is not None and self.local_workers == len(sizes) == 1 and total > self.piece_size:
+            devices = collectives.count_workers(self.axes.workers) * collectives.count_workers(self.axes.fast)
+            size = self.codec.piece_size(self.piece_size, devices, self.num_workers)
+        size = size or max(total, 1)
+        return [(start, min(size, total - start)) for start in range(0, total, size)] or [(0, 0)]
+
+
+def plan_update(
+    layout: Layout,
+    codec: Codec,
+    exchange: str,
+    axes: Axes,
+    network: Network,
+    local_workers: int,
+    piece_size: int | None,
+) -> Plan:
+    """Chooses each bucket's exchange.
+
+    Raises:
+      ValueError: for an exchange that cannot add so many workers.
+    """
+    num_workers = collectives.count_workers(axes.workers) * local_workers
+    if exchange == "float":
+        return Plan(layout, codec, (), axes, num_workers, local_workers, piece_size)
+    devices = collectives.count_workers(axes.fast)
+    exchanges = tuple(
+        choose_exchange(
+            exchange, codec, layout.sizes(b.compressed), layout.sizes(b.floats), num_workers, network, devices
+        )
+        for b in layout.buckets
+    )
+    return Plan(layout, codec, exchanges, axes, num_workers, local_workers, piece_size)
+
+
+def resolve(codec: Codec | str, exchange: str) -> tuple[Codec, str]:
+    """The codec and exchange that the arguments name; either may say "float".
+
+    Raises:
+      ValueError: for any other name.
+    """
+    if exchange not in ("auto", *cost.EXCHANGES):
+        raise ValueError(f"exchange={exchange!r}: must be one of auto, {', '.join(cost.EXCHANGES)}")
+    if isinstance(codec, str):
+        if codec not in ("ternary", "float"):
+            raise ValueError(f"codec={codec!r}: must be ternary, float, or a Codec")
+        return Ternary(), "float" if codec == "float" else exchange
+    if not hasattr(codec, "encode"):
+        raise ValueError(f"codec={codec!r}: must be ternary, float, or a Codec")
+    return codec, exchange
+
+
+def choose_exchange(
+    exchange: str,
+    codec: Codec,
+    compressed: tuple[int, ...],
+    floats: tuple[int, ...],
+    num_workers: int,
+    network: Network,
+    devices_per_worker: int = 1,
+) -> str:
+    """What "auto" means for a bucket of tensors of these sizes.
+
+    Raises:
+      ValueError: for "sum" and "scatter" where the words of so many workers cannot be added.
+    """
+    if exchange == "auto":
+        return cost.cheapest_exchange(codec, compressed, floats, num_workers, network, devices_per_worker)
+    if exchange in ("sum", "scatter") and not codec.can_add(num_workers):
+        raise ValueError(
+            f"exchange={exchange!r}: the words of {num_workers} workers of {codec} do not add; take 'gather'"
+        )
+    return exchange
+
+
+def exchange_span(
+    plan: Plan, number: int, words: jax.Array, floats: jax.Array, sizes: tuple[int, ...], key: jax.Array, *, start: int
+) -> wire.Received:
+    """Exchanges a bucket, or its piece from element `start` on."""
+    position = plan.layout.buckets[number].position + start
+    return wire.exchange_bucket(plan.exchanges[number], plan.codec, words, floats, sizes, plan.axes, key, position)
