@@ -1,0 +1,74 @@
+"""Real processes, over gloo on this machine: the same bits as virtual workers, by every exchange."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import numpy as np
+import pytest
+
+from jaxtern import compressed_mean
+from jaxtern.compression.cost import EXACT
+
+WORKER = Path(__file__).with_name("worker_process.py")
+NAMES = [*EXACT, "two_way", *(f"{name} pieces" for name in (*EXACT, "two_way"))]
+
+
+@pytest.fixture(scope="module")
+def worker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("worker_process", WORKER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _run(num_processes: int) -> list[dict]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), coordinator, str(num_processes), str(process), *NAMES],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for process in range(num_processes)
+    ]
+    try:
+        outputs = [process.communicate(timeout=180) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+
+@pytest.mark.parametrize("num_processes", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_processes_give_the_same_bits_as_virtual_workers(workers: Callable, worker: ModuleType, num_processes: int):
+    found = _run(num_processes)
+    gradients = [worker.local_gradients(each) for each in range(num_processes)]
+    stacked = {name: np.stack([tree[name] for tree in gradients]) for name in gradients[0]}
+    placed = workers(f"mesh:1 unrolled:{num_processes}")
+    for name in NAMES:
+        transformation = compressed_mean(placed.names, **worker.options(name), virtual_workers=num_processes)
+        state = transformation.init(None)
+        mean, _ = placed.over(transformation.update)(stacked, state._replace(count=state.count + 7))
+        expected = worker.digest(jax.tree.map(lambda x: x[0], mean))
+        assert [each["digests"][name] for each in found] == [expected] * num_processes, name
+    latencies, bandwidths = zip(*(each["network"] for each in found), strict=True)
+    assert len(set(latencies)) == 1
+    assert 0 < latencies[0] < 1
+    np.testing.assert_allclose(bandwidths, 1e9 / num_processes, rtol=1e-6)  # of the slowest
