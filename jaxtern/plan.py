@@ -1,12 +1,12 @@
 """python -m jaxtern.plan --config=RECIPE | --parameters=61M: what a step will take on a cluster, by exchange.
 
     python -m jaxtern.plan --parameters=61M --hosts=8 --rate=1gbit --step_seconds=0.25
-    python -m jaxtern.plan --config=mnist --config.data_dir=FOLDER --hosts=4 --rate=100mbit --latency=100us --out=plan.png
+    python -m jaxtern.plan --config=mnist --config.data_dir=FOLDER --hosts=4 --rate=100mbit --out=plan.png
 
-Printed are seconds of compute, codec, wire and the whole step for each exchange on the cluster; step and throughput over
-one worker's for 1 to 1,024 workers, each with as many examples; and which exchange to take. A worker is a device;
-"hierarchical" averages the gradients of a host's devices as floats first, and exchanges between hosts. Nothing runs
-but what is measured on this machine: the recipe's step without exchange, and the codec.
+Printed are the seconds of compute, codec, wire and the whole step for each exchange on the cluster; step and throughput
+over one worker's for 1 to 1,024 workers, each with as many examples; and which exchange to take. A worker is a device;
+"hierarchical" averages the gradients of a host's devices as floats first, and exchanges between hosts. Nothing runs but
+what is measured on this machine: the recipe's step without exchange, and the codec.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from jaxtern.compression.codec_speed import measure_codec_speed
 from jaxtern.compression.codecs import Ternary
 from jaxtern.compression.cost import Network
 from jaxtern.compression.forecast import Cluster, Forecast, seconds
-from jaxtern.compression.planning import CodecSpeed, Layout
+from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
 from jaxtern.data.sources import load_dataset
 from jaxtern.training.curves import plot_speed_up
 from jaxtern.training.recipe import Recipe
@@ -75,7 +75,7 @@ def main() -> int:
                 raise ValueError(f"--{name}={flag.value}: must be 1 or more")
         network = read_links()
         speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
-        fast = dataclasses.replace(Layout(1).fast, bandwidth=parse("fast_rate", FAST_RATE.value))
+        fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse("fast_rate", FAST_RATE.value or ""))
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
         speed = measure_codec_speed(job.codec) if speed is None else speed
         links = (HOSTS.value, DEVICES.value, network, fast)
@@ -89,19 +89,20 @@ def main() -> int:
 def read_recipe() -> Job:
     """That of --config; its step is measured unless it is given."""
     recipe: Recipe = command_line.recipe_from_config(CONFIG)
+    codec = create_codec(recipe)
     dataset = load_dataset(recipe.dataset, recipe.data_dir)
     sizes, floats, examples = read_workload(recipe, dataset)
     given = STEP_SECONDS.value
     compute = measure_step_seconds(recipe, dataset) if given is None else parse("step_seconds", given)
     overlap = recipe.delayed if OVERLAP.value is None else OVERLAP.value
-    return Job(f"{recipe.model}, {examples} examples a worker", create_codec(recipe), sizes, floats, compute, overlap)
+    return Job(f"{recipe.model}, {examples} examples a worker", codec, sizes, floats, compute, overlap)
 
 
 def read_parameters() -> Job:
     """That of --parameters: one tensor."""
     if any(argument.lstrip("-").startswith("config") for argument in sys.argv[1:]):
         raise ValueError("--parameters and --config: give one of them")
-    count = parse("parameters", PARAMETERS.value)
+    count = parse("parameters", PARAMETERS.value or "")
     if count < 1 or count != int(count) or count > 2**40:
         raise ValueError(f"--parameters={PARAMETERS.value}: must be a whole number of 1 or more")
     if STEP_SECONDS.value is None:
@@ -183,7 +184,8 @@ def report(job: Job, forecast: Forecast) -> None:
             f"{forecast}\n\n{forecast.recommendation()}"
         )
     if OUT.value:
-        title = f"{job.name}, {sum(job.sizes) + sum(job.floats):,} parameters, {cluster.network.bandwidth / 125e6:.3g} Gbit/s"
+        parameters = sum(job.sizes) + sum(job.floats)
+        title = f"{job.name}, {parameters:,} parameters, {cluster.network.bandwidth / 125e6:.3g} Gbit/s"
         path = plot_speed_up(forecast, title, Path(OUT.value))
         print(f"plot in {path}", file=sys.stderr if AS_JSON.value else sys.stdout)
 

@@ -137,7 +137,7 @@ class Forecast:
 
     def __str__(self) -> str:
         """Two tables of fewer than 100 columns: the cluster's step, and its speed-up at other sizes."""
-        return "\n\n".join([self._step_table(), self._scaling_table()])
+        return f"{self._step_table()}\n\n{self._scaling_table()}"
 
     def _step_table(self) -> str:
         base = self.here[self.best(("float",))].total
@@ -148,7 +148,7 @@ class Forecast:
         return "\n".join(lines)
 
     def _scaling_table(self) -> str:
-        names = [name for name in dict.fromkeys(way.exchange for way in self.ways)]
+        names = list(dict.fromkeys(way.exchange for way in self.ways))
         blocks = []
         for hierarchical in dict.fromkeys(way.hierarchical for way in self.ways):
             title = f"step and speed-up over one worker{', hierarchical' if hierarchical else ''}"
@@ -165,8 +165,6 @@ class Forecast:
 
 def seconds(value: float) -> str:
     """A time with three digits and its unit."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if value * factor >= 0.9995:
-            break
+    factor, unit = (1.0, "s") if value >= 0.9995 else (1e3, "ms") if value >= 0.9995e-3 else (1e6, "us")
     scaled = value * factor
     return f"{scaled:.{0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2}f} {unit}" if value else "0"

@@ -77,6 +77,9 @@ class StepTime(NamedTuple):
         return self.compute + self.codec + self.wire
 
 
+INSIDE_HOST = Network(latency=1e-5, bandwidth=10e9)  # links between devices, if nothing else is known of them
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Where the workers of a step are.
@@ -92,7 +95,7 @@ class Layout:
     hosts: int
     devices: int = 1
     hierarchical: bool = False
-    fast: Network = Network(latency=1e-5, bandwidth=10e9)
+    fast: Network = INSIDE_HOST
 
     def __post_init__(self):
         for name in ("hosts", "devices"):

@@ -53,8 +53,8 @@ def plot_speed_up(forecast: Forecast, title: str, path: Path) -> Path:
     for way in forecast.ways:
         known = [count for count in counts if way in forecast.scaling[count]]
         speed_ups = [forecast.speed_up(count, way) for count in known]
-        style = {"linestyle": "--" if way.hierarchical else "-", "marker": "s" if way.hierarchical else "o"}
-        axes.plot(known, speed_ups, label=str(way), color=colours[way.exchange], markersize=4, **style)
+        style = "s--" if way.hierarchical else "o-"
+        axes.plot(known, speed_ups, style, label=str(way), color=colours[way.exchange], markersize=4)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):
