@@ -3,17 +3,17 @@
     python -m benchmarks.exchange --json exchange.json
     python -m benchmarks.plan_error exchange.json [--fit_hosts 2] [--fit_rate 1gbit] [--fit_size 2**23] [--cores 2]
 
-The speed of the codec is fitted at one configuration (by default the fewest hosts, the fastest rate, the largest size),
+The speed of the codec is fitted at one configuration (by default the fewest hosts, the fastest rate, the largest size)
 from the stages of its rows: scales and encode as they are; decode as a line through the exchanges with one row of words
-and `gather`, which has as many as hosts; additions of shards as what the stage `wire` of `scatter` and `two_way` takes beyond
-the links; those of an all-reduce as what `float` takes beyond them. All else is foretold from the rate that the link was
-shaped to, less the headers of full packets (1448 of 1514 bytes carry data), and --latency, and compared.
+and `gather`, which has as many as hosts; additions of shards as what the stage `wire` of `scatter` and `two_way` takes
+beyond the links; those of an all-reduce as what `float` takes beyond them. All else is foretold from the rate that the
+link was shaped to, less the headers of full packets (1448 of 1514 bytes carry data), and --latency, and compared.
 
-N hosts of the laboratory share the cores of one machine, each with cores / N threads, but one at least: so the codec takes
-max(1, N threads / cores) times what it takes alone (`CodecSpeed.shared`), which counts neither shared caches and memory nor
-the kernel's own work for the links. The fitted speed is divided by the factor of the configuration that it is from.
+N hosts of the laboratory share the cores of one machine, each with cores / N threads, but one at least: so the codec
+takes max(1, N threads / cores) times what it takes alone (`CodecSpeed.shared`), which counts neither shared caches and
+memory nor the kernel's own work for the links. What is fitted is divided by its own configuration's factor.
 
-Rows of the configuration that was fitted are marked with *, and are not in the median and the worst.
+Rows of the configuration that was fitted are marked with *, and do not count in the median and the worst.
 """
 
 import argparse
