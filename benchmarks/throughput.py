@@ -5,22 +5,24 @@
 The paper (Wen et al., NIPS 2017, figure 5) predicts the throughput of two clusters of 128 nodes of 4 GPUs. Printed are
 its speed-ups of ternary over float32 gradients at 512 GPUs, and what follows from the set-up below.
 
-From the paper: nodes, GPUs, links between nodes, batches of a GPU (its figure 5); parameter servers, 2 bits an element up
-and the sum of N workers' trits down. Its formulas, and the times it profiled, are not in its main text; assumed are:
+Known of the paper: nodes, GPUs, links between nodes, a GPU's batches (its figure 5); that gradients go to parameter
+servers, with 2 bits an element, and that the sum of N workers' trits comes back. Its formulas and the times it profiled
+were not to be had. Assumed are:
 
-- Compute: times of 16 images that others have measured on a GTX 1080, by which each network reaches a share of the peak;
-  larger batches, VGG-A (measured was VGG-16) and the P100 are taken to reach the same share (see MEASURED).
-- Parameter servers: the weights are spread over all nodes, so a node sends and receives, as a worker and as a server, all
+- Compute: times of 16 images that others have measured on a GTX 1080, by which each network reaches a share of the
+  peak. Larger batches, VGG-A (measured was VGG-16) and the P100 are taken to reach the same share.
+- Parameter servers: the weights are spread over all nodes, so a node, as worker and as server together, sends all
   gradients but its own part once up and once down, which is also what a ring sends. One server for all would leave
-  nothing but the wire, so that all three networks would gain alike, and they do not.
+  nothing but the wire, so that all three networks would gain alike, and by the published numbers they do not.
 - Workers: a node's GPUs average their gradients as floats, inside, before they go out, so N = 128.
 - Down, log2(2 N + 1) bits an element; codec and server take no time; nothing overlaps.
 
-"At most" is the ratio of the bits, 64 / (2 + log2(2 N + 1)), which no computation, however short, can surpass. Where the
-published number is above it, the paper cannot have counted so many bits down. "2 bits down" is the other extreme.
+"At most" is the ratio of the bits, 64 / (2 + log2(2 N + 1)), which no computation, however short, can surpass: where
+the published number is above it, the paper cannot have counted so many bits down. "2 bits down" is the other extreme,
+and "compute for that, ms" what the computation would have to take for it to give what was published.
 
-This package's exchanges are hierarchical on the same links and latencies, over the same compute, against its own ring of
-floats; codec at no cost there too. Their wire is `jaxtern.compression.planning`'s.
+This package's exchanges are hierarchical on the same links and latencies, over the same compute, against its own ring
+of floats; codec at no cost there too. Their wire is that of `jaxtern.compression.planning`.
 """
 
 import argparse
@@ -30,7 +32,6 @@ from typing import NamedTuple
 from jaxtern import Network, Ternary
 from jaxtern.compression.cost import all_reduce
 from jaxtern.compression.planning import CodecSpeed, Layout, predict_step
-
 
 GTX_1080, P100 = 8.87e12, 10.6e12  # float32 operations a second, by the data sheets
 
@@ -96,9 +97,11 @@ CLUSTERS = {
 GPUS = 4  # of a node
 NO_COST = CodecSpeed()
 
-HEADING = """| network | compute, ms | float32 wire, ms | published | predicted | over published | at most | 2 bits down \
-| scatter | two_way |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+COLUMNS = (
+    *("network", "compute, ms", "float32 wire, ms", "published", "predicted", "over published"),
+    *("at most", "2 bits down", "compute for that, ms", "scatter", "two_way"),
+)
+HEADING = f"| {' | '.join(COLUMNS)} |\n| --- |{' ---: |' * (len(COLUMNS) - 1)}"
 
 
 def main() -> None:
@@ -128,6 +131,7 @@ def as_line(name: str, cluster: Cluster, nodes: int) -> str:
         f"{predicted / published:.2f}",
         f"{64 / (2 + sum_bits(nodes)):.1f}",
         f"{least:.2f}",
+        f"{1e3 * compute_for(published, model, cluster, nodes):.0f}",
         *ours,
     ]
     return f"| {name} | {' | '.join(figures)} |"
@@ -155,6 +159,13 @@ def server_speed_up(model: Model, cluster: Cluster, nodes: int, down: float) -> 
     same = compute_seconds(model, cluster) + inside
     floats, trits = (server_seconds(model, cluster, nodes, *bits) for bits in ((32, 32), (2, down)))
     return (same + floats) / (same + trits)
+
+
+def compute_for(speed_up: float, model: Model, cluster: Cluster, nodes: int) -> float:
+    """Seconds of computation with which parameter servers, 2 bits up and 2 down, have this speed-up."""
+    floats, trits = (server_seconds(model, cluster, nodes, bits, bits) for bits in (32, 2))
+    inside = cluster.inside.seconds(all_reduce(model.parameters, GPUS))
+    return (floats - speed_up * trits) / (speed_up - 1) - inside
 
 
 def ring_speed_up(exchange: str, model: Model, cluster: Cluster, nodes: int) -> float:
