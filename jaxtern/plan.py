@@ -48,8 +48,9 @@ OVERLAP = flags.DEFINE_bool("overlap", None, "the wire works beside the computat
 OUT = flags.DEFINE_string("out", None, "file for a plot of speed-up against workers, .png, .svg or .pdf")
 AS_JSON = flags.DEFINE_bool("json", False, "print all figures as JSON instead of tables")
 
+MAX_WORKERS = 32767  # whose trits are added exactly
 _UNITS = {
-    "rate": {"": 1.0, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6},  # to bytes a second
+    "rate": {"": 1.0, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9},  # to bytes a second
     "latency": {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6},
     "parameters": {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9},
 }
@@ -73,6 +74,8 @@ def main() -> int:
         for name, flag in (("hosts", HOSTS), ("devices_per_host", DEVICES)):
             if flag.value < 1:
                 raise ValueError(f"--{name}={flag.value}: must be 1 or more")
+        if HOSTS.value * DEVICES.value > MAX_WORKERS:
+            raise ValueError(f"--hosts={HOSTS.value}: with all their devices, must be at most {MAX_WORKERS:,} workers")
         network = read_links()
         speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse("fast_rate", FAST_RATE.value or ""))

@@ -103,6 +103,8 @@ class Forecast:
     def recommendation(self) -> str:
         """One sentence: the best exact exchange, and what is faster still."""
         best, plain, two_way = self.best(cost.EXACT), self.best(("float",)), self.best(("two_way",))
+        if self.cluster.hosts * self.cluster.devices == 1:
+            return "one worker exchanges nothing: take float"
         exact, base, other = (self.here[way].total for way in (best, plain, two_way))
         if base <= exact:
             text = f"stay with {plain}: {seconds(base)} a step, while the best exact exchange, {best}, takes"

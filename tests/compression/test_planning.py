@@ -110,6 +110,7 @@ def test_the_forecast_scales_from_one_worker_by_whole_hosts():
     found = forecast(devices=4)
     assert list(found.scaling) == [1, *(2**k for k in range(2, 11))]
     assert found.speed_up(1, Way("float", False)) == 1
+    assert forecast(hosts=1).recommendation() == "one worker exchanges nothing: take float"
     assert found.predict(32) == found.here
     assert forecast(devices=3).cluster.worker_counts() == [1, *(3 * 2**k for k in range(9))]
     assert all(len(line) <= 100 for line in str(found).splitlines())
