@@ -20,5 +20,5 @@ def get_config() -> ml_collections.ConfigDict:
     """All fields of a recipe at their defaults, each keeping its type."""
     values = dataclasses.asdict(Recipe())
     for name, kind in _OPTIONAL.items():
-        values[name] = ml_collections.config_dict.placeholder(kind)
+        values[name] = ml_collections.FieldReference(values[name], field_type=kind)
     return ml_collections.ConfigDict(values)

@@ -7,13 +7,14 @@ from .segments import Segments
 from .shard_mean import shard_mean
 from .shard_sum import shard_sum
 from .ternary_decode import ternary_decode
-from .ternary_encode import ternary_encode
+from .ternary_encode import encode_span, ternary_encode
 
 __all__ = [
     "Moments",
     "Segments",
     "derive_key",
     "digits_per_word",
+    "encode_span",
     "moments",
     "num_words",
     "pack",

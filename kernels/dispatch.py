@@ -100,7 +100,7 @@ def why_not_float32(name: str, dtype: jnp.dtype) -> str:
     return "" if dtype == jnp.float32 else f"{name}={dtype} is not float32"
 
 
-def require_floating(gradient: jax.Array, segments: Segments, start: int | None = None) -> None:
+def require_floating(gradient: jax.Array | jax.ShapeDtypeStruct, segments: Segments, start: int | None = None) -> None:
     """Refuses what is not a floating-point vector of the layout's length, or has no such span from `start` on."""
     if not jnp.issubdtype(gradient.dtype, jnp.floating):
         raise ValueError(f"gradient.dtype={gradient.dtype}: must be a floating-point type")
@@ -110,7 +110,7 @@ def require_floating(gradient: jax.Array, segments: Segments, start: int | None 
         raise ValueError(f"gradient.shape={gradient.shape}: the segments hold ({segments.num_elements},) elements")
 
 
-def require_span(name: str, array: jax.Array, start: int, segments: Segments) -> None:
+def require_span(name: str, array: jax.Array | jax.ShapeDtypeStruct, start: int, segments: Segments) -> None:
     """Refuses a vector that does not hold the layout's elements from `start` on, or a start within a group of noise."""
     if not isinstance(start, int) or start < 0 or start % SPAN_MULTIPLE:
         raise ValueError(f"start={start!r}: must be a multiple of {SPAN_MULTIPLE}, 0 or more")

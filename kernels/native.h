@@ -16,7 +16,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define ALIGNED __attribute__((aligned(64)))
 
-enum { RUN = 128 };
+enum { RUN = 128, LANES = 4 };
 
 /* Whether XLA only asked for the version of its interface, which is now answered. */
 int is_metadata_query(const XLA_FFI_CallFrame* frame);
@@ -42,6 +42,15 @@ typedef struct Segment {
 
 Layout layout_of(const XLA_FFI_CallFrame* frame);
 Segment segment_at(const Layout* layout, int64_t element);
+
+/* The random bits of four runs: of the first two in `halves[0]`, of the others in `halves[1]`. */
+typedef struct Noise {
+  int64_t group; /* -1: none yet */
+  uint32_t halves[2][RUN] ALIGNED;
+} Noise;
+
+/* The bits of a run, 16 for each place: the lower half where the run is even, else the upper. */
+const uint32_t* noise_of_run(const uint32_t* key, uint32_t first_group, int64_t run, Noise* noise);
 
 /* Calls work(job, item) for every item, on the threads of XLA that are free and on the one that calls. */
 typedef void Work(const void* job, int64_t item);

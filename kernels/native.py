@@ -42,6 +42,26 @@ def ternary_encode_native(
     return _call("ternary_encode", [(shape, jnp.uint32)], [gradient, steps, key], **numbers, **_layout(segments))[0]
 
 
+def encode_span_native(
+    gradient: jax.Array,
+    steps: jax.Array,
+    key: jax.Array,
+    segments: Segments,
+    radix: int,
+    levels: int,
+    offset: int,
+    start: int,
+    after: Sequence[jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """`encode_span`, its arguments checked; the gradient is handed on where it lies."""
+    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start}
+    shapes = [((segments.num_words(radix),), jnp.uint32), (gradient.shape, jnp.float32)]
+    words, gradient = _call(
+        "ternary_encode", shapes, [gradient, steps, key, *after], {0: 1}, **numbers, **_layout(segments)
+    )
+    return words, gradient
+
+
 def ternary_decode_native(
     words: jax.Array,
     units: jax.Array,
@@ -63,6 +83,11 @@ def shard_sum_native(words: jax.Array, num_elements: int, levels: int, radix: in
     """`shard_sum`, its arguments checked."""
     numbers = {"radix": radix, "levels": levels, "elements": num_elements}
     return _call("shard_sum", [((radix_lib.num_words(num_elements, radix),), jnp.uint32)], [words], **numbers)[0]
+
+
+def shard_mean_native(words: jax.Array, key: jax.Array, position: jax.Array, radix: int) -> jax.Array:
+    """`shard_mean`, its arguments checked."""
+    return _call("shard_mean", [(words.shape[1:], jnp.uint32)], [words, key, position], radix=radix)[0]
 
 
 def _call(

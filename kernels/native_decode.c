@@ -1,4 +1,4 @@
-/* ternary_decode and shard_sum: see ternary_decode.py and shard_sum.py, and radix.py for how words are taken apart. */
+/* ternary_decode, shard_sum and shard_mean: see the files of these names, and radix.py for how words are taken apart. */
 #include "native.h"
 
 enum { MAX_DEPTH = 20, TILES_PER_ITEM = 8, ROWS_AT_ONCE = 4 };
@@ -185,5 +185,64 @@ HANDLER jaxtern_shard_sum(XLA_FFI_CallFrame* frame) {
   job.zero = (uint32_t)(levels * job.rows);
   job.runs_per_item = (int64_t)job.own.depth * job.depth;
   run_items(frame, ceiling(job.tiles * job.depth, job.runs_per_item), sum_item, &job);
+  return NULL;
+}
+
+typedef struct ShardMean {
+  const uint32_t *words, *key;
+  uint32_t* means;
+  Radix radix;
+  int64_t rows, width, tiles;
+  uint32_t first_group;
+  float inverse;
+} ShardMean;
+
+/* floor((S + r) / N) for a run, r being N times 16 random bits, shifted right. A float quotient may round up to a whole
+ * number, which one comparison finds. */
+INLINE void add_mean(
+    const ShardMean* job, const int32_t* sums, const uint32_t* half, int shift, uint32_t weight, uint32_t* words) {
+  const uint32_t rows = (uint32_t)job->rows;
+  for (int j = 0; j < RUN; j++) {
+    uint32_t total = (uint32_t)sums[j] + ((half[j] >> shift & 0xFFFFu) * rows >> 16);
+    uint32_t quotient = (uint32_t)(int32_t)((float)(int32_t)total * job->inverse);
+    quotient -= quotient * rows > total;
+    quotient += total - quotient * rows >= rows;
+    words[j] += quotient * weight;
+  }
+}
+
+static void mean_item(const void* data, int64_t item) {
+  const ShardMean* job = data;
+  Noise noise;
+  noise.group = -1;
+  int64_t end = minimum((item + 1) * TILES_PER_ITEM, job->tiles);
+  for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) {
+    int32_t planes[MAX_DEPTH][RUN] ALIGNED;
+    uint32_t words[RUN] ALIGNED = {0}, weight = 1;
+    sum_planes(job->words + tile * RUN, job->width, job->rows, &job->radix, planes);
+    for (int k = 0; k < job->radix.depth; k++, weight *= (uint32_t)job->radix.radix) {
+      int64_t run = tile * job->radix.depth + k;
+      const uint32_t* half = noise_of_run(job->key, job->first_group, run, &noise);
+      add_mean(job, planes[k], half, run % 2 * 16, weight, words);
+    }
+    memcpy(job->means + tile * RUN, words, sizeof words);
+  }
+}
+
+/* Operands: words, key, position. Result: words of the means. */
+HANDLER jaxtern_shard_mean(XLA_FFI_CallFrame* frame) {
+  if (is_metadata_query(frame)) return NULL;
+  ShardMean job = {
+      .words = operand(frame, 0),
+      .key = operand(frame, 1),
+      .means = result(frame, 0),
+      .radix = radix_of(attribute(frame, "radix")),
+      .rows = dimension(frame, 0, 0),
+      .width = dimension(frame, 0, 1),
+      .first_group = *(const uint32_t*)operand(frame, 2) / LANES,
+  };
+  job.tiles = job.width / RUN;
+  job.inverse = 1.0f / (float)job.rows;
+  run_items(frame, ceiling(job.tiles, TILES_PER_ITEM), mean_item, &job);
   return NULL;
 }

@@ -6,7 +6,7 @@
 
 #include "native.h"
 
-enum { LANES = 4, TILES_PER_ITEM = 8, MAGIC_LEVELS = 64 };
+enum { TILES_PER_ITEM = 8, MAGIC_LEVELS = 64 };
 
 static const float MAGIC = 12582912.0f; /* 1.5 * 2^23: floats beside it are whole numbers */
 
@@ -19,12 +19,6 @@ typedef struct Encode {
   int levels, depth;
   uint32_t first_group;
 } Encode;
-
-/* The random bits of four runs: of the first two in `halves[0]`, of the others in `halves[1]`. */
-typedef struct Noise {
-  int64_t group;
-  uint32_t halves[2][RUN] ALIGNED;
-} Noise;
 
 /* Products of the low halves of 64-bit numbers: an instruction that compilers do not find by themselves. */
 #if defined(__AVX512F__)
@@ -61,6 +55,14 @@ static void draw(const uint32_t* key, uint32_t first, Noise* noise) {
     noise->halves[0][j] = (uint32_t)lefts[j];
     noise->halves[1][j] = (uint32_t)rights[j];
   }
+}
+
+const uint32_t* noise_of_run(const uint32_t* key, uint32_t first_group, int64_t run, Noise* noise) {
+  if (noise->group != run / LANES) {
+    noise->group = run / LANES;
+    draw(key, first_group + (uint32_t)(run / LANES * RUN), noise);
+  }
+  return noise->halves[run % LANES / 2];
 }
 
 /* g / s L 2^16, clipped; a NaN becomes what the lowest number does. */
@@ -107,11 +109,7 @@ static void encode_run(
     for (int j = 0; j < RUN; j++) words[j] += (uint32_t)job->levels * weight;
     return;
   }
-  if (noise->group != run / LANES) {
-    noise->group = run / LANES;
-    draw(job->key, job->first_group + (uint32_t)(run / LANES * RUN), noise);
-  }
-  const uint32_t* half = noise->halves[run % LANES / 2];
+  const uint32_t* half = noise_of_run(job->key, job->first_group, run, noise);
   const int shift = run % 2 * 16;
   const float* x = job->gradient + begin;
   float padded[RUN] ALIGNED = {0}, steps[RUN] ALIGNED;

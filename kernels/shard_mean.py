@@ -4,13 +4,16 @@ import jax
 import jax.numpy as jnp
 
 from . import noise, radix as radix_lib
-from .dispatch import require_levels, require_shape
+from .dispatch import pick_implementation, require_levels, require_shape
+from .native import shard_mean_native
 from .ternary_decode_reference import sum_digits
 
 MAX_WORKERS = 2**15 - 1  # so that noise times workers stays below 2^31
 
 
-def shard_mean(words: jax.Array, key: jax.Array, position: jax.Array, *, levels: int = 1) -> jax.Array:
+def shard_mean(
+    words: jax.Array, key: jax.Array, position: jax.Array, *, levels: int = 1, implementation: str = "auto"
+) -> jax.Array:
     """Averages the levels of N workers and rounds the mean stochastically to a level.
 
     With S the sum of N digits and r uniform in {0, ..., N - 1}, the digit is floor((S + r) / N), whose expectation is
@@ -20,8 +23,9 @@ def shard_mean(words: jax.Array, key: jax.Array, position: jax.Array, *, levels:
     Args:
       words: uint32[N, W], a shard of each worker's words of radix 2L + 1, in whole tiles.
       key: uint32[2], from `derive_key`, the same for all shards.
-      position: uint32 scalar, the place of the shard's first element in the bucket's stream of noise.
+      position: uint32 scalar, the place of the shard's first element in the stream of noise, a multiple of 512.
       levels: L.
+      implementation: "auto", "reference" or "native"; there is no kernel for GPUs, where XLA's code is used.
 
     Returns:
       uint32[W] of radix 2L + 1, for `ternary_decode` as the words of one worker.
@@ -39,7 +43,13 @@ def shard_mean(words: jax.Array, key: jax.Array, position: jax.Array, *, levels:
     require_shape("words", words, (num_workers, width // radix_lib.RUN * radix_lib.RUN), jnp.uint32)
     require_shape("key", key, (2,), jnp.uint32)
     require_shape("position", position, (), jnp.uint32)
-    depth = radix_lib.digits_per_word(radix)
+    if pick_implementation("shard_mean", implementation, words.size) == "native" and words.size:
+        return shard_mean_native(words, key, position, radix)
+    return _reference(words, key, position, radix)
+
+
+def _reference(words: jax.Array, key: jax.Array, position: jax.Array, radix: int) -> jax.Array:
+    num_workers, depth = words.shape[0], radix_lib.digits_per_word(radix)
     sums = sum_digits(words, radix, zero=0).astype(jnp.uint32)  # [tiles, D, RUN]
     places = jnp.arange(sums.size, dtype=jnp.uint32).reshape(sums.shape)
     drawn = noise.random_bits(key, places + position) * jnp.uint32(num_workers) >> noise.BITS

@@ -41,13 +41,13 @@ def ternary_decode(
       levels: L.
       dtype: of the mean; float32, bfloat16 or float16. "native" knows only float32, for others "auto" takes the
         reference on a CPU.
-      into: dtype[m], a larger vector of which the mean replaces a span, or None. No copy is made where nobody else
-        needs it: an argument that is donated, or what another call returned.
+      into: dtype of any shape, in row-major order, a larger array of which the mean replaces a span, or None. No copy
+        is made where nobody else needs it: an argument that is donated, or what another call returned.
       start: of the span in `into`, a multiple of 512; with None, 0.
       implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
-      dtype[n]; or dtype[m], `into` with the elements from `start` to `start + n` replaced.
+      dtype[n]; or `into` with the elements from `start` to `start + n` replaced.
 
     Raises:
       ValueError: if a shape, dtype, the radix, the levels, the workers or the implementation do not fit.
@@ -65,7 +65,7 @@ def ternary_decode(
     _require_into(into, start, segments, dtype)
     zero, units = num_workers * levels, units_of(scales, num_workers * levels)
     not_native = why_not_float32("dtype", dtype)
-    size = max(words.size, segments.num_elements)
+    size = max(words.size, segments.num_elements if into is None else into.size)  # one span must not leave the place
     picked = pick_implementation("ternary_decode", implementation, size, not_native)
     if picked == "native" and words.size:
         return ternary_decode_native(words, units, segments, zero, radix, into, start)
@@ -75,7 +75,7 @@ def ternary_decode(
         mean = ternary_decode_mgpu(words, units, segments, zero, radix, dtype, tuned("ternary_decode"))
     else:
         mean = ternary_decode_reference(words, units, segments, zero, radix, dtype)
-    return mean if into is None else lax.dynamic_update_slice(into, mean, (start,))
+    return mean if into is None else lax.dynamic_update_slice(into.reshape(-1), mean, (start,)).reshape(into.shape)
 
 
 def _require_into(into: jax.Array | None, start: int, segments: Segments, dtype: jnp.dtype) -> None:
@@ -83,7 +83,7 @@ def _require_into(into: jax.Array | None, start: int, segments: Segments, dtype:
         if start != 0:
             raise ValueError(f"start={start!r}: must be 0 without a vector to decode into")
         return
-    require_span("into", into, start, segments)
+    require_span("into", jax.ShapeDtypeStruct((into.size,), into.dtype), start, segments)
     if into.dtype != dtype:
         raise ValueError(f"into.dtype={into.dtype}: must be dtype={dtype}")
 

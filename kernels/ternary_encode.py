@@ -1,5 +1,6 @@
 """Gradient, scales and key to radix words."""
 
+from collections.abc import Sequence
 from typing import Literal, overload
 
 import jax
@@ -16,7 +17,7 @@ from .dispatch import (
     tuned,
     why_not_float32,
 )
-from .native import ternary_encode_native
+from .native import encode_span_native, ternary_encode_native
 from .segments import Segments
 from .ternary_decode import units_of
 from .ternary_encode_reference import residual_reference, ternary_encode_reference
@@ -98,14 +99,10 @@ def ternary_encode(
     Raises:
       ValueError: if a shape, dtype, the radix, the levels or the implementation do not fit.
     """
-    require_floating(gradient, segments, start)
-    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    require_shape("key", key, (2,), jnp.uint32)
-    require_levels(levels, radix, num_workers=1)
-    _require_offset(offset, segments)
+    _require(gradient, scales, key, segments, radix, levels, offset, start)
     steps, units = steps_of(scales, levels), units_of(scales, levels)
     not_native = "it gives no residual" if residual else why_not_float32("gradient.dtype", gradient.dtype)
-    picked = pick_implementation("ternary_encode", implementation, segments.num_elements, not_native)
+    picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)  # of all its spans alike
     if picked == "native" and segments.num_elements:
         return ternary_encode_native(gradient, steps, key, segments, radix, levels, offset, start or 0)
     if start is not None:
@@ -117,6 +114,59 @@ def ternary_encode(
         return ternary_encode_mgpu(gradient, steps, units, key, *options)
     words = ternary_encode_reference(gradient, steps, key, segments, radix, levels, offset)
     return (words, residual_reference(gradient, words, units, segments, radix, levels)) if residual else words
+
+
+def encode_span(
+    gradient: jax.Array,
+    scales: jax.Array,
+    key: jax.Array,
+    segments: Segments,
+    *,
+    start: int,
+    radix: int = 3,
+    levels: int = 1,
+    offset: int = 0,
+    after: Sequence[jax.Array] = (),
+    implementation: str = "auto",
+) -> tuple[jax.Array, jax.Array]:
+    """`ternary_encode` of a span, which also hands the gradient on, so that the next span can be encoded from it, and a
+    mean decoded into it (`ternary_decode`'s `into`), one after the other and without a copy of the whole.
+
+    Args:
+      gradient: as in `ternary_encode`, but of any shape, in row-major order.
+      scales, key, segments, start, radix, levels, offset, implementation: as in `ternary_encode`.
+      after: arrays that are to be computed first; "native" keeps to it.
+
+    Returns:
+      The words, and the gradient, the same values as before.
+    """
+    options = {"radix": radix, "levels": levels, "offset": offset, "start": start, "implementation": implementation}
+    not_native = why_not_float32("gradient.dtype", gradient.dtype)
+    picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)
+    if picked != "native" or not segments.num_elements:
+        return ternary_encode(gradient.reshape(-1), scales, key, segments, **options), gradient
+    _require(
+        jax.ShapeDtypeStruct((gradient.size,), gradient.dtype), scales, key, segments, radix, levels, offset, start
+    )
+    steps = steps_of(scales, levels)
+    return encode_span_native(gradient, steps, key, segments, radix, levels, offset, start, after)
+
+
+def _require(
+    gradient: jax.Array | jax.ShapeDtypeStruct,
+    scales: jax.Array,
+    key: jax.Array,
+    segments: Segments,
+    radix: int,
+    levels: int,
+    offset: int,
+    start: int | None,
+) -> None:
+    require_floating(gradient, segments, start)
+    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
+    require_shape("key", key, (2,), jnp.uint32)
+    require_levels(levels, radix, num_workers=1)
+    _require_offset(offset, segments)
 
 
 def steps_of(scales: jax.Array, levels: int) -> jax.Array:

@@ -14,6 +14,8 @@ from jaxtern.kernels.segments import split
 
 PathPredicate = Callable[[str], bool]
 
+BUCKET_SIZE = 2**22  # elements, if nothing else is said: some milliseconds of a link of 1 Gbit/s
+
 
 class Bucket(NamedTuple):
     """Tensors that are exchanged together.
@@ -95,10 +97,10 @@ def _group(places: list[int], sizes: list[int], bucket_size: int) -> Iterator[tu
             continue
         group.append(place)
         if sum(sizes[member] for member in group) >= bucket_size:
-            yield tuple(group)
+            yield tuple(sorted(group))
             group = []
     if group:
-        yield tuple(group)
+        yield tuple(sorted(group))
 
 
 def _number(groups: list[tuple[int, ...]], floats: tuple[int, ...], sizes: list[int]) -> Iterator[Bucket]:

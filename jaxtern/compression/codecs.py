@@ -2,13 +2,22 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import jax
 
 from jaxtern.compression import scales as scales_lib
-from jaxtern.kernels import Segments, digits_per_word, shard_mean, shard_sum, ternary_decode, ternary_encode
-from jaxtern.kernels.dispatch import IMPLEMENTATIONS
+from jaxtern.kernels import (
+    Segments,
+    digits_per_word,
+    encode_span,
+    shard_mean,
+    shard_sum,
+    ternary_decode,
+    ternary_encode,
+)
+from jaxtern.kernels.dispatch import IMPLEMENTATIONS, pick_implementation
 from jaxtern.kernels.noise import LANES
 from jaxtern.kernels.radix import MAX_RADIX, RUN
 
@@ -33,12 +42,11 @@ class Codec(Protocol):
         sizes: tuple[int, ...],
         num_added: int,
         *,
-        start: int = 0,
         position: int = 0,
     ) -> jax.Array:
-        """float32 gradient, from `start` on, to uint32 words, which may be added over `num_added` workers.
+        """float32[n] gradient to uint32 words, which may be added over `num_added` workers.
 
-        `position` is that of the first encoded element in the noise of `key`, a multiple of 512.
+        `position` is that of the first element in the noise of `key`, a multiple of 512.
         """
         ...
 
@@ -61,6 +69,24 @@ class Codec(Protocol):
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
         """About `size`, an extent in which tensors can be encoded and decoded piece by piece; None: only as a whole."""
+        ...
+
+    def encode_piece(
+        self,
+        gradient: jax.Array,
+        scales: jax.Array,
+        key: jax.Array,
+        sizes: tuple[int, ...],
+        num_added: int,
+        *,
+        start: int,
+        position: int,
+        after: Sequence[jax.Array],
+    ) -> tuple[jax.Array, jax.Array]:
+        """As `encode`, of the elements from `start` on, when `after` is there; returns the gradient too, to go on with.
+
+        Needed only where `piece_size` is not None.
+        """
         ...
 
     def can_add(self, num_workers: int) -> bool:
@@ -147,7 +173,6 @@ class Ternary:
         sizes: tuple[int, ...],
         num_added: int,
         *,
-        start: int = 0,
         position: int = 0,
     ) -> jax.Array:
         return ternary_encode(
@@ -158,6 +183,31 @@ class Ternary:
             radix=self.radix(num_added),
             levels=self.levels,
             offset=position,
+            implementation=self.implementation,
+        )
+
+    def encode_piece(
+        self,
+        gradient: jax.Array,
+        scales: jax.Array,
+        key: jax.Array,
+        sizes: tuple[int, ...],
+        num_added: int,
+        *,
+        start: int,
+        position: int,
+        after: Sequence[jax.Array],
+    ) -> tuple[jax.Array, jax.Array]:
+        return encode_span(
+            gradient,
+            scales_lib.round_scales(scales, self.scale),
+            key,
+            self._segments(sizes),
+            start=start,
+            radix=self.radix(num_added),
+            levels=self.levels,
+            offset=position,
+            after=after,
             implementation=self.implementation,
         )
 
@@ -179,11 +229,18 @@ class Ternary:
             num_workers=num_workers,
             radix=self.radix(num_added),
             levels=self.levels,
+            into=into,
+            start=start,
             implementation=self.implementation,
         )
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
-        return None
+        # In place is what makes pieces worth while: elsewhere each would be copied out of and into the whole.
+        if pick_implementation("ternary_decode", self.implementation, size) != "native":
+            return None
+        depths = [digits_per_word(self.radix(count)) for count in (1, num_workers) if self.can_add(count)]
+        extent = math.lcm(RUN * math.lcm(LANES, *depths) * num_devices, self.block_size or 1)
+        return extent * max(size // extent, 1) if extent <= 2 * size else None
 
     def can_add(self, num_workers: int) -> bool:
         return self.radix(num_workers) <= MAX_RADIX
@@ -197,7 +254,7 @@ class Ternary:
         return shard_sum(words, self.num_places(words.shape[1]), levels=self.levels, implementation=self.implementation)
 
     def average_shards(self, words: jax.Array, key: jax.Array, position: jax.Array) -> jax.Array:
-        return shard_mean(words, key, position, levels=self.levels)
+        return shard_mean(words, key, position, levels=self.levels, implementation=self.implementation)
 
     def num_places(self, width: int) -> int:
         return width * digits_per_word(self.radix(1))

@@ -15,6 +15,7 @@ from jaxtern.compression.wire import Axes
 from jaxtern.kernels import derive_key
 
 MEAN_WORKER = 2**32 - 1  # whose noise rounds the means of "two_way": no worker has this number
+_PIECES_AHEAD = 2  # one on its way, one ready to follow it
 
 
 class Plan(NamedTuple):
@@ -26,6 +27,7 @@ class Plan(NamedTuple):
       exchanges: of each bucket; none where nothing is compressed ("float").
       axes: where the workers lie.
       num_workers: N.
+      local_workers: V, those of one device.
       piece_size: elements; a tensor with more travels in pieces, if its codec can decode them in place. None: whole.
     """
 
@@ -34,6 +36,7 @@ class Plan(NamedTuple):
     exchanges: tuple[str, ...]
     axes: Axes
     num_workers: int
+    local_workers: int
     piece_size: int | None
 
     def num_added(self, number: int) -> int:
@@ -44,7 +47,7 @@ class Plan(NamedTuple):
         """First element and elements of each piece of bucket `number`."""
         sizes = self.layout.sizes(self.layout.buckets[number].compressed)
         size, total = None, sum(sizes)
-        if self.piece_size is not None and len(sizes) == 1 and total > self.piece_size:
+        if self.piece_size is not None and self.local_workers == len(sizes) == 1 and total > self.piece_size:
             devices = collectives.count_workers(self.axes.workers) * collectives.count_workers(self.axes.fast)
             size = self.codec.piece_size(self.piece_size, devices, self.num_workers)
         size = size or max(total, 1)
@@ -55,8 +58,8 @@ class Pending(NamedTuple):
     """What was sent in an update.
 
     Attributes:
-      local: each worker's own, with a leading axis of the workers of a device. A (words, floats) of every bucket: words
-        a tuple of uint32[V, W], one of each piece; floats float32[V, m]. Where nothing is compressed, the gradients.
+      local: each worker's own, with a leading axis of the workers of a device: of every bucket (words, floats), uint32
+        [V, W] and float32[V, m]; where nothing is compressed, the mean of their gradients.
       shared: float32[num_scales] of every bucket, the same on every worker.
 
     Arrays without elements are None, as checkpoints cannot hold them.
@@ -82,7 +85,7 @@ def plan_update(
     """
     num_workers = collectives.count_workers(axes.workers) * local_workers
     if exchange == "float":
-        return Plan(layout, codec, (), axes, num_workers, piece_size)
+        return Plan(layout, codec, (), axes, num_workers, local_workers, piece_size)
     devices = collectives.count_workers(axes.fast)
     exchanges = tuple(
         choose_exchange(
@@ -90,7 +93,7 @@ def plan_update(
         )
         for b in layout.buckets
     )
-    return Plan(layout, codec, exchanges, axes, num_workers, piece_size)
+    return Plan(layout, codec, exchanges, axes, num_workers, local_workers, piece_size)
 
 
 def resolve(codec: Codec | str, exchange: str) -> tuple[Codec, str]:
@@ -133,27 +136,57 @@ def choose_exchange(
     return exchange
 
 
-def send(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> tuple[Pending, list[jax.Array]]:
-    """Scales, their maximum over the workers, and words of every bucket.
+def average(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> Any:
+    """The mean of gradients; large buckets travel in pieces, so that one is decoded while the next is on its way.
 
     Args:
       plan: of the update.
       workers: gradients of each worker on this device.
       seed: of the noise.
       count: updates before this one.
-
-    Returns:
-      What is to be exchanged, and each bucket's compressed gradients, whose memory nobody needs any more.
     """
     if not plan.exchanges:
-        local = jax.tree.map(lambda *leaves: (functools.reduce(jnp.add, leaves) / len(leaves))[None], *workers)
-        return Pending(local if len(workers) > 1 else jax.tree.map(lambda leaf: leaf[None], workers[0]), ()), []
-    first = collectives.worker_index(plan.axes.workers) * len(workers)
-    keys = [derive_key(seed, count, first + index) for index in range(len(workers))]
-    flats = _flatten(plan, workers)
-    sent = [_send_bucket(plan, number, of_workers, keys) for number, of_workers in enumerate(flats)]
+        return receive(plan, send(plan, workers, seed, count), seed, count)
+    keys, key = _keys(plan, workers, seed, count), derive_key(seed, count, MEAN_WORKER)
+    means = []
+    for number, flats in enumerate(_flatten(plan, workers)):
+        if len(plan.pieces(number)) > 1:
+            means.append(_average_in_pieces(plan, number, flats[0], keys[0], key))
+        else:
+            local, scales = _send_bucket(plan, number, flats, keys)
+            means.append(_receive_bucket(plan, number, local, scales, key))
+    return buckets.unflatten(means, plan.layout)
+
+
+def send(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> Pending:
+    """Scales, their maximum over the workers, and words of every bucket: what is to be exchanged."""
+    if not plan.exchanges:
+        if len(workers) > 1:
+            workers = [jax.tree.map(lambda *leaves: functools.reduce(jnp.add, leaves) / len(leaves), *workers)]
+        return Pending(jax.tree.map(lambda leaf: leaf[None], workers[0]), ())
+    keys = _keys(plan, workers, seed, count)
+    sent = [_send_bucket(plan, number, flats, keys) for number, flats in enumerate(_flatten(plan, workers))]
     local, shared = zip(*sent, strict=True)
-    return Pending(local, shared), [of_workers[0].compressed for of_workers in flats]
+    return Pending(local, shared)
+
+
+def receive(plan: Plan, pending: Pending, seed: int, count: jax.Array) -> Any:
+    """Exchanges what was sent, in this update or the one before, and decodes the mean."""
+    if not plan.exchanges:
+        local = jax.tree.map(lambda leaf: leaf[0], pending.local)
+        return collectives.float_mean(local, plan.axes.fast + plan.axes.workers)
+    key = derive_key(seed, count, MEAN_WORKER)
+    flats = [
+        _receive_bucket(plan, number, local, scales, key)
+        for number, (local, scales) in enumerate(zip(pending.local, pending.shared, strict=True))
+    ]
+    return buckets.unflatten(flats, plan.layout)
+
+
+def _keys(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> list[jax.Array]:
+    """Of the noise of each worker here."""
+    first = collectives.worker_index(plan.axes.workers) * len(workers)
+    return [derive_key(seed, count, first + index) for index in range(len(workers))]
 
 
 def _flatten(plan: Plan, workers: Sequence[Any]) -> list[list[Flat]]:
@@ -164,108 +197,100 @@ def _flatten(plan: Plan, workers: Sequence[Any]) -> list[list[Flat]]:
     return [list(of_workers) for of_workers in zip(*flats, strict=True)]
 
 
+def _shared_scales(plan: Plan, flats: Sequence[Flat], sizes: tuple[int, ...]) -> jax.Array:
+    scales = functools.reduce(jnp.maximum, [plan.codec.local_scales(flat.compressed, sizes) for flat in flats])
+    return collectives.maximum(scales, plan.axes.workers) if scales.size else scales
+
+
 def _send_bucket(
     plan: Plan, number: int, flats: Sequence[Flat], keys: Sequence[jax.Array]
-) -> tuple[tuple[tuple[jax.Array | None, ...], jax.Array | None], jax.Array | None]:
-    bucket, codec = plan.layout.buckets[number], plan.codec
+) -> tuple[tuple[jax.Array | None, jax.Array | None], jax.Array | None]:
+    bucket = plan.layout.buckets[number]
+    sizes, added = plan.layout.sizes(bucket.compressed), plan.num_added(number)
+    scales = _shared_scales(plan, flats, sizes)
+    words = [
+        plan.codec.encode(flat.compressed, scales, key, sizes, added, position=bucket.position)
+        for flat, key in zip(flats, keys, strict=True)
+    ]
+    floats = jnp.stack([flat.floats for flat in flats])
+    return (_or_none(jnp.stack(words)), _or_none(floats)), _or_none(scales)
+
+
+def _receive_bucket(
+    plan: Plan,
+    number: int,
+    local: tuple[jax.Array | None, jax.Array | None],
+    scales: jax.Array | None,
+    key: jax.Array,
+) -> Flat:
+    bucket, (words, floats) = plan.layout.buckets[number], local
     sizes = plan.layout.sizes(bucket.compressed)
-    scales = functools.reduce(jnp.maximum, [codec.local_scales(flat.compressed, sizes) for flat in flats])
-    scales = collectives.maximum(scales, plan.axes.workers) if scales.size else scales
-    pieces = plan.pieces(number)
+    words = jnp.zeros((plan.local_workers, 0), jnp.uint32) if words is None else words
+    floats = jnp.zeros((plan.local_workers, 0), jnp.float32) if floats is None else floats
+    scales = jnp.zeros((0,), jnp.float32) if scales is None else scales
+    received = _exchange(plan, number, words, floats, sizes, key, 0)
+    mean = plan.codec.decode(received.words, scales, sizes, received.num_added, received.num_workers)
+    return Flat(mean, received.floats)
 
-    def words(start: int, size: int) -> jax.Array:
-        options = {"start": start, "position": bucket.position + start}
-        own_sizes, own_scales = _of_piece(codec, pieces, sizes, scales, start, size)
-        return jnp.stack(
-            [
-                codec.encode(flat.compressed, own_scales, key, own_sizes, plan.num_added(number), **options)
-                for flat, key in zip(flats, keys, strict=True)
-            ]
+
+def _average_in_pieces(plan: Plan, number: int, flat: Flat, own_key: jax.Array, key: jax.Array) -> Flat:
+    """A chain of steps on the memory of the gradient: each piece is encoded from it, and its mean decoded into it.
+
+    Piece i + 2 is encoded when piece i has arrived and i + 1 is on its way, and then piece i is decoded.
+    """
+    (place,), _, position = plan.layout.buckets[number]
+    pieces, scales = plan.pieces(number), _shared_scales(plan, [flat], plan.layout.sizes((place,)))
+    floats, words = flat.floats[None], []
+    memory = flat.compressed.reshape(plan.layout.shapes[place])  # as it was: XLA copies what is reshaped in a chain
+
+    def own_scales(start: int, count: int) -> jax.Array:
+        first = plan.codec.num_scales((start,)) if scales.size > 1 else 0
+        return scales[first : first + plan.codec.num_scales((count,))]
+
+    def encode(index: int, after: Sequence[jax.Array]) -> jax.Array:
+        start, count = pieces[index]
+        made, rest = plan.codec.encode_piece(
+            memory,
+            own_scales(start, count),
+            own_key,
+            (count,),
+            plan.num_added(number),
+            start=start,
+            position=position + start,
+            after=after,
         )
+        words.append(made[None])
+        return rest
 
-    all_words = tuple(_or_none(words(*piece)) for piece in pieces)
-    return (all_words, _or_none(jnp.stack([flat.floats for flat in flats]))), _or_none(scales)
+    for index in range(min(_PIECES_AHEAD, len(pieces))):
+        memory = encode(index, ())
+    for index, (start, count) in enumerate(pieces):
+        is_last = index + 1 == len(pieces)
+        received = _exchange(plan, number, words[index], floats if is_last else floats[:, :0], (count,), key, start)
+        if index + _PIECES_AHEAD < len(pieces):
+            memory = encode(index + _PIECES_AHEAD, (received.words,))
+        made = received.num_added, received.num_workers
+        memory = plan.codec.decode(received.words, own_scales(start, count), (count,), *made, into=memory, start=start)
+        floats = received.floats[None] if is_last else floats
+    return Flat(memory.reshape(-1), floats[0])
+
+
+def _exchange(
+    plan: Plan, number: int, words: jax.Array, floats: jax.Array, sizes: tuple[int, ...], key: jax.Array, start: int
+) -> wire.Received:
+    """Of a bucket, or of its piece from element `start` on."""
+    position = plan.layout.buckets[number].position + start
+    return wire.exchange_bucket(plan.exchanges[number], plan.codec, words, floats, sizes, plan.axes, key, position)
 
 
 def _or_none(array: jax.Array) -> jax.Array | None:
     return array if array.size else None
 
 
-def _of_piece(
-    codec: Codec, pieces: list, sizes: tuple[int, ...], scales: jax.Array, start: int, size: int
-) -> tuple[tuple[int, ...], jax.Array]:
-    """Sizes and scales of a piece: of the whole bucket if it is one, else of a part of its only tensor."""
-    if len(pieces) == 1:
-        return sizes, scales
-    first = codec.num_scales((start,)) if codec.num_scales(sizes) > 1 else 0
-    return (size,), scales[first : first + codec.num_scales((size,))]
-
-
-def receive(plan: Plan, pending: Pending, seed: int, count: jax.Array, spare: Sequence[jax.Array]) -> Any:
-    """Exchanges what was sent and decodes the mean.
-
-    Args:
-      plan: of the update.
-      pending: what `send` returned, in this update or the one before.
-      seed: of the noise.
-      count: updates before this one.
-      spare: float vectors of the buckets' lengths that may be overwritten.
-
-    Returns:
-      The tree of means.
-    """
-    if not plan.exchanges:
-        local = jax.tree.map(lambda leaf: leaf[0], pending.local)
-        return collectives.float_mean(local, plan.axes.fast + plan.axes.workers)
-    key = derive_key(seed, count, MEAN_WORKER)
-    flats = [
-        _receive_bucket(plan, number, local, scales, key, spare[number])
-        for number, (local, scales) in enumerate(zip(pending.local, pending.shared, strict=True))
-    ]
-    return buckets.unflatten(flats, plan.layout)
-
-
-def _receive_bucket(
-    plan: Plan,
-    number: int,
-    local: tuple[tuple[jax.Array | None, ...], jax.Array | None],
-    scales: jax.Array | None,
-    key: jax.Array,
-    mean: jax.Array,
-) -> Flat:
-    """Piece after piece into the memory of `mean`, which no encoder reads any more when all words are there."""
-    bucket, pieces = plan.layout.buckets[number], plan.pieces(number)
-    sizes, (words, floats) = plan.layout.sizes(bucket.compressed), local
-    local_workers = plan.num_workers // collectives.count_workers(plan.axes.workers)
-    scales = jnp.zeros((0,), jnp.float32) if scales is None else scales
-    floats = jnp.zeros((local_workers, 0), jnp.float32) if floats is None else floats
-    float_mean = floats[0]
-    for index, ((start, size), own) in enumerate(zip(pieces, words, strict=True)):
-        own = jnp.zeros((local_workers, 0), jnp.uint32) if own is None else own
-        is_last = index + 1 == len(pieces)
-        own_sizes, own_scales = _of_piece(plan.codec, pieces, sizes, scales, start, size)
-        received = wire.exchange_bucket(
-            plan.exchanges[number],
-            plan.codec,
-            own,
-            floats if is_last else floats[:, :0],
-            own_sizes,
-            plan.axes,
-            key,
-            bucket.position + start,
-        )
-        into = None if len(pieces) == 1 else mean
-        mean = plan.codec.decode(
-            received.words, own_scales, own_sizes, received.num_added, received.num_workers, into=into, start=start
-        )
-        float_mean = received.floats if is_last else float_mean
-    return Flat(mean, float_mean)
-
-
-def nothing_sent(plan: Plan, params: Any, local_workers: int) -> Pending:
+def nothing_sent(plan: Plan, params: Any) -> Pending:
     """What an update of zero gradients sends, with which a delayed mean begins."""
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return send(plan, [zeros] * local_workers, 0, jnp.zeros((), jnp.int32))[0]
+    return send(plan, [zeros] * plan.local_workers, 0, jnp.zeros((), jnp.int32))
 
 
 def measure(plan: Plan, workers: Sequence[Any], sent: Pending, mean: Any) -> statistics.Statistics:
@@ -285,12 +310,7 @@ def measure(plan: Plan, workers: Sequence[Any], sent: Pending, mean: Any) -> sta
 
 def _decode_own(plan: Plan, number: int, sent: Pending, worker: int) -> jax.Array:
     """What one worker here sent of a bucket, as floats."""
-    sizes, pieces = plan.layout.sizes(plan.layout.buckets[number].compressed), plan.pieces(number)
-    decoded = [jnp.zeros((0,), jnp.float32)]
-    if sent.shared[number] is None:
-        return decoded[0]
-    for (start, size), words in zip(pieces, sent.local[number][0], strict=True):
-        own_sizes, own_scales = _of_piece(plan.codec, pieces, sizes, sent.shared[number], start, size)
-        added = plan.num_added(number)
-        decoded.append(plan.codec.decode(words[worker][None], own_scales, own_sizes, added, num_workers=1))
-    return jnp.concatenate(decoded)
+    sizes, scales = plan.layout.sizes(plan.layout.buckets[number].compressed), sent.shared[number]
+    if scales is None:
+        return jnp.zeros((0,), jnp.float32)
+    return plan.codec.decode(sent.local[number][0][worker][None], scales, sizes, plan.num_added(number), num_workers=1)

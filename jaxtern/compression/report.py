@@ -100,7 +100,7 @@ def wire_report(
     *,
     min_size: int = 1,
     exclude: buckets.PathPredicate | None = None,
-    bucket_size: int | None = None,
+    bucket_size: int | None = buckets.BUCKET_SIZE,
     network: Network | None = None,
     devices_per_worker: int = 1,
 ) -> WireReport:

@@ -111,7 +111,7 @@ def compressed_mean(
     exchange: str = "auto",
     fast_axis_name: str | tuple[str, ...] | None = None,
     network: Network | None = None,
-    bucket_size: int | None = None,
+    bucket_size: int | None = buckets.BUCKET_SIZE,
     delayed: bool = False,
     min_size: int = 1,
     exclude: buckets.PathPredicate | None = None,
@@ -129,7 +129,8 @@ def compressed_mean(
       codec: a `Codec`, "ternary", or "float" for a plain pmean.
       network: the links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
       bucket_size: elements; gradients travel in buckets of about so many, the last tensors of the tree first, so that
-        one can be on its way while others are still computed. None: one bucket for all.
+        one can be on its way while others are still computed; on CPUs larger tensors travel in pieces of as many. None:
+        all in one.
       delayed: the mean that is returned is that of the update before (zero in the first): what is sent in an update is
         exchanged in the next, beside its computation. The state then holds each worker's own words: run `init` inside
         `shard_map` too, with `state_specs` as the specs of the state.
@@ -150,12 +151,13 @@ def compressed_mean(
 
     def plan(tree: Any) -> mean_lib.Plan:
         layout = buckets.plan_layout(tree, min_size, exclude, bucket_size)
-        links, piece_size = network or Network(), None if statistics else bucket_size
-        return mean_lib.plan_update(layout, codec, exchange, axes, links, virtual_workers or 1, piece_size)
+        return mean_lib.plan_update(
+            layout, codec, exchange, axes, network or Network(), virtual_workers or 1, bucket_size
+        )
 
     def init(params: Any) -> CompressedMeanState:
         zeros = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields))
-        pending = mean_lib.nothing_sent(plan(params), params, virtual_workers or 1) if delayed else None
+        pending = mean_lib.nothing_sent(plan(params), params) if delayed else None
         return CompressedMeanState(jnp.zeros((), jnp.int32), zeros if statistics else None, pending)
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
@@ -165,9 +167,12 @@ def compressed_mean(
             raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
         planned = plan(workers[0])
         _require_local(workers, planned.layout.paths, axes.fast + axes.workers)
-        sent, spare = mean_lib.send(planned, workers, seed, state.count)
+        if not delayed and not statistics:
+            mean = mean_lib.average(planned, workers, seed, state.count)
+            return mean, CompressedMeanState(state.count + 1, None, None)
+        sent = mean_lib.send(planned, workers, seed, state.count)
         arrived = _require_pending(state.pending, sent) if delayed else sent
-        mean = mean_lib.receive(planned, arrived, seed, state.count, spare)
+        mean = mean_lib.receive(planned, arrived, seed, state.count)
         measured = state.statistics
         if statistics and planned.exchanges:
             measured = mean_lib.measure(planned, workers, sent, mean)

@@ -6,6 +6,8 @@ import math
 import re
 from typing import Any
 
+from jaxtern.compression.buckets import BUCKET_SIZE
+
 OPTIMIZERS = ("sgd", "momentum", "adam", "rmsprop")
 SCHEDULES = ("fixed", "exponential", "polynomial", "cosine")
 DECAY_MODES = ("loss", "decoupled")
@@ -32,7 +34,8 @@ class Recipe:
         "two_way" (fewest bits, more noise) or "float".
       devices_per_worker: devices that share a worker's batch; their gradients are averaged as floats before the
         workers' are exchanged.
-      bucket_size: elements; gradients are exchanged in buckets of about so many, the last layers' first. None: one.
+      bucket_size: elements; gradients are exchanged in buckets of about so many, the last layers' first; None: all in
+        one.
       delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
       network_latency: seconds a message takes between workers, for "auto"; None: measured at the start.
       network_bandwidth: bytes a second that a worker can send, likewise.
@@ -72,7 +75,7 @@ class Recipe:
     codec: str = "ternary"
     exchange: str = "auto"
     devices_per_worker: int = 1
-    bucket_size: int | None = None
+    bucket_size: int | None = BUCKET_SIZE
     delayed: bool = False
     network_latency: float | None = None
     network_bandwidth: float | None = None

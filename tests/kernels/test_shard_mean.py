@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxtern.kernels import derive_key, digits_per_word, pack, random_bits, shard_mean, unpack
+from jaxtern.kernels import derive_key, digits_per_word, dispatch, pack, random_bits, shard_mean, unpack
 
 FAILURE = 1e-8
+
+needs_native = pytest.mark.skipif(bool(dispatch.why_not_native()), reason=dispatch.why_not_native())
+both = pytest.mark.parametrize("implementation", ["reference", pytest.param("native", marks=needs_native)])
 
 
 def _words(digits: np.ndarray, levels: int) -> jax.Array:
@@ -16,22 +19,27 @@ def _words(digits: np.ndarray, levels: int) -> jax.Array:
     return jax.jit(jax.vmap(lambda row: pack(row, 2 * levels + 1)))(jnp.asarray(digits, jnp.uint32))
 
 
+@both
 @pytest.mark.parametrize(("num_workers", "levels"), [(1, 1), (2, 1), (3, 1), (8, 2), (100, 1), (5, 100), (3000, 1)])
-def test_shard_mean_is_the_sum_and_the_noise_divided_by_the_workers(num_workers: int, levels: int):
+def test_shard_mean_is_the_sum_and_the_noise_divided_by_the_workers(implementation: str, num_workers: int, levels: int):
     n = 128 * digits_per_word(2 * levels + 1)
     digits = np.random.default_rng(0).integers(0, 2 * levels + 1, (num_workers, n))
     key, position = derive_key(3, 4, 5), 512 * 7
-    words = shard_mean(_words(digits, levels), key, jnp.uint32(position), levels=levels)
+    words = shard_mean(_words(digits, levels), key, jnp.uint32(position), levels=levels, implementation=implementation)
     drawn = np.asarray(random_bits(key, jnp.arange(n, dtype=jnp.uint32) + position)).astype(np.int64)
     expected = (digits.sum(axis=0) + (drawn * num_workers >> 16)) // num_workers
     np.testing.assert_array_equal(unpack(words, 2 * levels + 1, n), expected)
 
 
-def test_shards_join_to_the_whole():
+@both
+def test_shards_join_to_the_whole(implementation: str):
     digits = np.random.default_rng(1).integers(0, 3, (4, 128 * 20 * 6))
     words, key = _words(digits, 1), derive_key(0, 0, 0)
-    whole = shard_mean(words, key, jnp.uint32(0))
-    shards = [shard_mean(words[:, i : i + 256], key, jnp.uint32(i * 20)) for i in range(0, words.shape[1], 256)]
+    whole = shard_mean(words, key, jnp.uint32(0), implementation=implementation)
+    shards = [
+        shard_mean(words[:, i : i + 256], key, jnp.uint32(i * 20), implementation=implementation)
+        for i in range(0, words.shape[1], 256)
+    ]
     np.testing.assert_array_equal(jnp.concatenate(shards), whole)
 
 
