@@ -13,6 +13,10 @@ N hosts of the laboratory share the cores of one machine, each with cores / N th
 takes max(1, N threads / cores) times what it takes alone (`CodecSpeed.shared`), which counts neither shared caches and
 memory nor the kernel's own work for the links. What is fitted is divided by its own configuration's factor.
 
+The stages are of all elements at once; the measured program sends buckets and pieces one beside the other: what of
+the codec is hidden behind the wire, or the other way round, is the model's. It takes their overlap as perfect, which
+needs a core for the codec while another moves bytes.
+
 Rows of the configuration that was fitted are marked with *, and do not count in the median and the worst.
 """
 
@@ -26,6 +30,7 @@ from typing import Any
 from benchmarks.exchange_worker import count_elements, shapes_of
 from benchmarks.netlab import parse_rate
 from jaxtern import Network, Ternary
+from jaxtern.compression.buckets import BUCKET_SIZE
 from jaxtern.compression.cost import step_traffic
 from jaxtern.compression.planning import CodecSpeed, Layout, predict_step, wire_seconds
 
@@ -65,6 +70,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fit_size", help="likewise, as in --elements of benchmarks.exchange [the largest]")
     parser.add_argument("--latency", type=float, default=1e-4, help="seconds of a message [%(default)s]")
     parser.add_argument("--cores", type=int, default=2, help="of the machine of the laboratory [%(default)s]")
+    text = "elements that travel together, of the measured program; 0: all [%(default)s]"
+    parser.add_argument("--bucket_size", type=int, default=BUCKET_SIZE, help=text)
     arguments = parser.parse_args()
     try:
         read_rows(arguments.file)
@@ -163,7 +170,8 @@ def predict(row: dict, speed: CodecSpeed, arguments: argparse.Namespace) -> floa
     """Seconds."""
     own = shared(speed, row["hosts"], arguments)
     where = sizes_of(row), (), row["hosts"], links(row, arguments)
-    return predict_step(Ternary(), row["exchange"], *where, own, compute_seconds=0.0).total
+    size = arguments.bucket_size or None
+    return predict_step(Ternary(), row["exchange"], *where, own, compute_seconds=0.0, bucket_size=size).total
 
 
 def describe(row: dict) -> str:

@@ -21,6 +21,7 @@ from absl import flags
 
 from jaxtern import command_line
 from jaxtern.command_line import UsageError
+from jaxtern.compression.buckets import BUCKET_SIZE
 from jaxtern.compression.codec_speed import measure_codec_speed
 from jaxtern.compression.codecs import Ternary
 from jaxtern.compression.cost import Network
@@ -66,6 +67,7 @@ class Job(NamedTuple):
     floats: tuple[int, ...]
     compute_seconds: float
     overlap: bool
+    bucket_size: int | None
 
 
 def main() -> int:
@@ -82,7 +84,8 @@ def main() -> int:
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
         speed = measure_codec_speed(job.codec) if speed is None else speed
         links = (HOSTS.value, DEVICES.value, network, fast)
-        forecast = Forecast(job.codec, job.sizes, job.floats, Cluster(*links, speed, job.compute_seconds, job.overlap))
+        cluster = Cluster(*links, speed, job.compute_seconds, job.overlap, job.bucket_size)
+        forecast = Forecast(job.codec, job.sizes, job.floats, cluster)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from None
     report(job, forecast)
@@ -98,7 +101,8 @@ def read_recipe() -> Job:
     given = STEP_SECONDS.value
     compute = measure_step_seconds(recipe, dataset) if given is None else parse("step_seconds", given)
     overlap = recipe.delayed if OVERLAP.value is None else OVERLAP.value
-    return Job(f"{recipe.model}, {examples} examples a worker", codec, sizes, floats, compute, overlap)
+    name = f"{recipe.model}, {examples} examples a worker"
+    return Job(name, codec, sizes, floats, compute, overlap, recipe.bucket_size)
 
 
 def read_parameters() -> Job:
@@ -110,9 +114,8 @@ def read_parameters() -> Job:
         raise ValueError(f"--parameters={PARAMETERS.value}: must be a whole number of 1 or more")
     if STEP_SECONDS.value is None:
         raise ValueError("--step_seconds is not set: --parameters has no step to measure")
-    return Job(
-        "one tensor", Ternary(), (int(count),), (), parse("step_seconds", STEP_SECONDS.value), bool(OVERLAP.value)
-    )
+    compute = parse("step_seconds", STEP_SECONDS.value)
+    return Job("one tensor", Ternary(), (int(count),), (), compute, bool(OVERLAP.value), BUCKET_SIZE)
 
 
 def read_links() -> Network:

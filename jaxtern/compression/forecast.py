@@ -37,6 +37,7 @@ class Cluster:
       speed: of the codec.
       compute_seconds: of a step without exchange, on one device.
       overlap: whether the wire works beside the computation.
+      bucket_size: elements that travel together; None: all.
     """
 
     hosts: int
@@ -46,6 +47,7 @@ class Cluster:
     speed: CodecSpeed
     compute_seconds: float
     overlap: bool = False
+    bucket_size: int | None = None
 
     def layout(self, workers: int, hierarchical: bool) -> Layout:
         """So many devices, host after host."""
@@ -88,7 +90,7 @@ class Forecast:
                 continue
             c = self.cluster
             arguments = self.codec, way.exchange, self.sizes, self.floats, layout, c.network, c.speed
-            found[way] = predict_step(*arguments, c.compute_seconds, c.overlap)
+            found[way] = predict_step(*arguments, c.compute_seconds, c.overlap, c.bucket_size)
         return found
 
     def speed_up(self, workers: int, way: Way) -> float:

@@ -7,6 +7,9 @@ The wire is the alpha-beta model of `cost`. The codec is linear in elements: of 
     addition of a shard     n sum_row of "scatter", n mean_row of "two_way": n / N elements of N workers each
     addition on the wire    add for every 32-bit word of "sum" and of "float" that a ring adds, n (N - 1) / N of "float"
 
+Buckets, and pieces of large tensors, are encoded and decoded while others are on their way: of codec and wire the
+shorter is hidden, but for the largest piece's part. Each has messages of its own.
+
 Every worker has as many examples whatever N, so a step's compute is that of one worker (weak scaling).
 """
 
@@ -14,7 +17,10 @@ import dataclasses
 import math
 from typing import NamedTuple
 
-from jaxtern.compression import cost
+import jax
+import jax.numpy as jnp
+
+from jaxtern.compression import buckets, cost
 from jaxtern.compression.codecs import Codec
 from jaxtern.compression.cost import Network, StepTraffic, Traffic
 
@@ -119,6 +125,7 @@ def predict_step(
     speed: CodecSpeed,
     compute_seconds: float,
     overlap: bool = False,
+    bucket_size: int | None = None,
 ) -> StepTime:
     """What a step takes, if nothing is in the way that is not in the model.
 
@@ -132,6 +139,7 @@ def predict_step(
       speed: of the codec.
       compute_seconds: of a step without exchange.
       overlap: whether the wire is at work beside the computation (`delayed`), and only the rest of it is waited for.
+      bucket_size: elements, as in `compressed_mean`; None: all travels at once.
 
     Raises:
       ValueError: for an exchange that does not exist, or cannot add so many workers.
@@ -141,9 +149,30 @@ def predict_step(
     if exchange in ("sum", "scatter") and not codec.can_add(workers):
         raise ValueError(f"exchange={exchange!r}: the words of {workers} workers of {codec} do not add")
     wire = wire_seconds(codec, exchange, sizes, floats, layout, network)
+    work = codec_seconds(codec, exchange, sizes, floats, layout, speed)
     if overlap:
         wire = max(0.0, wire - compute_seconds)
-    return StepTime(compute_seconds, codec_seconds(codec, exchange, sizes, floats, layout, speed), wire)
+    elif exchange != "float" and bucket_size and workers > 1 and sum(sizes):
+        pieces, largest = _pieces(codec, sizes, layout, bucket_size)
+        messages = cost.step_traffic(codec, exchange, sizes, floats, workers).words.messages
+        wire += (pieces - 1) * messages * (network if layout.hosts > 1 else layout.fast).latency
+        beside = work - sum(sizes) * (speed.scales + (speed.flatten if len(sizes) > 1 else 0.0))  # both come first
+        wire -= min(wire, beside) * (1 - largest / sum(sizes))
+    return StepTime(compute_seconds, work, wire)
+
+
+def _pieces(codec: Codec, sizes: tuple[int, ...], layout: Layout, bucket_size: int) -> tuple[int, int]:
+    """How many buckets, or pieces of large tensors, are sent one after the other, and elements of the largest."""
+    tree = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes]
+    planned = buckets.plan_layout(tree, 1, None, bucket_size)
+    devices, found = layout.hosts * layout.devices, []
+    for bucket in planned.buckets:
+        own = planned.sizes(bucket.compressed)
+        is_large = len(own) == 1 and own[0] > bucket_size
+        piece = codec.piece_size(bucket_size, devices, layout.num_workers) if is_large else None
+        piece = piece or sum(own)
+        found += [min(piece, sum(own) - start) for start in range(0, sum(own), piece)]
+    return len(found), max(found)
 
 
 def codec_seconds(
