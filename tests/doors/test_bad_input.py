@@ -64,6 +64,22 @@ CASES = {
     "unknown split": ("evaluate", ["--split=validation"], ["split", "validation"]),
     "bad poll": ("evaluate", ["--poll_seconds=0"], ["poll_seconds"]),
     "stray argument of evaluate": ("evaluate", ["now"], ["'now'"]),
+    "plan's rate": ("plan", ["--rate=fast"], ["--rate=fast: must be a number", "kbit, mbit, gbit, tbit"]),
+    "plan's rate of nothing": ("plan", ["--rate=0"], ["--rate=0: must be 1 byte a second or more"]),
+    "plan's latency": ("plan", ["--latency=-1ms"], ["--latency=-1ms: must be a number of 0 or more", "ms, us"]),
+    "plan without hosts": ("plan", ["--hosts=0"], ["--hosts=0: must be 1 or more"]),
+    "plan of too many hosts": ("plan", ["--hosts=20000", "--devices_per_host=2"], ["--hosts=20000", "32,767 workers"]),
+    "plan of half a parameter": ("plan", ["--parameters=1.5"], ["--parameters=1.5: must be a whole number"]),
+    "plan without a step": ("plan", ["--parameters=1M"], ["--step_seconds is not set"]),
+    "plan of both": ("plan", ["--parameters=1M", "--config=digits"], ["--parameters and --config: give one of them"]),
+    "plan's unknown stage": ("plan", ["--codec_speed=encod=1e-9"], ["--codec_speed=encod=1e-9: must be", "encode"]),
+    "plan's negative stage": ("plan", ["--codec_speed=encode=-1"], ["--codec_speed: encode=-1.0: must be"]),
+    "plan without a network": ("plan", ["--network=nowhere"], ["--network=nowhere: cannot be read"]),
+    "plan in no picture": ("plan", ["--out=plan.txt"], ["--out=plan.txt: must end with .png, .svg or .pdf"]),
+    "plan in no folder": ("plan", ["--out=nowhere/plan.png"], ["--out=nowhere/plan.png: cannot be written"]),
+    "plan of an unknown field": ("plan", ["--config.levls=3"], ["--config.levls", "levels"]),
+    "plan of no levels": ("plan", ["--config.levels=0"], ["levels=0"]),
+    "unknown flag of plan": ("plan", ["--speed=3"], ["speed"]),
 }
 
 
@@ -86,7 +102,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     for number, (door, arguments, _) in enumerate(CASES.values()):
         folder = root / f"case{number}"
         folder.mkdir()
-        commands[str(number)] = (str(folder), door, [*arguments, "--workdir=run"])
+        commands[str(number)] = (str(folder), door, [*arguments, *(["--workdir=run"] if door != "plan" else [])])
     (root / "commands.json").write_text(json.dumps(commands))
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),

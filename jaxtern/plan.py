@@ -1,0 +1,210 @@
+"""python -m jaxtern.plan --config=RECIPE | --parameters=61M: what a step will take on a cluster, by exchange.
+
+    python -m jaxtern.plan --parameters=61M --hosts=8 --rate=1gbit --step_seconds=0.25
+    python -m jaxtern.plan --config=mnist --config.data_dir=FOLDER --hosts=4 --rate=100mbit --out=plan.png
+
+Printed are the seconds of compute, codec, wire and the whole step for each exchange on the cluster; step and throughput
+over one worker's for 1 to 1,024 workers, each with as many examples; and which exchange to take. A worker is a device;
+"hierarchical" averages the gradients of a host's devices as floats first, and exchanges between hosts. Nothing runs but
+what is measured on this machine: the recipe's step without exchange, and the codec.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import flags
+
+from jaxtern import command_line
+from jaxtern.command_line import UsageError
+from jaxtern.compression.buckets import BUCKET_SIZE
+from jaxtern.compression.codec_speed import measure_codec_speed
+from jaxtern.compression.codecs import Ternary
+from jaxtern.compression.cost import Network
+from jaxtern.compression.forecast import Cluster, Forecast, seconds
+from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
+from jaxtern.data.sources import load_dataset
+from jaxtern.training.curves import plot_speed_up
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.state import create_codec
+from jaxtern.training.workload import measure_step_seconds, read_workload
+
+CONFIG = command_line.define_config()
+PARAMETERS = flags.DEFINE_string("parameters", None, "elements of the gradient, as 61_000_000, 61M or 250k; one tensor")
+HOSTS = flags.DEFINE_integer("hosts", 2, "hosts that the links join")
+DEVICES = flags.DEFINE_integer("devices_per_host", 1, "devices of each host")
+RATE = flags.DEFINE_string("rate", None, "of a host's link, as 1gbit, 100mbit, or bytes a second [1gbit]")
+LATENCY = flags.DEFINE_string("latency", None, "of a message, as 100us, 1ms, or seconds [100us]")
+FAST_RATE = flags.DEFINE_string("fast_rate", "80gbit", "of the links between a host's devices")
+NETWORK = flags.DEFINE_string("network", None, "network.json of a run, or its folder, to take latency and rate from")
+STEP_SECONDS = flags.DEFINE_string("step_seconds", None, "of a step without exchange [measured, of a recipe]")
+CODEC_SPEED = flags.DEFINE_string(
+    "codec_speed", None, "seconds an element, as encode=2e-10,decode=4e-11; others cost nothing; or none [measured]"
+)
+OVERLAP = flags.DEFINE_bool("overlap", None, "the wire works beside the computation [a recipe's `delayed`]")
+OUT = flags.DEFINE_string("out", None, "file for a plot of speed-up against workers, .png, .svg or .pdf")
+AS_JSON = flags.DEFINE_bool("json", False, "print all figures as JSON instead of tables")
+
+MAX_WORKERS = 32767  # whose trits are added exactly
+_UNITS = {
+    "rate": {"": 1.0, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9},  # to bytes a second
+    "latency": {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6},
+    "parameters": {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9},
+}
+_UNITS |= {"fast_rate": _UNITS["rate"], "step_seconds": _UNITS["latency"]}
+
+
+class Job(NamedTuple):
+    """What is to be exchanged, and what a step takes without."""
+
+    name: str
+    codec: Ternary
+    sizes: tuple[int, ...]
+    floats: tuple[int, ...]
+    compute_seconds: float
+    overlap: bool
+    bucket_size: int | None
+
+
+def main() -> int:
+    try:
+        _require_writable(OUT.value)
+        for name, flag in (("hosts", HOSTS), ("devices_per_host", DEVICES)):
+            if flag.value < 1:
+                raise ValueError(f"--{name}={flag.value}: must be 1 or more")
+        if HOSTS.value * DEVICES.value > MAX_WORKERS:
+            raise ValueError(f"--hosts={HOSTS.value}: with all their devices, must be at most {MAX_WORKERS:,} workers")
+        network = read_links()
+        speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
+        fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse("fast_rate", FAST_RATE.value or ""))
+        job = read_parameters() if PARAMETERS.value is not None else read_recipe()
+        speed = measure_codec_speed(job.codec) if speed is None else speed
+        links = (HOSTS.value, DEVICES.value, network, fast)
+        cluster = Cluster(*links, speed, job.compute_seconds, job.overlap, job.bucket_size)
+        forecast = Forecast(job.codec, job.sizes, job.floats, cluster)
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from None
+    report(job, forecast)
+    return 0
+
+
+def read_recipe() -> Job:
+    """That of --config; its step is measured unless it is given."""
+    recipe: Recipe = command_line.recipe_from_config(CONFIG)
+    codec = create_codec(recipe)
+    dataset = load_dataset(recipe.dataset, recipe.data_dir)
+    sizes, floats, examples = read_workload(recipe, dataset)
+    given = STEP_SECONDS.value
+    compute = measure_step_seconds(recipe, dataset) if given is None else parse("step_seconds", given)
+    overlap = recipe.delayed if OVERLAP.value is None else OVERLAP.value
+    name = f"{recipe.model}, {examples} examples a worker"
+    return Job(name, codec, sizes, floats, compute, overlap, recipe.bucket_size)
+
+
+def read_parameters() -> Job:
+    """That of --parameters: one tensor."""
+    if any(argument.lstrip("-").startswith("config") for argument in sys.argv[1:]):
+        raise ValueError("--parameters and --config: give one of them")
+    count = parse("parameters", PARAMETERS.value or "")
+    if count < 1 or count != int(count) or count > 2**40:
+        raise ValueError(f"--parameters={PARAMETERS.value}: must be a whole number of 1 or more")
+    if STEP_SECONDS.value is None:
+        raise ValueError("--step_seconds is not set: --parameters has no step to measure")
+    compute = parse("step_seconds", STEP_SECONDS.value)
+    return Job("one tensor", Ternary(), (int(count),), (), compute, bool(OVERLAP.value), BUCKET_SIZE)
+
+
+def read_links() -> Network:
+    """Between hosts: of a file, where one is given, but for what a flag says."""
+    network = Network()
+    if NETWORK.value is not None:
+        path = Path(NETWORK.value)
+        path = path / "network.json" if path.is_dir() else path
+        try:
+            network = Network(**json.loads(path.read_text()))
+        except (TypeError, ValueError, OSError) as error:
+            raise ValueError(f"--network={NETWORK.value}: cannot be read: {error}") from None
+    if LATENCY.value is not None:
+        network = dataclasses.replace(network, latency=parse("latency", LATENCY.value))
+    if RATE.value is not None:
+        network = dataclasses.replace(network, bandwidth=parse("rate", RATE.value))
+    return network
+
+
+def parse(flag: str, text: str) -> float:
+    """A number with one of the flag's units, as 1gbit or 100us.
+
+    Raises:
+      ValueError: if it is none, or negative; a rate also if it is less than a byte a second.
+    """
+    units = _UNITS[flag]
+    found = re.fullmatch(r"([\d_.]+(?:e[+-]?\d+)?)\s*([a-z]*)", text.strip().lower())
+    unit = units.get(found[2]) if found else None
+    try:
+        value = float(found[1]) * unit if found and unit else math.inf
+    except ValueError:  # digits and points that are no number
+        value = math.inf
+    if value == math.inf:
+        names = ", ".join(filter(None, units))
+        raise ValueError(f"--{flag}={text}: must be a number of 0 or more, alone or with {names}")
+    if units is _UNITS["rate"] and value < 1:
+        raise ValueError(f"--{flag}={text}: must be 1 byte a second or more")
+    return value
+
+
+def parse_speed(text: str) -> CodecSpeed:
+    """NAME=SECONDS of an element, separated by commas; "none" for no cost at all."""
+    known = [field.name for field in dataclasses.fields(CodecSpeed)]
+    given: dict[str, float] = {}
+    for part in text.split(",") if text != "none" else ():
+        name, _, value = part.partition("=")
+        try:
+            given[name] = float(value)
+        except ValueError:
+            name = ""
+        if name not in known:
+            names = ", ".join(known)
+            raise ValueError(f"--codec_speed={part}: must be none, or NAME=SECONDS of an element, NAME of {names}")
+    try:
+        return CodecSpeed(**given)
+    except ValueError as error:
+        raise ValueError(f"--codec_speed: {error}") from None
+
+
+def report(job: Job, forecast: Forecast) -> None:
+    """Prints the forecast and draws it."""
+    cluster = forecast.cluster
+    if AS_JSON.value:
+        print(json.dumps(forecast.to_json(), indent=2))
+    else:
+        devices = f" of {cluster.devices} devices" if cluster.devices > 1 else ""
+        print(
+            f"{job.name}: {sum(job.sizes):,} elements compressed, {sum(job.floats):,} float\n"
+            f"{cluster.hosts:,} hosts{devices}, {cluster.network.bandwidth / 125e6:.4g} Gbit/s,"
+            f" {seconds(cluster.network.latency)} a message; a step without exchange takes"
+            f" {seconds(cluster.compute_seconds)}{', which hides the wire' if cluster.overlap else ''}\n\n"
+            f"{forecast}\n\n{forecast.recommendation()}"
+        )
+    if OUT.value:
+        parameters = sum(job.sizes) + sum(job.floats)
+        title = f"{job.name}, {parameters:,} parameters, {cluster.network.bandwidth / 125e6:.3g} Gbit/s"
+        path = plot_speed_up(forecast, title, Path(OUT.value))
+        print(f"plot in {path}", file=sys.stderr if AS_JSON.value else sys.stdout)
+
+
+def _require_writable(out: str | None) -> None:
+    if out is None:
+        return
+    path = Path(out)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--out={out}: must end with .png, .svg or .pdf")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"--out={out}: cannot be written")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

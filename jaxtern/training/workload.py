@@ -1,0 +1,70 @@
+"""What a recipe asks of the links: its tensors, and the seconds of a step without exchange."""
+
+import dataclasses
+import statistics
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxtern.compression import buckets
+from jaxtern.data.dataset import Dataset
+from jaxtern.models import create_model
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.state import create_run, stays_float
+from jaxtern.training.step import create_mesh, create_train_step
+
+STEPS, WARM_UP = 7, 2
+
+
+class Workload(NamedTuple):
+    """A recipe's gradients.
+
+    Attributes:
+      sizes: elements of each tensor that is compressed.
+      floats: likewise of those that stay float.
+      examples: of one device in a step.
+    """
+
+    sizes: tuple[int, ...]
+    floats: tuple[int, ...]
+    examples: int
+
+
+def read_workload(recipe: Recipe, dataset: Dataset) -> Workload:
+    """Of shapes alone: no weight is made.
+
+    Raises:
+      ValueError: as the recipe's model does.
+    """
+    arguments = recipe.model, dataset.image_shape, dataset.num_classes, recipe.seed
+    model = nnx.eval_shape(lambda: create_model(*arguments))
+    last_layer: str = model.last_layer  # pyright: ignore[reportAttributeAccessIssue]
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    layout = buckets.plan_layout(params, recipe.min_size, lambda path: stays_float(recipe, last_layer, path), None)
+    (bucket,) = layout.buckets
+    examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
+    return Workload(layout.sizes(bucket.compressed), layout.sizes(bucket.floats), examples)
+
+
+def measure_step_seconds(recipe: Recipe, dataset: Dataset) -> float:
+    """Of one device's part of a step, gradients and update without exchange, on this machine: the median of a few."""
+    examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
+    alone = dataclasses.replace(
+        recipe, num_workers=1, num_devices=1, devices_per_worker=1, batch_size=examples, codec="float", delayed=False,
+        log_compression=False,
+    )  # fmt: skip
+    mesh = create_mesh(alone)
+    model = create_model(alone.model, dataset.image_shape, dataset.num_classes, alone.seed)
+    program, state = create_run(alone, model, dataset.train.size, mesh)
+    step = create_train_step(alone, program, mesh)
+    split, indices = jax.device_put(dataset.train), np.arange(examples, dtype=np.int32) % dataset.train.size
+    times = []
+    for _ in range(STEPS + WARM_UP):
+        begin = time.perf_counter()
+        state, metrics = step(state, split, indices)
+        jax.block_until_ready((state, metrics))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[WARM_UP:])

@@ -1,0 +1,168 @@
+"""The planning model in its limits, against numbers worked out by hand, and what it recommends."""
+
+import math
+
+import pytest
+
+from jaxtern import Network, Ternary
+from jaxtern.compression import cost
+from jaxtern.compression.codec_speed import measure_codec_speed
+from jaxtern.compression.forecast import Cluster, Forecast, Way, seconds
+from jaxtern.compression.planning import CodecSpeed, Layout, predict_step
+
+SPEED = CodecSpeed(3e-10, 1e-10, 2e-10, 4e-11, 3e-11, 2e-11, 4e-10, 1e-10)
+ELEMENTS = 10**7
+NO_WIRE = Network(latency=0.0, bandwidth=1e300)
+SLOW = Network(latency=1e-4, bandwidth=125e6)
+
+
+def predict(exchange: str, workers: int | Layout = 4, network: Network = SLOW, speed: CodecSpeed = SPEED, **options):
+    return predict_step(Ternary(), exchange, (ELEMENTS,), (), workers, network, speed, 0.1, **options)
+
+
+def forecast(network: Network = SLOW, speed: CodecSpeed = SPEED, hosts: int = 8, devices: int = 1) -> Forecast:
+    cluster = Cluster(hosts, devices, network, Network(1e-5, 10e9), speed, 0.1)
+    return Forecast(Ternary(), (ELEMENTS,), (), cluster)
+
+
+@pytest.mark.parametrize("exchange", cost.EXCHANGES)
+def test_links_without_cost_leave_the_codec(exchange: str):
+    time = predict(exchange, network=NO_WIRE)
+    assert (time.compute, time.wire) == (0.1, pytest.approx(0, abs=1e-200))
+    by_hand = {
+        "float": 1e-10 * 3 / 4,
+        "gather": 1e-10 + 2e-10 + 4e-11 + 4 * 3e-11,
+        "sum": 1e-10 + 2e-10 + 4e-11 + 3e-11 + 1e-10 * 3 / 4 / 10,  # ten digits a word
+        "scatter": 1e-10 + 2e-10 + 4e-11 + 3e-11 + 2e-11,
+        "two_way": 1e-10 + 2e-10 + 4e-11 + 3e-11 + 4e-10,
+    }
+    assert time.codec == pytest.approx(by_hand[exchange] * ELEMENTS, rel=1e-4)
+
+
+@pytest.mark.parametrize("exchange", cost.EXCHANGES)
+def test_a_codec_without_cost_leaves_the_wire(exchange: str):
+    time = predict(exchange, speed=CodecSpeed())
+    traffic = cost.step_traffic(Ternary(), exchange, (ELEMENTS,), (), 4)
+    assert time.codec == 0
+    assert time.wire == SLOW.seconds(traffic.total)
+
+
+def test_a_known_step_on_two_hosts_of_one_gigabit():
+    time = predict("gather", 2, Network(1e-3, 125e6), CodecSpeed())
+    words = math.ceil(ELEMENTS / 20 / 128) * 128  # in whole runs of lanes
+    assert time.wire == pytest.approx(1e-3 + 4 * words / 125e6 + 2e-3 + 4 / 125e6)  # the words, and one scale
+    assert predict("float", 2, Network(1e-3, 125e6)).wire == pytest.approx(2e-3 + 4 * ELEMENTS / 125e6)
+
+
+@pytest.mark.parametrize("exchange", cost.EXCHANGES)
+@pytest.mark.parametrize("layout", [Layout(1), Layout(8), Layout(4, 4), Layout(4, 4, True), Layout(1, 4, True)])
+def test_a_faster_link_never_takes_longer(exchange: str, layout: Layout):
+    times = [predict(exchange, layout, Network(1e-4, rate)).total for rate in (1e6, 1e7, 1e8, 1e9)]
+    assert times == sorted(times, reverse=True)
+    assert (times[0] > times[-1]) == (layout.hosts > 1)
+
+
+@pytest.mark.parametrize("exchange", cost.EXCHANGES)
+def test_one_worker_has_no_wire(exchange: str):
+    assert predict(exchange, 1).wire == 0
+    assert predict(exchange, Layout(1, 1, True)).wire == 0
+
+
+def test_wire_beside_the_computation_costs_what_it_takes_longer():
+    alone = predict("float")
+    assert predict("float", overlap=True).wire == pytest.approx(alone.wire - alone.compute)
+    assert predict("gather", network=Network(0.0, 1e12), overlap=True).wire == 0
+
+
+def test_buckets_hide_the_shorter_of_codec_and_wire_but_for_the_largest():
+    sizes, network, speed = (4_000_000, 1_000_000, 5_000_000), Network(0.0, 1e8), CodecSpeed(encode=1e-8, scales=1e-8)
+
+    def step(network: Network, bucket_size: int | None):
+        codec = Ternary(implementation="reference")  # decodes nothing in place, so has no pieces
+        return predict_step(codec, "gather", sizes, (), 2, network, speed, 0.0, bucket_size=bucket_size)
+
+    encode = speed.encode * sum(sizes)
+    alone, beside = step(network, None), step(network, 5_000_000)
+    assert alone.wire < encode
+    assert beside.codec == alone.codec == pytest.approx(2 * encode)
+    assert beside.wire == pytest.approx(alone.wire / 2)  # two buckets alike
+    slow = Network(1e-3, 1e6)
+    assert step(slow, 5_000_000).wire == pytest.approx(step(slow, None).wire + 1e-3 - encode / 2)
+    assert step(slow, 10**8) == step(slow, None)
+
+
+def test_a_host_with_one_device_is_the_same_hierarchical_or_not():
+    for exchange in cost.EXCHANGES:
+        assert predict(exchange, Layout(4, 1, True)) == predict(exchange, Layout(4)) == predict(exchange, 4)
+
+
+def test_a_host_of_devices_sends_one_worker_s_ring_and_all_devices_messages():
+    flat = predict("gather", Layout(2, 4), Network(0.0, 1e8), CodecSpeed()).wire
+    assert flat == pytest.approx(cost.step_traffic(Ternary(), "gather", (ELEMENTS,), (), 8).total.bytes / 1e8)
+    traffic = cost.step_traffic(Ternary(), "two_way", (ELEMENTS,), (), 8).total.bytes
+    direct = 4 * 500_096 * (7 / 8)  # of one device to all others, of which 4/7 leave the host, times 4 devices
+    two_way = predict("two_way", Layout(2, 4), Network(0.0, 1e8), CodecSpeed()).wire
+    assert two_way == pytest.approx((traffic + (4 * 4 / 7 - 1) * direct) / 1e8, rel=1e-3)
+    assert predict("two_way", Layout(2, 4, True)).wire < two_way
+
+
+@pytest.mark.parametrize("rate", [1e6, 1e8, 1e10, 1e12])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_the_recommendation_is_the_fastest(rate: float, devices: int):
+    found = forecast(Network(1e-4, rate), devices=devices)
+    exact = {way: time.total for way, time in found.here.items() if way.exchange in cost.EXACT}
+    best = min(exact, key=lambda way: exact[way])
+    base = min(time.total for way, time in found.here.items() if way.exchange == "float")
+    assert found.best(cost.EXACT) == best
+    said = found.recommendation()
+    if exact[best] < base:
+        assert said.startswith(f"take {best}: {seconds(exact[best])} a step, {base / exact[best]:.2f} times")
+    else:
+        assert said.startswith("stay with float")
+    two_way = min(time.total for way, time in found.here.items() if way.exchange == "two_way")
+    assert ("unbiased but not exact" in said) == (two_way < min(base, exact[best]))
+
+
+def test_the_forecast_scales_from_one_worker_by_whole_hosts():
+    found = forecast(devices=4)
+    assert list(found.scaling) == [1, *(2**k for k in range(2, 11))]
+    assert found.speed_up(1, Way("float", False)) == 1
+    assert forecast(hosts=1).recommendation() == "one worker exchanges nothing: take float"
+    assert found.predict(32) == found.here
+    assert forecast(devices=3).cluster.worker_counts() == [1, *(3 * 2**k for k in range(9))]
+    assert all(len(line) <= 100 for line in str(found).splitlines())
+
+
+def test_an_exchange_that_cannot_add_so_many_is_left_out():
+    cluster = Cluster(1024, 1, SLOW, SLOW, CodecSpeed(), 0.0)
+    found = Forecast(Ternary(levels=100), (1000,), (), cluster)
+    assert {way.exchange for way in found.here} == {"float", "gather", "two_way"}
+    assert found.best(cost.EXACT).exchange == "gather"
+    with pytest.raises(ValueError, match=r"^exchange='sum': the words of 1024 workers"):
+        predict_step(Ternary(levels=100), "sum", (1000,), (), 1024, SLOW, SPEED, 0.0)
+
+
+def test_workers_that_share_cores_take_longer():
+    assert SPEED.shared(2, 1, 2) == SPEED
+    assert SPEED.shared(4, 1, 2).encode == pytest.approx(2 * SPEED.encode)
+    assert SPEED.shared(1, 1, 64) == SPEED
+
+
+def test_codec_speed_refuses_what_is_no_time():
+    with pytest.raises(ValueError, match=r"^encode=-1: must be a finite number of 0 or more, seconds an element$"):
+        CodecSpeed(encode=-1)
+    with pytest.raises(ValueError, match=r"^hosts=0: must be an integer of 1 or more$"):
+        Layout(0)
+
+
+def test_codec_speed_is_measured_in_every_stage():
+    speed = measure_codec_speed(Ternary(), seconds=0.1, elements=2**16)
+    for name in ("flatten", "scales", "encode", "sum_row", "mean_row", "add"):
+        assert 0 < getattr(speed, name) < 1e-5
+    assert 0 < speed.decode + speed.decode_row < 1e-5
+
+
+def test_times_are_written_with_three_digits():
+    assert [seconds(x) for x in (0, 1.5e-6, 9.996e-3, 0.1234, 0.9996, 250)] == [
+        "0", "1.50 us", "10.0 ms", "123 ms", "1.00 s", "250 s",
+    ]  # fmt: skip

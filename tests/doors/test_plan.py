@@ -1,0 +1,73 @@
+"""python -m jaxtern.plan as a user types it."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+GIVEN = ("--parameters=61M", "--hosts=8", "--rate=1gbit", "--step_seconds=250ms", "--codec_speed=none")
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> tuple[Path, CompletedProcess]:
+    """A plan on given numbers with a picture: its folder and what it said."""
+    folder = tmp_path_factory.mktemp("plan")
+    return folder, run_door("plan", *GIVEN, "--out=plan.png", cwd=folder)
+
+
+def test_plan_prints_tables_that_fit_and_one_sentence(planned: tuple[Path, CompletedProcess]):
+    _, done = planned
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 100 for line in lines[:-2])
+    steps = {line.split()[0]: line for line in lines if re.match(r"(float|gather|sum|scatter|two_way) ", line)}
+    # 2 * 7/8 * 4 * 61e6 bytes over 125e6 a second, and 14 messages of 100 us
+    assert re.fullmatch(r"float +250 ms +0 +3\.42 s +3\.67 s +1\.00", steps["float"])
+    assert len(steps) == 5
+    counts = [int(line.split()[0].replace(",", "")) for line in lines if re.match(r" +[\d,]+ ", line)]
+    assert counts == [2**k for k in range(11)]
+    assert lines[-2].startswith("take scatter: ")
+    assert "two_way, which is unbiased but not exact" in lines[-2]
+    assert lines[-1] == "plot in plan.png"
+
+
+def test_plan_draws_a_picture_that_is_not_blank(planned: tuple[Path, CompletedProcess]):
+    from matplotlib.image import imread
+
+    folder, _ = planned
+    assert [path.name for path in folder.iterdir()] == ["plan.png"]
+    pixels = imread(folder / "plan.png")[..., :3].reshape(-1, 3)
+    assert pixels.shape[0] > 500 * 500
+    coloured = (pixels.max(axis=1) - pixels.min(axis=1)) > 0.3  # four exchanges have a colour
+    assert 0.005 < coloured.mean() < 0.2
+    assert (pixels == 1).all(axis=1).mean() > 0.5
+
+
+def test_plan_of_a_recipe_measures_step_and_codec_and_gives_json(run_door: Callable, tmp_path: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "network.json").write_text('{"latency": 0.001, "bandwidth": 1e6}')
+    done = run_door("plan", "--json", f"--network={run}", "--latency=2ms", "--config.float_last_layer=true",
+                    "--devices_per_host=2", cwd=tmp_path)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = json.loads(done.stdout)
+    assert plan["cluster"]["network"] == {"latency": 0.002, "bandwidth": 1e6}
+    assert plan["elements"]["float"] > 0
+    assert sum(plan["elements"].values()) == 131_080
+    assert 0 < plan["cluster"]["compute_seconds"] < 10
+    assert 0 < plan["cluster"]["speed"]["encode"] < 1e-6
+    assert len(plan["step"]) == 10
+    exact = [row for row in plan["step"] if row["exchange"] in ("gather", "sum", "scatter")]
+    best = min(exact, key=lambda row: row["total"])
+    assert plan["best"] == {name: best[name] for name in ("exchange", "hierarchical")}
+    assert all(row["total"] == row["compute"] + row["codec"] + row["wire"] for row in plan["scaling"])
+
+
+def test_plan_explains_itself(run_door: Callable, tmp_path: Path):
+    done = run_door("plan", "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in ("python -m jaxtern.plan", "--parameters", "--codec_speed", "--config=RECIPE"):
+        assert words in done.stdout
