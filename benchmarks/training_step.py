@@ -1,4 +1,4 @@
-"""Networks, data and the training step of benchmarks/training.py: the package's mean in an optax chain, over all hosts."""
+"""Networks, data and the step of benchmarks/training.py: the package's mean in an optax chain, over all hosts."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -53,7 +53,7 @@ class Worker:
         return {"latency": self.network.latency, "bandwidth": self.network.bandwidth}
 
     def prepare(self, model: str, variant: str, batch: int) -> dict:
-        """Fresh weights, and a compiled step, which is run once on the first weights and then forgotten."""
+        """Fresh weights and a compiled step; the exchange that is taken, and what it is to send."""
         self.drop()
         self.graph, params, moments = create_network(model, self.seed)
         wire = report(variant, params, self.hosts, self.network)
@@ -68,7 +68,8 @@ class Worker:
             self.programs[key] = step.lower(self.state, images, labels).compile()
         self.step = self.programs[key]
         self.barrier()
-        return {"exchange": "" if variant == "none" else exchange, "predicted_bytes": wire.bytes, "elements": wire.elements}
+        taken = "" if variant == "none" else exchange
+        return {"exchange": taken, "predicted_bytes": wire.bytes, "elements": wire.elements}
 
     def time(self, model: str, batch: int, repeats: int) -> dict:
         """Seconds and bytes of steps on one batch that lies in memory."""
