@@ -79,7 +79,7 @@ def create_state(
     return create(*(jax.tree.map(lambda leaf: place(mesh, leaf), tree) for tree in (params, moments))), state_spec
 
 
-def create_step(graph: Any, optimizer: optax.GradientTransformation, specs: State, mesh: Mesh) -> Callable:
+def create_step(graph: Any, optimizer: optax.GradientTransformation, specs: State, mesh: Mesh) -> Any:
     """The compiled step (state, images, labels) -> (state, float32[hosts] losses); the state is donated."""
 
     def step(state: State, images: jax.Array, labels: jax.Array) -> tuple[State, jax.Array]:
@@ -103,7 +103,7 @@ def _dropout_key(step: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), step), jax.lax.axis_index(AXIS))
 
 
-def over(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any, **options: Any) -> Callable:
+def over(mesh: Mesh, function: Callable, in_specs: Any, out_specs: Any, **options: Any) -> Any:
     """The function on every host, compiled."""
     return jax.jit(
         jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False), **options
