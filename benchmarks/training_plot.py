@@ -62,6 +62,8 @@ def format_milliseconds(value: float) -> str:
 
 def draw_accuracies(figure: Any, rows: list[dict], target: float) -> None:
     """A panel for every number of hosts and rate; lines end where the accuracy is reached."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     cases = list(dict.fromkeys((row["hosts"], row["rate"]) for row in rows))
     figure.set_size_inches(0.5 + 4.5 * len(cases), 3.4)
     panels = figure.subplots(1, len(cases), squeeze=False, sharey=True)[0]
@@ -75,6 +77,9 @@ def draw_accuracies(figure: Any, rows: list[dict], target: float) -> None:
         panel.set_title(f"LeNet on MNIST, {case[0]} hosts, {case[1]}", fontsize=10)
         panel.set_xlabel("seconds of training")
         panel.set_xscale("log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
         panel.legend(fontsize=8, frameon=False, loc="lower right")
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("% of the test split right")
