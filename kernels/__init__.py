@@ -1,5 +1,6 @@
 """The hot loop: gradients to words and back. Imports nothing of jaxtern, only JAX and NumPy."""
 
+from .concatenate import concatenate
 from .moments import Moments, moments
 from .noise import derive_key, random_bits
 from .radix import digits_per_word, num_words, pack, unpack
@@ -12,6 +13,7 @@ from .ternary_encode import encode_span, ternary_encode
 __all__ = [
     "Moments",
     "Segments",
+    "concatenate",
     "derive_key",
     "digits_per_word",
     "encode_span",

@@ -90,6 +90,12 @@ def shard_mean_native(words: jax.Array, key: jax.Array, position: jax.Array, rad
     return _call("shard_mean", [(words.shape[1:], jnp.uint32)], [words, key, position], radix=radix)[0]
 
 
+def concatenate_native(parts: Sequence[jax.Array]) -> jax.Array:
+    """`concatenate` of two parts or more, none of them empty."""
+    layout = _layout(Segments(tuple(part.size for part in parts)))
+    return _call("concatenate", [((sum(part.size for part in parts),), jnp.float32)], parts, **layout)[0]
+
+
 def _call(
     op: str,
     results: Sequence[tuple[tuple[int, ...], Any]],

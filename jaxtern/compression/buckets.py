@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxtern.kernels import concatenate
 from jaxtern.kernels.noise import LANES
 from jaxtern.kernels.radix import RUN
 from jaxtern.kernels.segments import split
@@ -117,10 +118,7 @@ def flatten(tree: Any, layout: Layout) -> list[Flat]:
     leaves = layout.treedef.flatten_up_to(tree)
 
     def vector(places: Sequence[int]) -> jax.Array:
-        parts = [jnp.asarray(leaves[place]).reshape(-1).astype(jnp.float32) for place in places]
-        if len(parts) == 1:
-            return parts[0]
-        return jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.float32)
+        return concatenate([jnp.asarray(leaves[place]).astype(jnp.float32) for place in places])
 
     return [Flat(vector(bucket.compressed), vector(bucket.floats)) for bucket in layout.buckets]
 

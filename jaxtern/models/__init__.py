@@ -2,9 +2,11 @@
 
 from flax import nnx
 
+from jaxtern.models.cifarnet import CifarNet
 from jaxtern.models.lenet import LeNet
 
-MODELS = {"lenet": LeNet}
+# Those that the trainer can train. Not alexnet, until it keeps moments of batch norm and has keys for dropout.
+MODELS = {"lenet": LeNet, "cifarnet": CifarNet}
 
 
 def create_model(name: str, image_shape: tuple[int, int, int], num_classes: int, seed: int) -> nnx.Module:

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 
 from jaxtern.kernels import (
     Segments,
+    concatenate,
     derive_key,
     digits_per_word,
     dispatch,
@@ -270,3 +271,12 @@ def test_a_batch_is_what_its_rows_are_alone(workers: Callable, layout: str):
 
     found = workers(layout).over(both_ways)(gradients, scales)
     _assert_same(found, np.stack([both_ways(gradient, scales) for gradient in gradients]))
+
+
+@both
+@pytest.mark.parametrize("shapes", [[], [(0,)], [(3, 4)], [(1,), (0, 2), (), (129,)], [(300, 301), (5,), (2**17 + 3,)]])
+def test_concatenate_is_every_part_behind_the_other(shapes: list[tuple[int, ...]], implementation: str):
+    parts = [jnp.asarray(_gradient(int(np.prod(shape)), seed)).reshape(shape) for seed, shape in enumerate(shapes)]
+    found = jax.jit(lambda parts: concatenate(parts, implementation=implementation))(parts)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.concatenate([np.zeros(0), *(np.asarray(x).reshape(-1) for x in parts)]))
