@@ -16,6 +16,7 @@ from jaxtern.kernels.segments import split
 PathPredicate = Callable[[str], bool]
 
 BUCKET_SIZE = 2**22  # elements, if nothing else is said: some milliseconds of a link of 1 Gbit/s
+_ALONE = 2**18  # elements of a tensor whose copies into a bucket and out of it cost more than a collective of its own
 
 
 class Bucket(NamedTuple):
@@ -66,8 +67,8 @@ def plan_layout(tree: Any, min_size: int, exclude: PathPredicate | None, bucket_
     """Decides for every tensor of `tree` whether it is compressed, and with which others it travels.
 
     A tensor stays float if it has fewer than `min_size` elements or `exclude(path)` is true. With `bucket_size` the
-    compressed ones are taken from the last, whose gradient is ready first, to the first: one of so many elements is a
-    bucket, and smaller neighbours share one until it has as many. Those that stay float travel with the last bucket.
+    compressed ones are taken from the last, whose gradient is ready first, to the first: one of so many elements, or of
+    2^18, is a bucket, and smaller neighbours share one until it is full. Those that stay float travel with the last.
 
     Raises:
       ValueError: if a tensor is not floating-point.
@@ -90,10 +91,10 @@ def plan_layout(tree: Any, min_size: int, exclude: PathPredicate | None, bucket_
 
 
 def _group(places: list[int], sizes: list[int], bucket_size: int) -> Iterator[tuple[int, ...]]:
-    """Neighbours until they have `bucket_size` elements; a tensor that has as many by itself stands alone."""
+    """Neighbours until they have `bucket_size` elements; a large tensor stands alone."""
     group: list[int] = []
     for place in places:
-        if sizes[place] >= bucket_size:
+        if sizes[place] >= min(bucket_size, _ALONE):
             yield (place,)
             continue
         group.append(place)
