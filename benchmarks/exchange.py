@@ -21,9 +21,9 @@ Interfaces of fast links count the headers of a segmented packet once, while the
 rate takes up to 1.045 times the limit; and a link that was idle lets 0.75 ms of its rate pass at once, so the shortest
 may take less. Stages are programs of their own, in the same run: all in one program may be faster, as XLA fuses them.
 
-gloo asks for data and sends it over one connection: where two hosts start within 0.1 ms, a request may wait behind half
-of what is sent, and an all-gather takes 1.5 times as long. The stage `wire`, right behind a barrier, shows that more
-often than a whole step.
+An all-gather of two hosts over gloo sometimes takes 1.5 times its limit, more often where both start together, as the
+stage `wire` does, than in a whole step: perhaps because gloo asks for data and sends it over one connection, where a
+request may wait behind what is being sent.
 
 All hosts must get the same bits, and the mean must be near the float mean: else the row says so and the status is 1.
 """
