@@ -90,9 +90,22 @@ def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
     width = words.shape[-1]
     if not width:  # nothing to exchange
         return jnp.zeros((words.shape[0] * count_workers(names), 0), words.dtype)
+    if not checked_axes(names) and count_workers(_shared_axes(names)) == 2:
+        return _gather_two(words, _shared_axes(names))
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
         words = lax.all_gather(words, name, to=to)
     return words.reshape(-1, width)
+
+
+def _gather_two(words: jax.Array, names: AxisNames) -> jax.Array:
+    """Of two devices, each of which knows its own words: the other's are the sum of both less those, modulo 2^32.
+
+    An all-reduce of two sends as much as an all-gather. Over gloo it fills both directions of a link, where several
+    all-gathers in a row take up to 1.5 times as long. (JAX cannot know that the result is the same on both.)
+    """
+    other = lax.psum(words, names) - words
+    is_first = worker_index(names) == 0
+    return jnp.concatenate([jnp.where(is_first, words, other), jnp.where(is_first, other, words)])
 
 
 def scatter_words(words: jax.Array, names: AxisNames) -> jax.Array:
