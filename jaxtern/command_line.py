@@ -25,6 +25,9 @@ def run(main: Callable[[], int]) -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
     logging.getLogger("jaxtern").setLevel(logging.INFO)
     absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells of every option
+    logging.getLogger("asyncio").setLevel(
+        logging.CRITICAL
+    )  # and of a second array that it could not read, in a traceback
     try:
         _parse(sys.argv)
         status = main()

@@ -75,19 +75,19 @@ def test_wire_beside_the_computation_costs_what_it_takes_longer():
 
 
 def test_buckets_hide_the_shorter_of_codec_and_wire_but_for_the_largest():
-    sizes, network, speed = (4_000_000, 1_000_000, 5_000_000), Network(0.0, 1e8), CodecSpeed(encode=1e-8, scales=1e-8)
+    sizes, network, speed = (163_840, 40_960, 204_800), Network(0.0, 1e8), CodecSpeed(encode=1e-8, scales=1e-8)
 
     def step(network: Network, bucket_size: int | None):
-        codec = Ternary(implementation="reference")  # decodes nothing in place, so has no pieces
+        codec = Ternary(implementation="reference")
         return predict_step(codec, "gather", sizes, (), 2, network, speed, 0.0, bucket_size=bucket_size)
 
     encode = speed.encode * sum(sizes)
-    alone, beside = step(network, None), step(network, 5_000_000)
+    alone, beside = step(network, None), step(network, 204_800)
     assert alone.wire < encode
     assert beside.codec == alone.codec == pytest.approx(2 * encode)
     assert beside.wire == pytest.approx(alone.wire / 2)  # two buckets alike
     slow = Network(1e-3, 1e6)
-    assert step(slow, 5_000_000).wire == pytest.approx(step(slow, None).wire + 1e-3 - encode / 2)
+    assert step(slow, 204_800).wire == pytest.approx(step(slow, None).wire + 1e-3 - encode / 2)
     assert step(slow, 10**8) == step(slow, None)
 
 

@@ -30,7 +30,7 @@ def test_the_tensors_add_up_to_the_traffic(exchange: str, options: dict[str, Any
 
 
 def test_one_bucket_is_what_step_traffic_says():
-    report = wire_report(TREE, "ternary", "scatter", 8, min_size=100)
+    report = wire_report(TREE, "ternary", "scatter", 8, min_size=100, bucket_size=None)
     traffic = cost.step_traffic(Ternary(), "scatter", (5 * 5 * 64 * 64, 2048 * 1000), (64,), 8)
     assert report.traffic == traffic
     assert report.exchanges == ("scatter",)

@@ -65,7 +65,8 @@ def test_metrics_of_a_new_folder_are_none(tmp_path: Path):
 def test_metrics_of_a_run_are_those_of_tensorboard(prepare: Callable, tmp_path: Path, log_compression: bool):
     run = prepare(num_steps=4, log_every=2, evaluate_every=2, log_compression=log_compression)
     loop.train(run)
-    names = {"loss", "accuracy", "learning_rate", "examples_per_second", "sent_bits_per_element"}
+    names = {"loss", "accuracy", "learning_rate", "examples_per_second"}
+    names |= {"sent_bits_per_element", "sent_bytes_per_step"}
     if log_compression:
         names |= {"compression/zero_fraction", "compression/scale", "compression/cosine"}
     tests = {f"test/{name}" for name in ("loss", "precision_at_1", "recall_at_5", "num_examples")}
@@ -83,3 +84,4 @@ def test_metrics_of_a_run_are_those_of_tensorboard(prepare: Callable, tmp_path: 
         assert record["learning_rate"] == pytest.approx(0.01)
         assert record["examples_per_second"] > 0
         assert record["sent_bits_per_element"] == run.wire.bits_per_element
+        assert record["sent_bytes_per_step"] == run.wire.bytes
