@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtern.compression import buckets, exchange as collectives, statistics
 from jaxtern.compression.buckets import Flat
 from jaxtern.compression.pieces import average_in_pieces
-from jaxtern.compression.schedule import Plan, exchange_span
+from jaxtern.compression.schedule import Plan, after_exchange, exchange_span
+from jaxtern.compression.wire import Received
 from jaxtern.kernels import derive_key
 
 MEAN_WORKER = 2**32 - 1  # whose noise rounds the means of "two_way": no worker has this number
@@ -43,14 +44,15 @@ def average(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> 
     if not plan.exchanges:
         return receive(plan, send(plan, workers, seed, count), seed, count)
     keys, key = _keys(plan, workers, seed, count), derive_key(seed, count, MEAN_WORKER)
-    means = []
+    means, received = [], None
     for number, flats in enumerate(_flatten(plan, workers)):
         if len(plan.pieces(number)) > 1:
             scales = _shared_scales(plan, flats, plan.sizes(number))
-            means.append(average_in_pieces(plan, number, flats[0], scales, keys[0], key))
+            mean, received = average_in_pieces(plan, number, flats[0], scales, keys[0], key, received)
         else:
             local, scales = _send_bucket(plan, number, flats, keys)
-            means.append(_receive_bucket(plan, number, local, scales, key))
+            mean, received = _receive_bucket(plan, number, local, scales, key, received)
+        means.append(mean)
     return buckets.unflatten(means, plan.layout)
 
 
@@ -73,7 +75,7 @@ def receive(plan: Plan, pending: Pending, seed: int, count: jax.Array) -> Any:
         return collectives.float_mean(local, plan.axes.fast + plan.axes.workers)
     key = derive_key(seed, count, MEAN_WORKER)
     flats = [
-        _receive_bucket(plan, number, local, scales, key)
+        _receive_bucket(plan, number, local, scales, key)[0]
         for number, (local, scales) in enumerate(zip(pending.local, pending.shared, strict=True))
     ]
     return buckets.unflatten(flats, plan.layout)
@@ -118,15 +120,17 @@ def _receive_bucket(
     local: tuple[jax.Array | None, jax.Array | None],
     scales: jax.Array | None,
     key: jax.Array,
-) -> Flat:
+    before: Received | None = None,
+) -> tuple[Flat, Received]:
+    """The mean of a bucket, and what its exchange left; it begins when that of the bucket before has ended."""
     bucket, (words, floats) = plan.layout.buckets[number], local
     sizes = plan.layout.sizes(bucket.compressed)
     words = jnp.zeros((plan.local_workers, 0), jnp.uint32) if words is None else words
     floats = jnp.zeros((plan.local_workers, 0), jnp.float32) if floats is None else floats
     scales = jnp.zeros((0,), jnp.float32) if scales is None else scales
-    received = exchange_span(plan, number, words, floats, sizes, key, start=0)
+    received = exchange_span(plan, number, after_exchange(words, before), floats, sizes, key, start=0)
     mean = plan.codec.decode(received.words, scales, sizes, received.num_added, received.num_workers)
-    return Flat(mean, received.floats)
+    return Flat(mean, received.floats), received
 
 
 def _or_none(array: jax.Array) -> jax.Array | None:

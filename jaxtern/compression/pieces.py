@@ -7,14 +7,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxtern.compression.buckets import Flat
-from jaxtern.compression.schedule import Plan, exchange_span
+from jaxtern.compression.schedule import Plan, after_exchange, exchange_span
+from jaxtern.compression.wire import Received
 
 _AHEAD = 2  # pieces: one on its way, one ready to follow it
 
 
 def average_in_pieces(
-    plan: Plan, number: int, flat: Flat, scales: jax.Array, own_key: jax.Array, key: jax.Array
-) -> Flat:
+    plan: Plan,
+    number: int,
+    flat: Flat,
+    scales: jax.Array,
+    own_key: jax.Array,
+    key: jax.Array,
+    before: Received | None,
+) -> tuple[Flat, Received | None]:
     """The mean of a bucket that is one tensor, by a chain of steps on the memory of its gradient.
 
     Each piece is encoded from that memory, and its mean is decoded into it: piece i + 2 is encoded when piece i has
@@ -28,21 +35,25 @@ def average_in_pieces(
       scales: shared by all workers.
       own_key: of this worker's noise.
       key: of the noise of "two_way".
+      before: what the exchange of the bucket before left.
+
+    Returns:
+      The mean, and what the last exchange left.
     """
     pieces, floats, chain = plan.pieces(number), flat.floats[None], _Chain(plan, number, flat, scales, own_key)
     words, means = [chain.encode(piece, ()) for piece in pieces[:_AHEAD]], []
-    float_mean = flat.floats
+    received = before
     for index, piece in enumerate(pieces):
         is_last = index + 1 == len(pieces)
+        own = after_exchange(words[index], received)
         received = exchange_span(
-            plan, number, words[index], floats if is_last else floats[:, :0], piece[1:], key, start=piece[0]
+            plan, number, own, floats if is_last else floats[:, :0], piece[1:], key, start=piece[0]
         )
         if index + _AHEAD < len(pieces):
             words.append(chain.encode(pieces[index + _AHEAD], (received.words,)))
-        float_mean = received.floats  # the last piece's
         means.append(chain.decode(piece, received.words, received.num_added, received.num_workers))
     mean = chain.memory.reshape(-1) if chain.is_in_place else jnp.concatenate(means)
-    return Flat(mean, float_mean)
+    return Flat(mean, flat.floats if received is None else received.floats), received
 
 
 @dataclasses.dataclass
