@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plan_error
-from benchmarks.exchange_worker import count_elements, shapes_of
 from jaxtern import Network, Ternary
 from jaxtern.compression import cost
 from jaxtern.compression.buckets import BUCKET_SIZE
+
+with pytest.MonkeyPatch.context() as patch:  # the benchmarks are not installed
+    patch.syspath_prepend(Path(__file__).parents[1])
+    from benchmarks import plan_error
+    from benchmarks.exchange_worker import count_elements, shapes_of
 from jaxtern.compression.planning import CodecSpeed, predict_step
 
 ROOT = Path(__file__).resolve().parents[1]
