@@ -10,14 +10,14 @@ import pytest
 from jaxtern import Network, Ternary
 from jaxtern.compression import cost
 from jaxtern.compression.buckets import BUCKET_SIZE
-
-with pytest.MonkeyPatch.context() as patch:  # the benchmarks are not installed
-    patch.syspath_prepend(Path(__file__).parents[1])
-    from benchmarks import plan_error
-    from benchmarks.exchange_worker import count_elements, shapes_of
 from jaxtern.compression.planning import CodecSpeed, predict_step
 
 ROOT = Path(__file__).resolve().parents[1]
+with pytest.MonkeyPatch.context() as patch:  # the benchmarks are not installed
+    patch.syspath_prepend(ROOT)
+    from benchmarks import plan_error
+    from benchmarks.exchange_worker import count_elements, shapes_of
+
 SPEED = CodecSpeed(0.0, 6e-11, 2e-10, 4e-11, 3.5e-11, 3e-11, 4e-10, 1.2e-10)
 RATES = {"100mbit": 12.5e6, "1gbit": 125e6}
 
