@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from benchmarks.exchange_worker import Shapes, count_elements, digest, is_plausible, measure, serve, shapes_of
 from jaxtern import Ternary, compressed_mean
 from jaxtern.compression import exchange as collectives
-from jaxtern.compression.wire import Axes, exchange_bucket
+from jaxtern.compression.wire import Axes, receive_bucket, send_bucket
 from jaxtern.kernels import derive_key
 
 AXIS = "data"
@@ -135,7 +135,9 @@ class Worker:
 
         def send(_: None, words: jax.Array, key: jax.Array) -> Any:
             nothing = jnp.zeros((1, 0), jnp.float32)
-            return exchange_bucket(variant, codec, words[None], nothing, sizes, Axes((AXIS,)), key, 0).words
+            sent = send_bucket(variant, codec, words[None], nothing, Axes((AXIS,)))
+            arguments = sent, sum(sizes), Axes((AXIS,)), key, 0
+            return receive_bucket(variant, codec, *arguments, after=sent.arrived).words
 
         def decode(_: Any, words: jax.Array, scales: jax.Array) -> Any:
             return self.unflatten(codec.decode(words, scales, sizes, num_added, num_workers))

@@ -3,6 +3,7 @@
 import functools
 import logging
 import re
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,6 @@ MIN_JAX = (0, 11)
 MIN_CAPABILITY = 9.0  # of NVIDIA GPUs: below, Mosaic's compiler ends the process on instructions that are not there
 
 MIN_NATIVE_SIZE = 2**16  # for "auto": a compiler is not worth starting for less
-SPAN_MULTIPLE = 512  # elements: spans begin with a group of noise
 MAX_SIZE = 2**30  # of any array: the kernels count places in int32, up to a tile beyond the end
 
 _logger = logging.getLogger(__name__)
@@ -100,23 +100,24 @@ def why_not_float32(name: str, dtype: jnp.dtype) -> str:
     return "" if dtype == jnp.float32 else f"{name}={dtype} is not float32"
 
 
-def require_floating(gradient: jax.Array | jax.ShapeDtypeStruct, segments: Segments, start: int | None = None) -> None:
-    """Refuses what is not a floating-point vector of the layout's length, or has no such span from `start` on."""
+def require_floating(gradient: jax.Array, segments: Segments) -> None:
+    """Refuses what is not a floating-point vector of the layout's length."""
     if not jnp.issubdtype(gradient.dtype, jnp.floating):
         raise ValueError(f"gradient.dtype={gradient.dtype}: must be a floating-point type")
-    if start is not None:
-        require_span("gradient", gradient, start, segments)
-    elif gradient.shape != (segments.num_elements,):
+    if gradient.shape != (segments.num_elements,):
         raise ValueError(f"gradient.shape={gradient.shape}: the segments hold ({segments.num_elements},) elements")
 
 
-def require_span(name: str, array: jax.Array | jax.ShapeDtypeStruct, start: int, segments: Segments) -> None:
-    """Refuses a vector that does not hold the layout's elements from `start` on, or a start within a group of noise."""
-    if not isinstance(start, int) or start < 0 or start % SPAN_MULTIPLE:
-        raise ValueError(f"start={start!r}: must be a multiple of {SPAN_MULTIPLE}, 0 or more")
-    end = start + segments.num_elements
-    if array.ndim != 1 or array.size < end:
-        raise ValueError(f"{name}.shape={array.shape}: must be ({end},) or longer, as the span begins at start={start}")
+def require_tensors(tensors: Sequence[jax.Array], segments: Segments, start: int = 0, size: int | None = None) -> None:
+    """Refuses tensors that are not float32 or not those of the layout, and a span that is not among their elements."""
+    sizes = tuple(each.size for each in tensors)
+    if sizes != segments.sizes:
+        raise ValueError(f"tensors of {sizes} elements: the segments hold {segments.sizes}")
+    for each in tensors:
+        require_shape("tensor", each, each.shape, jnp.float32)
+    end = segments.num_elements if size is None else start + size
+    if not 0 <= start <= end <= segments.num_elements:
+        raise ValueError(f"start={start}, size={size}: must lie within {segments.num_elements} elements")
 
 
 def require_shape(name: str, array: jax.Array, shape: tuple[int, ...], dtype) -> None:

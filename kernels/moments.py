@@ -1,5 +1,6 @@
 """Maximum, mean and variance of every segment of a bucket: what a scale is made of."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -7,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .dispatch import pick_implementation, require_floating, tuned, why_not_float32
+from .concatenate import concatenate
+from .dispatch import pick_implementation, require_floating, require_tensors, tuned, why_not_float32
 from .moments_reference import (
     Partials,
     centres_of,
@@ -16,7 +18,7 @@ from .moments_reference import (
     partials_reference,
     sum_in_any_order,
 )
-from .native import partials_native
+from .native import moments_native
 from .rounding import settle, to_12_bits
 from .segments import Segments
 
@@ -31,7 +33,9 @@ class Moments(NamedTuple):
     variance: jax.Array
 
 
-def moments(gradient: jax.Array, segments: Segments, *, implementation: str = "auto") -> Moments:
+def moments(
+    gradient: jax.Array | Sequence[jax.Array], segments: Segments, *, implementation: str = "auto"
+) -> Moments:
     """max|g|, mean and population variance of every segment.
 
     The sums run in fixed orders with products that are exact in float32, or as integers, so the result depends on the
@@ -39,7 +43,7 @@ def moments(gradient: jax.Array, segments: Segments, *, implementation: str = "a
     deviations are rounded to 12 significant bits, which moves the variance by less than 2^-11 of itself.
 
     Args:
-      gradient: float[n], a bucket; float32, bfloat16 or float16.
+      gradient: float[n], a bucket; float32, bfloat16 or float16. Or its tensors, float32 of any shapes.
       segments: its layout.
       implementation: "auto", "reference", "native" or "mosaic".
 
@@ -47,14 +51,20 @@ def moments(gradient: jax.Array, segments: Segments, *, implementation: str = "a
       Moments. A segment that holds a NaN or an infinity has a max_abs that is not finite.
 
     Raises:
-      ValueError: if the gradient is not a floating-point vector of the layout's length.
+      ValueError: if the gradient is not a floating-point vector of the layout's length, or not its tensors.
     """
-    require_floating(gradient, segments)
-    not_native = why_not_float32("gradient.dtype", gradient.dtype)
-    picked = pick_implementation("moments", implementation, gradient.size, not_native)
-    if picked == "native" and gradient.size:
-        partials = partials_native(gradient, segments)
-    elif picked == "mosaic" and gradient.size:
+    is_split = isinstance(gradient, list | tuple)
+    if is_split:
+        require_tensors(gradient, segments)
+    else:
+        require_floating(gradient, segments)
+    not_native = "" if is_split else why_not_float32("gradient.dtype", gradient.dtype)
+    picked = pick_implementation("moments", implementation, segments.num_elements, not_native)
+    if picked == "native" and segments.num_elements:
+        partials, centres = moments_native(gradient if is_split else [gradient], segments, is_split)
+        return finish(partials, centres, segments)
+    gradient = concatenate(gradient) if is_split else gradient
+    if picked == "mosaic" and gradient.size:
         from .moments_mgpu import partials_mgpu
 
         partials = partials_mgpu(gradient, segments, tuned("moments"))

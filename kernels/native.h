@@ -8,6 +8,7 @@
 #define JAXTERN_NATIVE_H_
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "xla/ffi/api/c_api.h"
@@ -35,13 +36,32 @@ typedef struct Layout {
   const int64_t *starts, *firsts;
 } Layout;
 
-/* What lies under one scale: elements from `begin` to `end`. */
+/* What lies under one scale: elements from `begin` to `end`, all of one tensor. */
 typedef struct Segment {
-  int64_t number, begin, end;
+  int64_t number, tensor, begin, end;
 } Segment;
 
 Layout layout_of(const XLA_FFI_CallFrame* frame);
 Segment segment_at(const Layout* layout, int64_t element);
+
+/* Where the elements of a layout lie: in one buffer, or every tensor in one of its own (attribute "is_split"). */
+typedef struct Memory {
+  const int64_t* starts; /* of the tensors; NULL: all in one buffer */
+  float** buffers;
+} Memory;
+
+INLINE float* place_in(const Memory* memory, int64_t tensor, int64_t element) {
+  if (memory->starts == NULL) return memory->buffers[0] + element;
+  return memory->buffers[tensor] + (element - memory->starts[tensor]);
+}
+
+/* Room for a job of `size` bytes, from malloc, never NULL. */
+void* create_plain_job(size_t size);
+
+/* The same. Behind it are the addresses to which `memory` points, that of
+ * operands or results, `buffers`: XLA gives the frame to another call when this one returns, but a job may go on. */
+void* create_job(
+    const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, const Layout* layout, Memory* memory);
 
 /* The random bits of four runs: of the first two in `halves[0]`, of the others in `halves[1]`. */
 typedef struct Noise {
@@ -55,6 +75,14 @@ const uint32_t* noise_of_run(const uint32_t* key, uint32_t first_group, int64_t 
 /* Calls work(job, item) for every item, on the threads of XLA that are free and on the one that calls. */
 typedef void Work(const void* job, int64_t item);
 void run_items(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job);
+
+/* The same on threads of XLA alone, while this returns, and frees the job behind: the thread that calls goes on to what
+ * does not need the results. XLA gives a collective no thread of its own, so that whatever else the same thread found
+ * ready would wait for the wire. */
+void start_items(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job);
+
+/* One or the other: what lies in tensors of their own is a step of a chain of such calls. */
+void run_job(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job);
 
 INLINE int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 

@@ -17,33 +17,29 @@ from .segments import Segments
 _NO_BLOCKS = 2**62  # elements of a block that no tensor reaches
 
 
-def partials_native(gradient: jax.Array, segments: Segments) -> Partials:
-    """As `partials_reference`."""
+def moments_native(
+    tensors: Sequence[jax.Array], segments: Segments, is_split: bool
+) -> tuple[Partials, jax.Array]:
+    """As `partials_reference` and `centres_of`, of a vector or of tensors that lie apart."""
     counts = chunk_counts(segments)
     before = np.concatenate([[0], np.cumsum(counts)])[_firsts(segments)]
-    shape = (int(counts.sum()),)
-    results = _call("moments", [(shape, jnp.float32)] * 3, [gradient], first_chunks=before, **_layout(segments))
-    return results[0], results[1], results[2]
+    shapes = [((int(counts.sum()),), jnp.float32)] * 3 + [((segments.num_scales,), jnp.float32)]
+    layout = _layout(segments, is_split=is_split)
+    max_abs, first, second, centres = _call("moments", shapes, tensors, first_chunks=before, **layout)
+    return (max_abs, first, second), centres
 
 
 def ternary_encode_native(
-    gradient: jax.Array,
-    steps: jax.Array,
-    key: jax.Array,
-    segments: Segments,
-    radix: int,
-    levels: int,
-    offset: int,
-    start: int,
+    gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
 ) -> jax.Array:
     """`ternary_encode` without a residual, its arguments checked; steps turn g into fixed point."""
-    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start}
-    shape = (segments.num_words(radix),)
-    return _call("ternary_encode", [(shape, jnp.uint32)], [gradient, steps, key], **numbers, **_layout(segments))[0]
+    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": 0, "elements": segments.num_elements}
+    shapes = [((segments.num_words(radix),), jnp.uint32)]
+    return _call("ternary_encode", shapes, [steps, key, gradient], **numbers, **_layout(segments))[0]
 
 
 def encode_span_native(
-    gradient: jax.Array,
+    tensors: Sequence[jax.Array],
     steps: jax.Array,
     key: jax.Array,
     segments: Segments,
@@ -51,32 +47,51 @@ def encode_span_native(
     levels: int,
     offset: int,
     start: int,
+    size: int,
     after: Sequence[jax.Array],
-) -> tuple[jax.Array, jax.Array]:
-    """`encode_span`, its arguments checked; the gradient is handed on where it lies."""
-    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start}
-    shapes = [((segments.num_words(radix),), jnp.uint32), (gradient.shape, jnp.float32)]
-    words, gradient = _call(
-        "ternary_encode", shapes, [gradient, steps, key, *after], {0: 1}, **numbers, **_layout(segments)
-    )
-    return words, gradient
+) -> tuple[jax.Array, list[jax.Array]]:
+    """`encode_span`, its arguments checked; the tensors are handed on where they lie."""
+    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start, "elements": size}
+    shapes = [((radix_lib.num_words(size, radix),), jnp.uint32), *((each.shape, jnp.float32) for each in tensors)]
+    aliases = {2 + number: 1 + number for number in range(len(tensors))}
+    operands, layout = [steps, key, *tensors, *after], _layout(segments, is_split=True)
+    words, *tensors = _call("ternary_encode", shapes, operands, aliases, **numbers, **layout)
+    return words, tensors
 
 
 def ternary_decode_native(
+    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int
+) -> jax.Array:
+    """`ternary_decode` to float32, its arguments checked."""
+    numbers = {"radix": radix, "zero": zero, "start": 0, "elements": segments.num_elements}
+    shapes = [((segments.num_elements,), jnp.float32)]
+    return _call("ternary_decode", shapes, [words, units], **numbers, **_layout(segments))[0]
+
+
+def decode_span_native(
     words: jax.Array,
+    total: jax.Array | None,
     units: jax.Array,
     segments: Segments,
+    into: Sequence[jax.Array],
     zero: int,
     radix: int,
-    into: jax.Array | None,
     start: int,
-) -> jax.Array:
-    """`ternary_decode` to float32, its arguments checked; in place where nobody else needs `into`."""
-    numbers = {"radix": radix, "zero": zero, "start": start}
-    operands = [words, units] if into is None else [words, units, into]
-    shape = (segments.num_elements,) if into is None else into.shape
-    aliases = None if into is None else {2: 0}
-    return _call("ternary_decode", [(shape, jnp.float32)], operands, aliases, **numbers, **_layout(segments))[0]
+    size: int,
+    after: Sequence[jax.Array],
+) -> list[jax.Array]:
+    """`decode_span`, its arguments checked; in place where nobody else needs what it decodes into."""
+    numbers = {"radix": radix, "zero": zero, "start": start, "elements": size}
+    shapes = [(each.shape, jnp.float32) for each in into]
+    aliases = {3 + number: number for number in range(len(into))}
+    total = jnp.zeros((1, 0), jnp.uint32) if total is None else total
+    operands, layout = [words, units, total, *into, *after], _layout(segments, is_split=True)
+    return list(_call("ternary_decode", shapes, operands, aliases, **numbers, **layout))
+
+
+def follow_native(words: jax.Array, after: Sequence[jax.Array]) -> jax.Array:
+    """`follow`, of two arrays or more, none of them empty."""
+    return _call("follow", [(words.shape, words.dtype)], [words, *after], {0: 0})[0]
 
 
 def shard_sum_native(words: jax.Array, num_elements: int, levels: int, radix: int) -> jax.Array:
@@ -128,7 +143,8 @@ def _firsts(segments: Segments) -> np.ndarray:
     return np.cumsum([0, *segments.scale_counts])
 
 
-def _layout(segments: Segments) -> dict[str, int | np.ndarray]:
-    """What native.h calls a layout."""
+def _layout(segments: Segments, *, is_split: bool = False) -> dict[str, int | np.ndarray]:
+    """What native.h calls a layout, and whether every tensor lies in memory of its own."""
     block = segments.block_size or _NO_BLOCKS
-    return {"starts": np.cumsum([0, *segments.sizes]), "firsts": _firsts(segments), "block": block}
+    starts = np.cumsum([0, *segments.sizes])
+    return {"starts": starts, "firsts": _firsts(segments), "block": block, "is_split": int(is_split)}

@@ -80,12 +80,12 @@ static void sum_planes(
 }
 
 typedef struct Decode {
-  const uint32_t* words;
+  const uint32_t *words, *total; /* total: of two rows, of which `words` holds the first; else NULL */
   const float* units;
-  float* mean;
+  Memory mean;
   Layout layout;
   Radix radix;
-  int64_t rows, width, elements, tiles;
+  int64_t rows, width, start, elements, tiles; /* of the layout's elements those that are decoded */
   int32_t zero;
 } Decode;
 
@@ -96,15 +96,24 @@ INLINE void scale_run(const int32_t* digits, int32_t zero, float unit, int64_t s
 
 static void decode_tile(const Decode* job, int64_t tile, Segment* segment) {
   int32_t planes[MAX_DEPTH][RUN] ALIGNED;
-  sum_planes(job->words + tile * RUN, job->width, job->rows, &job->radix, planes);
+  const uint32_t* words = job->words + tile * RUN;
+  if (job->total == NULL) {
+    sum_planes(words, job->width, job->rows, &job->radix, planes);
+  } else {
+    uint32_t both[2][RUN] ALIGNED;
+    for (int j = 0; j < RUN; j++) both[0][j] = words[j], both[1][j] = job->total[tile * RUN + j] - words[j];
+    sum_planes(both[0], RUN, 2, &job->radix, planes);
+  }
   for (int k = 0; k < job->radix.depth; k++) {
-    int64_t begin = (tile * job->radix.depth + k) * RUN, end = minimum(begin + RUN, job->elements), place = begin;
+    int64_t run = (tile * job->radix.depth + k) * RUN, begin = job->start + run;
+    int64_t end = begin + minimum(RUN, job->elements - run), place = begin;
     while (place < end) {
       if (place >= segment->end) *segment = segment_at(&job->layout, place);
       int64_t stop = minimum(segment->end, end);
       const float unit = job->units[segment->number];
-      if (stop - place == RUN) scale_run(planes[k], job->zero, unit, RUN, job->mean + place);
-      else scale_run(planes[k] + (place - begin), job->zero, unit, stop - place, job->mean + place);
+      float* mean = place_in(&job->mean, segment->tensor, place);
+      if (stop - place == RUN) scale_run(planes[k], job->zero, unit, RUN, mean);
+      else scale_run(planes[k] + (place - begin), job->zero, unit, stop - place, mean);
       place = stop;
     }
   }
@@ -112,27 +121,33 @@ static void decode_tile(const Decode* job, int64_t tile, Segment* segment) {
 
 static void decode_item(const void* data, int64_t item) {
   const Decode* job = data;
-  Segment segment = {0, 0, 0};
+  Segment segment = {0, 0, 0, 0};
   int64_t end = minimum((item + 1) * TILES_PER_ITEM, job->tiles);
   for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) decode_tile(job, tile, &segment);
 }
 
-/* Operands: words, units and, which the result then replaces in part, a vector. Result: means. */
+/* Operands: words, units; where means are to replace a span of tensors, the total of two workers' words (or nothing),
+ * the tensors, and what was to be computed before. Result: means, or the tensors. */
 HANDLER jaxtern_ternary_decode(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
-  Decode job = {
+  Layout layout = layout_of(frame);
+  Memory mean;
+  Decode* job = create_job(frame, sizeof *job, frame->rets.rets, &layout, &mean);
+  *job = (Decode){
       .words = operand(frame, 0),
       .units = operand(frame, 1),
-      .mean = (float*)result(frame, 0) + attribute(frame, "start"),
-      .layout = layout_of(frame),
+      .mean = mean,
+      .layout = layout,
       .radix = radix_of(attribute(frame, "radix")),
       .rows = dimension(frame, 0, 0),
       .width = dimension(frame, 0, 1),
+      .start = attribute(frame, "start"),
+      .elements = attribute(frame, "elements"),
       .zero = (int32_t)attribute(frame, "zero"),
   };
-  job.elements = job.layout.starts[job.layout.tensors];
-  job.tiles = job.width / RUN;
-  run_items(frame, ceiling(job.tiles, TILES_PER_ITEM), decode_item, &job);
+  if (attribute(frame, "is_split") && dimension(frame, 2, 1)) job->total = operand(frame, 2);
+  job->tiles = job->width / RUN;
+  run_job(frame, ceiling(job->tiles, TILES_PER_ITEM), decode_item, job);
   return NULL;
 }
 
@@ -171,7 +186,8 @@ static void sum_item(const void* data, int64_t item) {
 HANDLER jaxtern_shard_sum(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
   int64_t levels = attribute(frame, "levels"), elements = attribute(frame, "elements");
-  ShardSum job = {
+  ShardSum* job = create_plain_job(sizeof *job);
+  *job = (ShardSum){
       .words = operand(frame, 0),
       .sums = result(frame, 0),
       .own = radix_of(2 * levels + 1),
@@ -179,12 +195,12 @@ HANDLER jaxtern_shard_sum(XLA_FFI_CallFrame* frame) {
       .width = dimension(frame, 0, 1),
       .radix = attribute(frame, "radix"),
   };
-  job.depth = digits_per_word(job.radix);
-  job.own_tiles = job.width / RUN;
-  job.tiles = ceiling(ceiling(elements, RUN), job.depth);
-  job.zero = (uint32_t)(levels * job.rows);
-  job.runs_per_item = (int64_t)job.own.depth * job.depth;
-  run_items(frame, ceiling(job.tiles * job.depth, job.runs_per_item), sum_item, &job);
+  job->depth = digits_per_word(job->radix);
+  job->own_tiles = job->width / RUN;
+  job->tiles = ceiling(ceiling(elements, RUN), job->depth);
+  job->zero = (uint32_t)(levels * job->rows);
+  job->runs_per_item = (int64_t)job->own.depth * job->depth;
+  start_items(frame, ceiling(job->tiles * job->depth, job->runs_per_item), sum_item, job);
   return NULL;
 }
 
@@ -232,7 +248,8 @@ static void mean_item(const void* data, int64_t item) {
 /* Operands: words, key, position. Result: words of the means. */
 HANDLER jaxtern_shard_mean(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
-  ShardMean job = {
+  ShardMean* job = create_plain_job(sizeof *job);
+  *job = (ShardMean){
       .words = operand(frame, 0),
       .key = operand(frame, 1),
       .means = result(frame, 0),
@@ -241,8 +258,8 @@ HANDLER jaxtern_shard_mean(XLA_FFI_CallFrame* frame) {
       .width = dimension(frame, 0, 1),
       .first_group = *(const uint32_t*)operand(frame, 2) / LANES,
   };
-  job.tiles = job.width / RUN;
-  job.inverse = 1.0f / (float)job.rows;
-  run_items(frame, ceiling(job.tiles, TILES_PER_ITEM), mean_item, &job);
+  job->tiles = job->width / RUN;
+  job->inverse = 1.0f / (float)job->rows;
+  start_items(frame, ceiling(job->tiles, TILES_PER_ITEM), mean_item, job);
   return NULL;
 }

@@ -11,11 +11,12 @@ enum { TILES_PER_ITEM = 8, MAGIC_LEVELS = 64 };
 static const float MAGIC = 12582912.0f; /* 1.5 * 2^23: floats beside it are whole numbers */
 
 typedef struct Encode {
-  const float *gradient, *steps;
+  Memory gradient;
+  const float* steps;
   const uint32_t* key;
   uint32_t* words;
   Layout layout;
-  int64_t elements, radix, tiles;
+  int64_t start, elements, radix, tiles; /* of the layout's elements those that are encoded */
   int levels, depth;
   uint32_t first_group;
 } Encode;
@@ -91,41 +92,42 @@ INLINE void add_run(
   }
 }
 
-/* The factor of each place from `begin` on; behind the last element, whatever it was there. */
-static void spread_steps(const Encode* job, Segment* segment, int64_t begin, float* steps) {
-  int64_t end = minimum(begin + RUN, job->elements), place = begin;
-  while (place < end) {
-    if (place >= segment->end) *segment = segment_at(&job->layout, place);
-    int64_t stop = minimum(segment->end, end);
-    for (; place < stop; place++) steps[place - begin] = job->steps[segment->number];
+/* A run of several segments, or the last one, which may be short: its elements and the factor of each. */
+static void collect_run(const Encode* job, Segment* segment, int64_t begin, int64_t size, float* x, float* steps) {
+  int64_t place = 0;
+  while (place < size) {
+    if (begin + place >= segment->end) *segment = segment_at(&job->layout, begin + place);
+    int64_t stop = minimum(segment->end - begin, size);
+    const float* from = place_in(&job->gradient, segment->tensor, begin + place);
+    memcpy(x + place, from, (size_t)(stop - place) * sizeof *x);
+    for (; place < stop; place++) steps[place] = job->steps[segment->number];
   }
-  for (; place < begin + RUN; place++) steps[place - begin] = 0.0f;
+  for (; place < RUN; place++) x[place] = steps[place] = 0.0f;
 }
 
 static void encode_run(
     const Encode* job, int64_t run, Segment* segment, Noise* noise, uint32_t weight, uint32_t* words) {
-  int64_t begin = run * RUN;
-  if (begin >= job->elements) { /* no element: the digit of zero */
+  int64_t begin = job->start + run * RUN, size = minimum(job->elements - run * RUN, RUN);
+  if (size <= 0) { /* no element: the digit of zero */
     for (int j = 0; j < RUN; j++) words[j] += (uint32_t)job->levels * weight;
     return;
   }
   const uint32_t* half = noise_of_run(job->key, job->first_group, run, noise);
   const int shift = run % 2 * 16;
-  const float* x = job->gradient + begin;
-  float padded[RUN] ALIGNED = {0}, steps[RUN] ALIGNED;
-  if (begin + RUN > job->elements) x = memcpy(padded, x, (size_t)(job->elements - begin) * sizeof *x);
   if (begin >= segment->end) *segment = segment_at(&job->layout, begin);
-  if (minimum(begin + RUN, job->elements) <= segment->end) {
+  if (size == RUN && begin + RUN <= segment->end) {
+    const float* x = place_in(&job->gradient, segment->tensor, begin);
     add_run(job, x, job->steps + segment->number, 0, half, shift, weight, words);
   } else {
-    spread_steps(job, segment, begin, steps);
+    float x[RUN] ALIGNED, steps[RUN] ALIGNED;
+    collect_run(job, segment, begin, size, x, steps);
     add_run(job, x, steps, 1, half, shift, weight, words);
   }
 }
 
 static void encode_item(const void* data, int64_t item) {
   const Encode* job = data;
-  Segment segment = {0, 0, 0};
+  Segment segment = {0, 0, 0, 0};
   Noise noise;
   noise.group = -1;
   int64_t end = minimum((item + 1) * TILES_PER_ITEM, job->tiles);
@@ -139,22 +141,27 @@ static void encode_item(const void* data, int64_t item) {
   }
 }
 
-/* Operands: gradient, steps, key. Result: words. */
+/* Operands: steps, key, gradient or its tensors, and what was to be computed before. Result: words; and the tensors,
+ * where they lie, if they are handed on. */
 HANDLER jaxtern_ternary_encode(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
-  Encode job = {
-      .gradient = (const float*)operand(frame, 0) + attribute(frame, "start"),
-      .steps = operand(frame, 1),
-      .key = operand(frame, 2),
+  Layout layout = layout_of(frame);
+  Memory gradient;
+  Encode* job = create_job(frame, sizeof *job, frame->args.args + 2, &layout, &gradient);
+  *job = (Encode){
+      .gradient = gradient,
+      .steps = operand(frame, 0),
+      .key = operand(frame, 1),
       .words = result(frame, 0),
-      .layout = layout_of(frame),
+      .layout = layout,
+      .start = attribute(frame, "start"),
+      .elements = attribute(frame, "elements"),
       .radix = attribute(frame, "radix"),
       .levels = (int)attribute(frame, "levels"),
       .first_group = (uint32_t)(attribute(frame, "offset") / LANES),
   };
-  job.elements = job.layout.starts[job.layout.tensors];
-  job.depth = digits_per_word(job.radix);
-  job.tiles = ceiling(ceiling(job.elements, RUN), job.depth);
-  run_items(frame, ceiling(job.tiles, TILES_PER_ITEM), encode_item, &job);
+  job->depth = digits_per_word(job->radix);
+  job->tiles = ceiling(ceiling(job->elements, RUN), job->depth);
+  run_job(frame, ceiling(job->tiles, TILES_PER_ITEM), encode_item, job);
   return NULL;
 }

@@ -6,8 +6,8 @@
 enum { LINE = 16, FAN_IN = 16, GROUP = FAN_IN * RUN, CHUNK_RUNS = 128, CHUNK = CHUNK_RUNS * RUN, CHUNKS_PER_ITEM = 4 };
 
 typedef struct Moments {
-  const float* gradient;
-  float *max_abs, *first, *second;
+  Memory gradient;
+  float *centres, *max_abs, *first, *second;
   Layout layout;
   int64_t chunks;
   const int64_t* first_chunks; /* of every tensor, and behind the last the number of all */
@@ -86,10 +86,9 @@ static float sum_places(const float* even, const float* odd) {
   return (float)total * float_of((uint32_t)exponent << 23);
 }
 
-static float centre_of(const float* x, Segment segment) {
-  int64_t last = segment.end - 1;
-  return middle(
-      settle(x[segment.begin]), settle(x[segment.begin + (last - segment.begin + 1) / 2]), settle(x[last]));
+/* Of a segment that begins at x. */
+static float centre_of(const float* x, int64_t size) {
+  return middle(settle(x[0]), settle(x[size / 2]), settle(x[size - 1]));
 }
 
 static void reduce_chunk(const Moments* job, int64_t chunk, const float* x, int64_t size, float centre) {
@@ -126,24 +125,32 @@ static void reduce_item(const void* data, int64_t item) {
   for (int64_t chunk = item * CHUNKS_PER_ITEM; chunk < end; chunk++) {
     int64_t start = start_of(job, chunk);
     Segment segment = segment_at(&job->layout, start);
-    float centre = centre_of(job->gradient, segment);
-    reduce_chunk(job, chunk, job->gradient + start, minimum(segment.end - start, CHUNK), centre);
+    const float* x = place_in(&job->gradient, segment.tensor, segment.begin);
+    float centre = centre_of(x, segment.end - segment.begin);
+    if (start == segment.begin) job->centres[segment.number] = centre;
+    reduce_chunk(job, chunk, x + (start - segment.begin), minimum(segment.end - start, CHUNK), centre);
   }
 }
 
-/* Operand: gradient. Results: max|g|, sum and sum of squares of the deviations of every chunk. */
+/* Operands: gradient or its tensors. Results: max|g|, sum and sum of squares of the deviations of every chunk; and the
+ * centre of every segment, from which they deviate. */
 HANDLER jaxtern_moments(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
-  Moments job = {
-      .gradient = operand(frame, 0),
+  Layout layout = layout_of(frame);
+  Memory gradient;
+  Moments* job = create_job(frame, sizeof *job, frame->args.args, &layout, &gradient);
+  *job = (Moments){
+      .gradient = gradient,
       .max_abs = result(frame, 0),
       .first = result(frame, 1),
       .second = result(frame, 2),
-      .layout = layout_of(frame),
+      .centres = result(frame, 3),
+      .layout = layout,
   };
   int64_t size;
-  job.first_chunks = table(frame, "first_chunks", &size);
-  job.chunks = job.first_chunks[size - 1];
-  run_items(frame, ceiling(job.chunks, CHUNKS_PER_ITEM), reduce_item, &job);
+  job->first_chunks = table(frame, "first_chunks", &size);
+  job->chunks = job->first_chunks[size - 1];
+  run_items(frame, ceiling(job->chunks, CHUNKS_PER_ITEM), reduce_item, job);
+  free(job);
   return NULL;
 }

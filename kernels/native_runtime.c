@@ -2,7 +2,6 @@
 #include <fenv.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #include "native.h"
 
@@ -67,47 +66,80 @@ Segment segment_at(const Layout* layout, int64_t element) {
   int64_t block = (element - layout->starts[tensor]) / layout->block;
   int64_t begin = layout->starts[tensor] + block * layout->block;
   int64_t rest = layout->starts[tensor + 1] - begin;
-  return (Segment){layout->firsts[tensor] + block, begin, begin + minimum(rest, layout->block)};
+  return (Segment){layout->firsts[tensor] + block, tensor, begin, begin + minimum(rest, layout->block)};
 }
 
-/* Those who work on one call. A thread of XLA may be busy, or wait in a collective, until long after the call has
- * returned, so the caller waits only for items that were taken, and the last one to leave frees this. */
+void* create_plain_job(size_t size) {
+  void* job = malloc(size);
+  if (job == NULL) abort();
+  return job;
+}
+
+void* create_job(
+    const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, const Layout* layout, Memory* memory) {
+  int is_split = attribute(frame, "is_split") != 0;
+  int64_t count = is_split ? layout->tensors : 1;
+  char* job = create_plain_job(size + (size_t)count * sizeof(float*));
+  memory->starts = is_split ? layout->starts : NULL;
+  memory->buffers = (float**)(job + size);
+  for (int64_t i = 0; i < count; i++) memory->buffers[i] = ((XLA_FFI_Buffer*)buffers[i])->data;
+  return job;
+}
+
+/* Those who work on one call. The last one to leave frees this. */
 typedef struct Crew {
   Work* work;
-  const void* job; /* on the caller's stack: there as long as an item is left */
+  const void* job; /* the caller's: there until it returns, if it waits */
+  void* own_job;   /* the same, if it does not wait, else NULL */
   int64_t items, done;
   atomic_int_fast64_t next;
   atomic_int members;
   fenv_t environment; /* XLA computes with numbers flushed to zero, but not on every thread that it has */
   pthread_mutex_t mutex;
   pthread_cond_t finished;
+  const XLA_FFI_Api* api;
+  XLA_FFI_Future* future; /* NULL where the caller waits */
 } Crew;
 
-static void take_items(Crew* crew) {
+/* Whether all items are done now, and have not been before. */
+static int take_items(Crew* crew) {
   int64_t own = 0;
   for (int64_t item; (item = atomic_fetch_add(&crew->next, 1)) < crew->items; own++) crew->work(crew->job, item);
-  if (!own) return;
+  if (!own) return 0;
   pthread_mutex_lock(&crew->mutex);
   crew->done += own;
-  if (crew->done == crew->items) pthread_cond_signal(&crew->finished);
+  int is_done = crew->done == crew->items;
+  if (is_done) pthread_cond_signal(&crew->finished);
   pthread_mutex_unlock(&crew->mutex);
+  return is_done;
 }
 
 static void leave(Crew* crew) {
   if (atomic_fetch_sub(&crew->members, 1) > 1) return;
   pthread_cond_destroy(&crew->finished);
   pthread_mutex_destroy(&crew->mutex);
+  free(crew->own_job);
   free(crew);
+}
+
+/* What XLA does behind a call begins here, on this thread, and may take long: the crew is left before. */
+static void complete(const XLA_FFI_Api* api, XLA_FFI_Future* future) {
+  XLA_FFI_Future_SetAvailable_Args args = {
+      .struct_size = XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE, .future = future};
+  api->XLA_FFI_Future_SetAvailable(&args);
 }
 
 static void help(void* data) {
   Crew* crew = data;
+  const XLA_FFI_Api* api = crew->api;
+  XLA_FFI_Future* future = crew->future;
   fenv_t own;
   fegetenv(&own);
   fesetenv(&crew->environment);
-  take_items(crew);
+  int is_done = take_items(crew);
   fesetenv(&own);
   leave(crew);
+  if (is_done && future != NULL) complete(api, future);
 }
 
 static int is_error(const XLA_FFI_CallFrame* frame, XLA_FFI_Error* error) {
@@ -133,26 +165,68 @@ static int schedule(const XLA_FFI_CallFrame* frame, Crew* crew) {
   return 0;
 }
 
-void run_items(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job) {
-  int64_t helpers = items > 1 ? minimum(count_threads(frame), items) - 1 : 0;
-  Crew* crew = helpers > 0 ? malloc(sizeof *crew) : NULL;
-  if (crew == NULL) {
-    for (int64_t item = 0; item < items; item++) work(job, item);
-    return;
-  }
+static Crew* gather_crew(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job) {
+  Crew* crew = malloc(sizeof *crew);
+  if (crew == NULL) return NULL;
   crew->work = work;
   crew->job = job;
+  crew->own_job = NULL;
   crew->items = items;
   crew->done = 0;
+  crew->api = frame->api;
+  crew->future = NULL;
   atomic_init(&crew->next, 0);
   atomic_init(&crew->members, 1);
   fegetenv(&crew->environment);
   pthread_mutex_init(&crew->mutex, NULL);
   pthread_cond_init(&crew->finished, NULL);
+  return crew;
+}
+
+void run_items(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job) {
+  int64_t helpers = items > 1 ? minimum(count_threads(frame), items) - 1 : 0;
+  Crew* crew = helpers > 0 ? gather_crew(frame, items, work, job) : NULL;
+  if (crew == NULL) {
+    for (int64_t item = 0; item < items; item++) work(job, item);
+    return;
+  }
   while (helpers > 0 && schedule(frame, crew)) helpers--;
   take_items(crew);
+  /* A thread of XLA may be busy, or wait in a collective, until long after this: only items that were taken count. */
   pthread_mutex_lock(&crew->mutex);
   while (crew->done < crew->items) pthread_cond_wait(&crew->finished, &crew->mutex);
   pthread_mutex_unlock(&crew->mutex);
   leave(crew);
+}
+
+static XLA_FFI_Future* create_future(const XLA_FFI_CallFrame* frame) {
+  XLA_FFI_Future_Create_Args args = {.struct_size = XLA_FFI_Future_Create_Args_STRUCT_SIZE};
+  return is_error(frame, frame->api->XLA_FFI_Future_Create(&args)) ? NULL : args.future;
+}
+
+void start_items(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job) {
+  int64_t threads = minimum(count_threads(frame) - 1, items), helpers = 0;
+  if (threads < 1) threads = 1;
+  Crew* crew = items > 1 ? gather_crew(frame, items, work, job) : NULL;
+  XLA_FFI_Future* future = crew != NULL ? create_future(frame) : NULL;
+  if (future == NULL) {
+    free(crew);
+    for (int64_t item = 0; item < items; item++) work(job, item);
+    free(job);
+    return;
+  }
+  crew->own_job = job;
+  crew->future = frame->future = future;
+  while (helpers < threads && schedule(frame, crew)) helpers++;
+  if (helpers > 0) leave(crew);
+  else help(crew);
+}
+
+void run_job(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job) {
+  if (attribute(frame, "is_split")) {
+    start_items(frame, items, work, job);
+  } else {
+    run_items(frame, items, work, job);
+    free(job);
+  }
 }

@@ -3,9 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from .dispatch import pick_implementation, require_levels, require_shape, require_span, tuned, why_not_float32
+from .dispatch import pick_implementation, require_levels, require_shape, tuned, why_not_float32
 from .native import ternary_decode_native
 from .segments import Segments
 from .ternary_decode_reference import ternary_decode_reference
@@ -22,8 +21,6 @@ def ternary_decode(
     radix: int = 3,
     levels: int = 1,
     dtype: jax.typing.DTypeLike = jnp.float32,
-    into: jax.Array | None = None,
-    start: int = 0,
     implementation: str = "auto",
 ) -> jax.Array:
     """The mean gradient: s (sum of digits - N L) / (N L).
@@ -41,51 +38,39 @@ def ternary_decode(
       levels: L.
       dtype: of the mean; float32, bfloat16 or float16. "native" knows only float32, for others "auto" takes the
         reference on a CPU.
-      into: dtype of any shape, in row-major order, a larger array of which the mean replaces a span, or None. No copy
-        is made where nobody else needs it: an argument that is donated, or what another call returned.
-      start: of the span in `into`, a multiple of 512; with None, 0.
       implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
-      dtype[n]; or `into` with the elements from `start` to `start + n` replaced.
+      dtype[n].
 
     Raises:
       ValueError: if a shape, dtype, the radix, the levels, the workers or the implementation do not fit.
     """
+    require_words(words, segments, num_workers, radix, levels)
+    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
+    dtype = jnp.dtype(dtype)
+    if dtype not in OUTPUT_DTYPES:
+        raise ValueError(f"dtype={dtype}: must be one of {', '.join(str(each) for each in OUTPUT_DTYPES)}")
+    zero, units = num_workers * levels, units_of(scales, num_workers * levels)
+    not_native = why_not_float32("dtype", dtype)
+    picked = pick_implementation("ternary_decode", implementation, max(words.size, segments.num_elements), not_native)
+    if picked == "native" and words.size:
+        return ternary_decode_native(words, units, segments, zero, radix)
+    if picked == "mosaic" and words.size:
+        from .ternary_decode_mgpu import ternary_decode_mgpu
+
+        return ternary_decode_mgpu(words, units, segments, zero, radix, dtype, tuned("ternary_decode"))
+    return ternary_decode_reference(words, units, segments, zero, radix, dtype)
+
+
+def require_words(words: jax.Array, segments: Segments, num_workers: int, radix: int, levels: int) -> None:
+    """Refuses what is not the words of `num_workers` workers, one or more of them a row."""
     require_levels(levels, radix, num_workers=1)
     rows = words.shape[0] if words.ndim == 2 else 0
     if rows < 1 or num_workers % rows:
         raise ValueError(f"words.shape={words.shape}: must be [rows, words], rows dividing num_workers={num_workers}")
     require_levels(levels, radix, num_workers // rows)
     require_shape("words", words, (rows, segments.num_words(radix)), jnp.uint32)
-    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    dtype = jnp.dtype(dtype)
-    if dtype not in OUTPUT_DTYPES:
-        raise ValueError(f"dtype={dtype}: must be one of {', '.join(str(each) for each in OUTPUT_DTYPES)}")
-    _require_into(into, start, segments, dtype)
-    zero, units = num_workers * levels, units_of(scales, num_workers * levels)
-    not_native = why_not_float32("dtype", dtype)
-    size = max(words.size, segments.num_elements if into is None else into.size)  # one span must not leave the place
-    picked = pick_implementation("ternary_decode", implementation, size, not_native)
-    if picked == "native" and words.size:
-        return ternary_decode_native(words, units, segments, zero, radix, into, start)
-    if picked == "mosaic" and words.size:
-        from .ternary_decode_mgpu import ternary_decode_mgpu
-
-        mean = ternary_decode_mgpu(words, units, segments, zero, radix, dtype, tuned("ternary_decode"))
-    else:
-        mean = ternary_decode_reference(words, units, segments, zero, radix, dtype)
-    return mean if into is None else lax.dynamic_update_slice(into.reshape(-1), mean, (start,)).reshape(into.shape)
-
-
-def _require_into(into: jax.Array | None, start: int, segments: Segments, dtype: jnp.dtype) -> None:
-    if into is None:
-        if start != 0:
-            raise ValueError(f"start={start!r}: must be 0 without a vector to decode into")
-        return
-    require_span("into", jax.ShapeDtypeStruct((into.size,), into.dtype), start, segments)
-    if into.dtype != dtype:
-        raise ValueError(f"into.dtype={into.dtype}: must be dtype={dtype}")
 
 
 def units_of(scales: jax.Array, num_levels: int) -> jax.Array:

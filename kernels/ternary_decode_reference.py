@@ -17,7 +17,12 @@ def ternary_decode_reference(
 ) -> jax.Array:
     """`ternary_decode`, its arguments checked; units are what a digit is worth, `zero` is the sum of zero levels."""
     digits = sum_digits(words, radix, zero).reshape(-1)[: segments.num_elements]
-    return settle(segments.spread(digits, units)).astype(dtype)
+    return worth(segments, digits, units).astype(dtype)
+
+
+def worth(segments: Segments, digits: jax.Array, units: jax.Array) -> jax.Array:
+    """float32[n] digits to what they are worth."""
+    return settle(segments.spread(digits, units))
 
 
 def sum_digits(words: jax.Array, radix: int, zero: int) -> jax.Array:

@@ -1,23 +1,14 @@
 """Gradient, scales and key to radix words."""
 
-from collections.abc import Sequence
 from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from . import noise
-from .dispatch import (
-    pick_implementation,
-    require_floating,
-    require_levels,
-    require_shape,
-    tuned,
-    why_not_float32,
-)
-from .native import encode_span_native, ternary_encode_native
+from .dispatch import pick_implementation, require_floating, require_levels, require_shape, tuned, why_not_float32
+from .native import ternary_encode_native
 from .segments import Segments
 from .ternary_decode import units_of
 from .ternary_encode_reference import residual_reference, ternary_encode_reference
@@ -35,7 +26,6 @@ def ternary_encode(
     radix: int = 3,
     levels: int = 1,
     offset: int = 0,
-    start: int | None = None,
     residual: Literal[False] = False,
     implementation: str = "auto",
 ) -> jax.Array: ...
@@ -51,7 +41,6 @@ def ternary_encode(
     radix: int = 3,
     levels: int = 1,
     offset: int = 0,
-    start: int | None = None,
     residual: Literal[True],
     implementation: str = "auto",
 ) -> tuple[jax.Array, jax.Array]: ...
@@ -66,7 +55,6 @@ def ternary_encode(
     radix: int = 3,
     levels: int = 1,
     offset: int = 0,
-    start: int | None = None,
     residual: bool = False,
     implementation: str = "auto",
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
@@ -79,18 +67,15 @@ def ternary_encode(
     nothing, and `ternary_decode` returns NaN.
 
     Args:
-      gradient: float[n], a bucket; float32, bfloat16 or float16. With `start`, a longer one.
+      gradient: float[n], a bucket; float32, bfloat16 or float16.
       scales: float32[num_scales], shared by all workers.
       key: uint32[2], from `derive_key`.
       segments: layout of the bucket.
       radix: R of the words, at least 2L + 1; 2LN + 1 where the words of N workers will be added.
       levels: L, 1 to 32767.
       offset: position of the bucket's first element in the stream of noise, a multiple of 512.
-      start: of the span of the gradient that is encoded, gradient[start : start + n], a multiple of 512; None: all of
-        it. The offset is that of the span's first element.
       residual: also return what the words leave out, for error feedback.
-      implementation: "auto", "reference", "native" or "mosaic". "native" knows only
-        float32 without residual; for others "auto" takes the reference on a CPU.
+      implementation: "auto", "reference", "native" or "mosaic". "native" knows only float32 without residual; for others "auto" takes the reference on a CPU.
 
     Returns:
       uint32[segments.num_words(radix)]; with `residual` also float32[n], the elements less what `ternary_decode`
@@ -99,14 +84,12 @@ def ternary_encode(
     Raises:
       ValueError: if a shape, dtype, the radix, the levels or the implementation do not fit.
     """
-    _require(gradient, scales, key, segments, radix, levels, offset, start)
+    _require(gradient, scales, key, segments, radix, levels, offset)
     steps, units = steps_of(scales, levels), units_of(scales, levels)
     not_native = "it gives no residual" if residual else why_not_float32("gradient.dtype", gradient.dtype)
-    picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)  # of all its spans alike
+    picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)
     if picked == "native" and segments.num_elements:
-        return ternary_encode_native(gradient, steps, key, segments, radix, levels, offset, start or 0)
-    if start is not None:
-        gradient = lax.slice(gradient, (start,), (start + segments.num_elements,))
+        return ternary_encode_native(gradient, steps, key, segments, radix, levels, offset)
     if picked == "mosaic" and gradient.size:
         from .ternary_encode_mgpu import ternary_encode_mgpu
 
@@ -116,57 +99,14 @@ def ternary_encode(
     return (words, residual_reference(gradient, words, units, segments, radix, levels)) if residual else words
 
 
-def encode_span(
-    gradient: jax.Array,
-    scales: jax.Array,
-    key: jax.Array,
-    segments: Segments,
-    *,
-    start: int,
-    radix: int = 3,
-    levels: int = 1,
-    offset: int = 0,
-    after: Sequence[jax.Array] = (),
-    implementation: str = "auto",
-) -> tuple[jax.Array, jax.Array]:
-    """`ternary_encode` of a span, which also hands the gradient on, so that the next span can be encoded from it, and a
-    mean decoded into it (`ternary_decode`'s `into`), one after the other and without a copy of the whole.
-
-    Args:
-      gradient: as in `ternary_encode`, but of any shape, in row-major order.
-      scales, key, segments, start, radix, levels, offset, implementation: as in `ternary_encode`.
-      after: arrays that are to be computed first; "native" keeps to it.
-
-    Returns:
-      The words, and the gradient, the same values as before.
-    """
-    options = {"radix": radix, "levels": levels, "offset": offset, "start": start, "implementation": implementation}
-    not_native = why_not_float32("gradient.dtype", gradient.dtype)
-    picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)
-    if picked != "native" or not segments.num_elements:
-        return ternary_encode(gradient.reshape(-1), scales, key, segments, **options), gradient
-    _require(
-        jax.ShapeDtypeStruct((gradient.size,), gradient.dtype), scales, key, segments, radix, levels, offset, start
-    )
-    steps = steps_of(scales, levels)
-    return encode_span_native(gradient, steps, key, segments, radix, levels, offset, start, after)
-
-
 def _require(
-    gradient: jax.Array | jax.ShapeDtypeStruct,
-    scales: jax.Array,
-    key: jax.Array,
-    segments: Segments,
-    radix: int,
-    levels: int,
-    offset: int,
-    start: int | None,
+    gradient: jax.Array, scales: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
 ) -> None:
-    require_floating(gradient, segments, start)
+    require_floating(gradient, segments)
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
     require_shape("key", key, (2,), jnp.uint32)
     require_levels(levels, radix, num_workers=1)
-    _require_offset(offset, segments)
+    require_offset(offset, segments.num_elements)
 
 
 def steps_of(scales: jax.Array, levels: int) -> jax.Array:
@@ -174,10 +114,11 @@ def steps_of(scales: jax.Array, levels: int) -> jax.Array:
     return jnp.where(scales >= MIN_SCALE, np.float32(levels << noise.BITS) / scales, 0.0)
 
 
-def _require_offset(offset: int, segments: Segments) -> None:
+def require_offset(offset: int, size: int) -> None:
+    """Refuses a position of so many elements that is not that of a group of noise."""
     multiple = noise.LANES * noise.RUN
-    if offset % multiple or not 0 <= offset <= 2**32 - segments.num_elements:
+    if offset % multiple or not 0 <= offset <= 2**32 - size:
         raise ValueError(
-            f"offset={offset}: must be a multiple of {multiple} from which {segments.num_elements} elements end below"
+            f"offset={offset}: must be a multiple of {multiple} from which {size} elements end below"
             " 2^32"
         )

@@ -16,7 +16,6 @@ from jaxtern.kernels.segments import split
 PathPredicate = Callable[[str], bool]
 
 BUCKET_SIZE = 2**22  # elements, if nothing else is said: some milliseconds of a link of 1 Gbit/s
-_ALONE = 2**18  # elements of a tensor whose copies into a bucket and out of it cost more than a collective of its own
 
 
 class Bucket(NamedTuple):
@@ -37,6 +36,13 @@ class Flat(NamedTuple):
     """A bucket's tensors as two float32 vectors."""
 
     compressed: jax.Array
+    floats: jax.Array
+
+
+class Tensors(NamedTuple):
+    """A bucket's compressed tensors as they are, but float32; those that stay float as a vector."""
+
+    compressed: Sequence[jax.Array]
     floats: jax.Array
 
 
@@ -67,8 +73,8 @@ def plan_layout(tree: Any, min_size: int, exclude: PathPredicate | None, bucket_
     """Decides for every tensor of `tree` whether it is compressed, and with which others it travels.
 
     A tensor stays float if it has fewer than `min_size` elements or `exclude(path)` is true. With `bucket_size` the
-    compressed ones are taken from the last, whose gradient is ready first, to the first: one of so many elements, or of
-    2^18, is a bucket, and smaller neighbours share one until it is full. Those that stay float travel with the last.
+    compressed ones are taken from the last, whose gradient is ready first, to the first: one of so many elements is a
+    bucket, and smaller neighbours share one until it is full. Those that stay float travel with the last.
 
     Raises:
       ValueError: if a tensor is not floating-point.
@@ -94,7 +100,7 @@ def _group(places: list[int], sizes: list[int], bucket_size: int) -> Iterator[tu
     """Neighbours until they have `bucket_size` elements; a large tensor stands alone."""
     group: list[int] = []
     for place in places:
-        if sizes[place] >= min(bucket_size, _ALONE):
+        if sizes[place] >= bucket_size:
             yield (place,)
             continue
         group.append(place)
@@ -114,21 +120,34 @@ def _number(groups: list[tuple[int, ...]], floats: tuple[int, ...], sizes: list[
         position += -(-elements // (LANES * RUN)) * LANES * RUN
 
 
+def take(tree: Any, layout: Layout) -> list[Tensors]:
+    """The tensors of every bucket."""
+    leaves = [jnp.asarray(leaf).astype(jnp.float32) for leaf in layout.treedef.flatten_up_to(tree)]
+    return [
+        Tensors([leaves[place] for place in bucket.compressed], concatenate([leaves[place] for place in bucket.floats]))
+        for bucket in layout.buckets
+    ]
+
+
+def give_back(bucketed: Sequence[Tensors], layout: Layout) -> Any:
+    """The inverse of `take`; every tensor returns to its own dtype."""
+    leaves: list[Any] = [None] * len(layout.paths)
+    for bucket, own in zip(layout.buckets, bucketed, strict=True):
+        floats = split(own.floats, layout.sizes(bucket.floats))
+        for place, tensor in zip(bucket.compressed + bucket.floats, [*own.compressed, *floats], strict=True):
+            leaves[place] = tensor.reshape(layout.shapes[place]).astype(layout.dtypes[place])
+    return layout.treedef.unflatten(leaves)
+
+
 def flatten(tree: Any, layout: Layout) -> list[Flat]:
-    """The tensors of every bucket; a tensor that stands alone in float32 is not copied."""
-    leaves = layout.treedef.flatten_up_to(tree)
-
-    def vector(places: Sequence[int]) -> jax.Array:
-        return concatenate([jnp.asarray(leaves[place]).astype(jnp.float32) for place in places])
-
-    return [Flat(vector(bucket.compressed), vector(bucket.floats)) for bucket in layout.buckets]
+    """The tensors of every bucket, in one vector."""
+    return [Flat(concatenate(own.compressed), own.floats) for own in take(tree, layout)]
 
 
 def unflatten(flats: Sequence[Flat], layout: Layout) -> Any:
-    """The inverse of `flatten`; every tensor returns to its own dtype."""
-    leaves: list[Any] = [None] * len(layout.paths)
-    for bucket, flat in zip(layout.buckets, flats, strict=True):
-        for places, vector in ((bucket.compressed, flat.compressed), (bucket.floats, flat.floats)):
-            for place, part in zip(places, split(vector, layout.sizes(places)), strict=True):
-                leaves[place] = part.reshape(layout.shapes[place]).astype(layout.dtypes[place])
-    return layout.treedef.unflatten(leaves)
+    """The inverse of `flatten`."""
+    parts = [
+        Tensors(split(flat.compressed, layout.sizes(bucket.compressed)), flat.floats)
+        for bucket, flat in zip(layout.buckets, flats, strict=True)
+    ]
+    return give_back(parts, layout)

@@ -10,6 +10,7 @@ import jax
 from jaxtern.compression import scales as scales_lib
 from jaxtern.kernels import (
     Segments,
+    decode_span,
     digits_per_word,
     encode_span,
     shard_mean,
@@ -17,7 +18,7 @@ from jaxtern.kernels import (
     ternary_decode,
     ternary_encode,
 )
-from jaxtern.kernels.dispatch import IMPLEMENTATIONS, pick_implementation
+from jaxtern.kernels.dispatch import IMPLEMENTATIONS
 from jaxtern.kernels.noise import LANES
 from jaxtern.kernels.radix import MAX_RADIX, RUN
 
@@ -30,8 +31,8 @@ class Codec(Protocol):
     worker's words arrive by themselves.
     """
 
-    def local_scales(self, gradient: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
-        """float32[n] gradient of tensors of these `sizes` to this worker's float32 scales."""
+    def local_scales(self, gradient: jax.Array | Sequence[jax.Array], sizes: tuple[int, ...]) -> jax.Array:
+        """float32[n] gradient of tensors of these `sizes`, or these tensors, to this worker's float32 scales."""
         ...
 
     def encode(
@@ -51,48 +52,50 @@ class Codec(Protocol):
         ...
 
     def decode(
+        self, words: jax.Array, scales: jax.Array, sizes: tuple[int, ...], num_added: int, num_workers: int
+    ) -> jax.Array:
+        """uint32[rows, words], each row the sum of `num_added` workers' words, to the float32[n] mean of all."""
+        ...
+
+    def encode_span(
+        self,
+        tensors: Sequence[jax.Array],
+        scales: jax.Array,
+        key: jax.Array,
+        span: tuple[int, int],
+        num_added: int,
+        *,
+        position: int,
+        after: Sequence[jax.Array],
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """As `encode`, of the elements of float32 tensors from span[0] on, span[1] of them, when `after` is there.
+
+        Returns the words, and the tensors to go on with.
+        """
+        ...
+
+    def decode_span(
         self,
         words: jax.Array,
+        total: jax.Array | None,
         scales: jax.Array,
-        sizes: tuple[int, ...],
+        tensors: Sequence[jax.Array],
+        span: tuple[int, int],
         num_added: int,
         num_workers: int,
         *,
-        into: jax.Array | None = None,
-        start: int = 0,
-    ) -> jax.Array:
-        """uint32[rows, words], each row the sum of `num_added` workers' words, to the float32[n] mean of all.
+        after: Sequence[jax.Array],
+    ) -> list[jax.Array]:
+        """As `decode`, of a span's words, to the tensors with the mean in its place, when `after` is there.
 
-        With `into`, a float32 vector, to that vector with the mean in it from `start` on.
+        With `total`, uint32[1, W], of two workers' words the first row is given, and the sum of both modulo 2^32.
         """
         ...
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
-        """About `size`, an extent in which tensors can be encoded and decoded piece by piece; None: only as a whole.
+        """About `size`, an extent in which buckets can be encoded and decoded piece by piece; None: only as a whole.
 
         It must be the same on every host, whatever runs the codec there.
-        """
-        ...
-
-    def is_in_place(self, size: int) -> bool:
-        """Whether `decode` of a piece of a vector of so many elements leaves the rest of `into` where it lies."""
-        ...
-
-    def encode_piece(
-        self,
-        gradient: jax.Array,
-        scales: jax.Array,
-        key: jax.Array,
-        sizes: tuple[int, ...],
-        num_added: int,
-        *,
-        start: int,
-        position: int,
-        after: Sequence[jax.Array],
-    ) -> tuple[jax.Array, jax.Array]:
-        """As `encode`, of the elements from `start` on, when `after` is there; returns the gradient too, to go on with.
-
-        Needed only where `piece_size` is not None.
         """
         ...
 
@@ -169,7 +172,7 @@ class Ternary:
         """2LN + 1, the smallest radix in which the digits of `num_added` workers add without a carry."""
         return 2 * self.levels * num_added + 1
 
-    def local_scales(self, gradient: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
+    def local_scales(self, gradient: jax.Array | Sequence[jax.Array], sizes: tuple[int, ...]) -> jax.Array:
         return scales_lib.local_scales(gradient, self._segments(sizes), self.clip_sigmas, self.implementation)
 
     def encode(
@@ -193,41 +196,8 @@ class Ternary:
             implementation=self.implementation,
         )
 
-    def encode_piece(
-        self,
-        gradient: jax.Array,
-        scales: jax.Array,
-        key: jax.Array,
-        sizes: tuple[int, ...],
-        num_added: int,
-        *,
-        start: int,
-        position: int,
-        after: Sequence[jax.Array],
-    ) -> tuple[jax.Array, jax.Array]:
-        return encode_span(
-            gradient,
-            scales_lib.round_scales(scales, self.scale),
-            key,
-            self._segments(sizes),
-            start=start,
-            radix=self.radix(num_added),
-            levels=self.levels,
-            offset=position,
-            after=after,
-            implementation=self.implementation,
-        )
-
     def decode(
-        self,
-        words: jax.Array,
-        scales: jax.Array,
-        sizes: tuple[int, ...],
-        num_added: int,
-        num_workers: int,
-        *,
-        into: jax.Array | None = None,
-        start: int = 0,
+        self, words: jax.Array, scales: jax.Array, sizes: tuple[int, ...], num_added: int, num_workers: int
     ) -> jax.Array:
         return ternary_decode(
             words,
@@ -236,18 +206,65 @@ class Ternary:
             num_workers=num_workers,
             radix=self.radix(num_added),
             levels=self.levels,
-            into=into,
-            start=start,
+            implementation=self.implementation,
+        )
+
+    def encode_span(
+        self,
+        tensors: Sequence[jax.Array],
+        scales: jax.Array,
+        key: jax.Array,
+        span: tuple[int, int],
+        num_added: int,
+        *,
+        position: int,
+        after: Sequence[jax.Array],
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        return encode_span(
+            tensors,
+            scales_lib.round_scales(scales, self.scale),
+            key,
+            self._segments(tuple(each.size for each in tensors)),
+            start=span[0],
+            size=span[1],
+            radix=self.radix(num_added),
+            levels=self.levels,
+            offset=position,
+            after=after,
+            implementation=self.implementation,
+        )
+
+    def decode_span(
+        self,
+        words: jax.Array,
+        total: jax.Array | None,
+        scales: jax.Array,
+        tensors: Sequence[jax.Array],
+        span: tuple[int, int],
+        num_added: int,
+        num_workers: int,
+        *,
+        after: Sequence[jax.Array],
+    ) -> list[jax.Array]:
+        return decode_span(
+            words,
+            scales_lib.round_scales(scales, self.scale),
+            self._segments(tuple(each.size for each in tensors)),
+            tensors,
+            start=span[0],
+            size=span[1],
+            num_workers=num_workers,
+            radix=self.radix(num_added),
+            levels=self.levels,
+            total=total,
+            after=after,
             implementation=self.implementation,
         )
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
         depths = [digits_per_word(self.radix(count)) for count in (1, num_workers) if self.can_add(count)]
-        extent = math.lcm(RUN * math.lcm(LANES, *depths) * num_devices, self.block_size or 1)
+        extent = RUN * math.lcm(LANES, *depths) * num_devices
         return extent * max(size // extent, 1) if extent <= 2 * size else None
-
-    def is_in_place(self, size: int) -> bool:
-        return pick_implementation("ternary_decode", self.implementation, size) == "native"
 
     def can_add(self, num_workers: int) -> bool:
         return self.radix(num_workers) <= MAX_RADIX

@@ -90,11 +90,16 @@ def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
     width = words.shape[-1]
     if not width:  # nothing to exchange
         return jnp.zeros((words.shape[0] * count_workers(names), 0), words.dtype)
-    if not checked_axes(names) and count_workers(_shared_axes(names)) == 2:
+    if is_mutual(names):
         return _gather_two(words, _shared_axes(names))
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
         words = lax.all_gather(words, name, to=to)
     return words.reshape(-1, width)
+
+
+def is_mutual(names: AxisNames) -> bool:
+    """Whether there are two devices, and an all-reduce can stand for an all-gather: see `_gather_two`."""
+    return not checked_axes(names) and count_workers(_shared_axes(names)) == 2
 
 
 def _gather_two(words: jax.Array, names: AxisNames) -> jax.Array:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtern.compression import buckets, exchange as collectives, statistics
 from jaxtern.compression.buckets import Flat
 from jaxtern.compression.pieces import average_in_pieces
-from jaxtern.compression.schedule import Plan, after_exchange, exchange_span
+from jaxtern.compression.schedule import Plan, receive_span, send_span
 from jaxtern.compression.wire import Received
-from jaxtern.kernels import derive_key
+from jaxtern.kernels import derive_key, follow
 
 MEAN_WORKER = 2**32 - 1  # whose noise rounds the means of "two_way": no worker has this number
 
@@ -33,7 +33,7 @@ class Pending(NamedTuple):
 
 
 def average(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> Any:
-    """The mean of gradients; large buckets travel in pieces, so that one is decoded while the next is on its way.
+    """The mean of gradients; where they travel in a chain, one piece is decoded while the next is on its way.
 
     Args:
       plan: of the update.
@@ -44,14 +44,13 @@ def average(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> 
     if not plan.exchanges:
         return receive(plan, send(plan, workers, seed, count), seed, count)
     keys, key = _keys(plan, workers, seed, count), derive_key(seed, count, MEAN_WORKER)
+    if plan.is_chained:
+        bucketed = [_average_fast(plan, own) for own in buckets.take(workers[0], plan.layout)]
+        return buckets.give_back(average_in_pieces(plan, bucketed, keys[0], key), plan.layout)
     means, received = [], None
     for number, flats in enumerate(_flatten(plan, workers)):
-        if len(plan.pieces(number)) > 1:
-            scales = _shared_scales(plan, flats, plan.sizes(number))
-            mean, received = average_in_pieces(plan, number, flats[0], scales, keys[0], key, received)
-        else:
-            local, scales = _send_bucket(plan, number, flats, keys)
-            mean, received = _receive_bucket(plan, number, local, scales, key, received)
+        local, scales = _send_bucket(plan, number, flats, keys)
+        mean, received = _receive_bucket(plan, number, local, scales, key, received)
         means.append(mean)
     return buckets.unflatten(means, plan.layout)
 
@@ -89,14 +88,18 @@ def _keys(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> li
 
 def _flatten(plan: Plan, workers: Sequence[Any]) -> list[list[Flat]]:
     """Every bucket of every worker here, averaged over the fast axes."""
-    flats = [buckets.flatten(tree, plan.layout) for tree in workers]
-    if plan.axes.fast:
-        flats = [[Flat(*collectives.float_mean(tuple(flat), plan.axes.fast)) for flat in own] for own in flats]
+    flats = [[_average_fast(plan, flat) for flat in buckets.flatten(tree, plan.layout)] for tree in workers]
     return [list(of_workers) for of_workers in zip(*flats, strict=True)]
 
 
-def _shared_scales(plan: Plan, flats: Sequence[Flat], sizes: tuple[int, ...]) -> jax.Array:
-    scales = functools.reduce(jnp.maximum, [plan.codec.local_scales(flat.compressed, sizes) for flat in flats])
+def _average_fast(plan: Plan, own: Any) -> Any:
+    """A bucket, averaged over the fast axes."""
+    return collectives.float_mean(own, plan.axes.fast) if plan.axes.fast else own
+
+
+def _share(plan: Plan, local: Sequence[jax.Array]) -> jax.Array:
+    """The scales of all workers of those of each worker here."""
+    scales = functools.reduce(jnp.maximum, local)
     return collectives.maximum(scales, plan.axes.workers) if scales.size else scales
 
 
@@ -105,7 +108,7 @@ def _send_bucket(
 ) -> tuple[tuple[jax.Array | None, jax.Array | None], jax.Array | None]:
     bucket = plan.layout.buckets[number]
     sizes, added = plan.layout.sizes(bucket.compressed), plan.num_added(number)
-    scales = _shared_scales(plan, flats, sizes)
+    scales = _share(plan, [plan.codec.local_scales(flat.compressed, sizes) for flat in flats])
     words = [
         plan.codec.encode(flat.compressed, scales, key, sizes, added, position=bucket.position)
         for flat, key in zip(flats, keys, strict=True)
@@ -128,7 +131,9 @@ def _receive_bucket(
     words = jnp.zeros((plan.local_workers, 0), jnp.uint32) if words is None else words
     floats = jnp.zeros((plan.local_workers, 0), jnp.float32) if floats is None else floats
     scales = jnp.zeros((0,), jnp.float32) if scales is None else scales
-    received = exchange_span(plan, number, after_exchange(words, before), floats, sizes, key, start=0)
+    words = words if before is None else follow(words, [before.words])
+    sent = send_span(plan, number, words, floats)
+    received = receive_span(plan, number, sent, sum(sizes), key, start=0, after=sent.arrived)
     mean = plan.codec.decode(received.words, scales, sizes, received.num_added, received.num_workers)
     return Flat(mean, received.floats), received
 

@@ -1,5 +1,7 @@
 """One scale for each tensor (or block): what a digit of one is worth."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -9,13 +11,15 @@ from jaxtern.kernels import Segments, moments
 ROUNDINGS = ("exact", "pow2")
 
 
-def local_scales(gradient: jax.Array, segments: Segments, clip_sigmas: float, implementation: str) -> jax.Array:
+def local_scales(
+    gradient: jax.Array | Sequence[jax.Array], segments: Segments, clip_sigmas: float, implementation: str
+) -> jax.Array:
     """s = min(c sigma, max|g|), the maximum of the gradient clipped at c standard deviations (TernGrad, section 5).
 
     With c = 0, and where all elements are equal (sigma = 0), nothing is clipped: s = max|g|.
 
     Args:
-      gradient: float32[n], one worker's bucket.
+      gradient: float32[n], one worker's bucket, or its tensors.
       segments: its layout.
       clip_sigmas: c, 0 or more.
       implementation: of the moments.

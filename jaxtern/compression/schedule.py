@@ -21,7 +21,9 @@ class Plan(NamedTuple):
       axes: where the workers lie.
       num_workers: N.
       local_workers: V, those of one device.
-      piece_size: elements; a tensor with more travels in pieces. None: whole.
+      piece_size: elements; a larger bucket travels in pieces of about so many. None: whole.
+      is_chained: whether all exchanges are one chain, on the memory of the gradients: on a CPU, where `shard_map` does
+        not track what varies (check_vma=False).
     """
 
     layout: Layout
@@ -31,6 +33,7 @@ class Plan(NamedTuple):
     num_workers: int
     local_workers: int
     piece_size: int | None
+    is_chained: bool
 
     def num_added(self, number: int) -> int:
         """Workers whose words are added on the wire, in bucket `number`."""
@@ -42,9 +45,8 @@ class Plan(NamedTuple):
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
         """First element and elements of each piece of bucket `number`."""
-        sizes = self.sizes(number)
-        size, total = None, sum(sizes)
-        if self.piece_size is not None and self.local_workers == len(sizes) == 1 and total > self.piece_size:
+        size, total = None, sum(self.sizes(number))
+        if self.piece_size is not None and total > self.piece_size:
             devices = collectives.count_workers(self.axes.workers) * collectives.count_workers(self.axes.fast)
             size = self.codec.piece_size(self.piece_size, devices, self.num_workers)
         size = size or max(total, 1)
@@ -58,7 +60,7 @@ def plan_update(
     axes: Axes,
     network: Network,
     local_workers: int,
-    piece_size: int | None,
+    bucket_size: int | None,
 ) -> Plan:
     """Chooses each bucket's exchange.
 
@@ -66,8 +68,11 @@ def plan_update(
       ValueError: for an exchange that cannot add so many workers.
     """
     num_workers = collectives.count_workers(axes.workers) * local_workers
+    is_tracked = bool(collectives.checked_axes(axes.workers + axes.fast))  # what gradients become varies as they do
+    is_chained = local_workers == 1 and jax.default_backend() == "cpu" and not is_tracked
+    shared = axes, num_workers, local_workers, bucket_size if is_chained else None, is_chained
     if exchange == "float":
-        return Plan(layout, codec, (), axes, num_workers, local_workers, piece_size)
+        return Plan(layout, codec, (), *shared)
     devices = collectives.count_workers(axes.fast)
     exchanges = tuple(
         choose_exchange(
@@ -75,7 +80,7 @@ def plan_update(
         )
         for b in layout.buckets
     )
-    return Plan(layout, codec, exchanges, axes, num_workers, local_workers, piece_size)
+    return Plan(layout, codec, exchanges, *shared)
 
 
 def resolve(codec: Codec | str, exchange: str) -> tuple[Codec, str]:
@@ -118,20 +123,14 @@ def choose_exchange(
     return exchange
 
 
-def exchange_span(
-    plan: Plan, number: int, words: jax.Array, floats: jax.Array, sizes: tuple[int, ...], key: jax.Array, *, start: int
+def send_span(plan: Plan, number: int, words: jax.Array, floats: jax.Array) -> wire.Sent:
+    """Begins the exchange of a bucket, or a piece of it."""
+    return wire.send_bucket(plan.exchanges[number], plan.codec, words, floats, plan.axes, as_total=plan.is_chained)
+
+
+def receive_span(
+    plan: Plan, number: int, sent: wire.Sent, size: int, key: jax.Array, start: int, after: jax.Array
 ) -> wire.Received:
-    """Exchanges a bucket, or its piece from element `start` on."""
+    """Ends it, once `after` is there; `size` elements from `start` on."""
     position = plan.layout.buckets[number].position + start
-    return wire.exchange_bucket(plan.exchanges[number], plan.codec, words, floats, sizes, plan.axes, key, position)
-
-
-def after_exchange(words: jax.Array, received: wire.Received | None) -> jax.Array:
-    """The same words, once an exchange has ended.
-
-    XLA joins all-reduces that do not wait for one another, so that all would wait for the last of their words.
-    """
-    if received is None or not received.words.size or not words.size:
-        return words
-    nothing = received.words[0, 0] >> 31 >> 1  # zero, which the compiler does not know
-    return words + nothing
+    return wire.receive_bucket(plan.exchanges[number], plan.codec, sent, size, plan.axes, key, position, after)

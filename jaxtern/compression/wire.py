@@ -10,6 +10,7 @@ from jax import lax
 from jaxtern.compression import cost, exchange as collectives
 from jaxtern.compression.codecs import Codec
 from jaxtern.compression.exchange import AxisNames
+from jaxtern.kernels import follow
 
 
 class Axes(NamedTuple):
@@ -32,66 +33,109 @@ class Received(NamedTuple):
       num_added: workers whose digits were added in a row, which fixes the radix.
       num_workers: workers for which all rows stand: N, or 1 where the words are those of the mean.
       floats: float32[m], the mean of the tensors that are not compressed.
+      total: uint32[1, W] or None. If there is one, `words` holds only the row of this device's worker, and the other
+        one's is the total less that, modulo 2^32.
+      kept: what went into collectives.
     """
 
     words: jax.Array
     num_added: int
     num_workers: int
     floats: jax.Array
+    total: jax.Array | None = None
+    kept: tuple[jax.Array, ...] = ()
+
+    @property
+    def arrived(self) -> jax.Array:
+        """What is there when the exchange has ended."""
+        return self.words if self.total is None else self.total
 
 
-def exchange_bucket(
-    exchange: str,
-    codec: Codec,
-    words: jax.Array,
-    floats: jax.Array,
-    sizes: tuple[int, ...],
-    axes: Axes,
-    key: jax.Array,
-    position: int,
-) -> Received:
-    """Sends a bucket by "gather", "sum", "scatter" or "two_way".
+class Sent(NamedTuple):
+    """What the first collective of a bucket's exchange leaves.
+
+    Attributes:
+      received: what the exchange leaves, if one collective is all of it; else None.
+      rows: all workers' words of this device's shard, and behind them their float tensors' shard, if it is not.
+      shard: words among the columns of `rows`.
+      num_floats: elements of the float tensors.
+      num_workers: N.
+      kept: as in `Received`.
+    """
+
+    received: Received | None
+    rows: jax.Array | None = None
+    shard: int = 0
+    num_floats: int = 0
+    num_workers: int = 0
+    kept: tuple[jax.Array, ...] = ()
+
+    @property
+    def arrived(self) -> jax.Array | None:
+        """What is there when this collective has ended."""
+        return self.rows if self.received is None else self.received.arrived
+
+
+def send_bucket(
+    exchange: str, codec: Codec, words: jax.Array, floats: jax.Array, axes: Axes, *, as_total: bool = False
+) -> Sent:
+    """Sends a bucket by "gather", "sum", "scatter" or "two_way": their first collective.
 
     Args:
       exchange: its name.
       codec: that made the words.
       words: uint32[V, W] of the workers on this device, made for the addition of N workers where it is "sum".
       floats: float32[V, m] of the workers on this device.
-      sizes: elements of the tensors whose words they are.
       axes: where the workers lie.
-      key: uint32[2] of the noise of "two_way", the same on all devices.
-      position: of the bucket's first element in that noise.
+      as_total: whether two workers' words may be left as a total.
     """
     num_workers = collectives.count_workers(axes.workers) * words.shape[0]
     if exchange == "gather":
-        return _gather(words, floats, axes, num_workers)
+        return Sent(_gather(words, floats, axes, num_workers, as_total))
     if exchange == "sum":
         local = functools.reduce(jnp.add, list(words))[None]
         added = _through_fast(lambda own: collectives.add_words(own[0], axes.workers), local, axes)
-        return Received(added, num_workers, num_workers, _float_mean(floats, axes, num_workers))
-    return _scatter(exchange, codec, words, floats, sizes, axes, key, position)
+        means = _float_mean(floats, axes, num_workers)
+        return Sent(Received(added, num_workers, num_workers, means, kept=(local,)))
+    return _send_shards(exchange, codec, words, floats, axes, num_workers)
 
 
-def _gather(words: jax.Array, floats: jax.Array, axes: Axes, num_workers: int) -> Received:
+def receive_bucket(
+    exchange: str, codec: Codec, sent: Sent, size: int, axes: Axes, key: jax.Array, position: int, after: jax.Array
+) -> Received:
+    """The second collective, if there is one.
+
+    Args:
+      exchange, codec, axes: as in `send_bucket`.
+      sent: what that left.
+      size: elements whose words they are.
+      key: uint32[2] of the noise of "two_way", the same on all devices.
+      position: of the first element in that noise.
+      after: uint32, which is there before the collective begins.
+    """
+    if sent.received is not None:
+        return sent.received
+    return _return_shards(exchange, codec, sent, size, axes, key, position, after)
+
+
+def _gather(words: jax.Array, floats: jax.Array, axes: Axes, num_workers: int, as_total: bool) -> Received:
     """All workers' words, and in the same collective their float tensors."""
     width = words.shape[-1]
     payload = jnp.concatenate([words, _as_words(floats)], axis=-1)
+    if as_total and num_workers == 2 and words.shape[0] == 1 and not axes.fast and collectives.is_mutual(axes.workers):
+        total = collectives.add_words(payload[0], axes.workers)
+        rows = jnp.concatenate([payload, total - payload])[:, width:]  # the mean of two is the same in either order
+        means = _mean_in_order(_as_floats(rows))
+        return Received(payload[:, :width], 1, 2, means, total[:, :width], kept=(payload,))
     rows = _through_fast(lambda own: collectives.gather_words(own, axes.workers), payload, axes)
-    return Received(rows[:, :width], 1, num_workers, _mean_in_order(_as_floats(rows[:, width:])))
+    means = _mean_in_order(_as_floats(rows[:, width:]))
+    return Received(rows[:, :width], 1, num_workers, means, kept=(payload,))
 
 
-def _scatter(
-    exchange: str,
-    codec: Codec,
-    words: jax.Array,
-    floats: jax.Array,
-    sizes: tuple[int, ...],
-    axes: Axes,
-    key: jax.Array,
-    position: int,
-) -> Received:
-    """Every device adds (or averages) one shard of all workers' words and float tensors, and all gather the results."""
-    num_workers = collectives.count_workers(axes.workers) * words.shape[0]
+def _send_shards(
+    exchange: str, codec: Codec, words: jax.Array, floats: jax.Array, axes: Axes, num_workers: int
+) -> Sent:
+    """To every device the words and float tensors of all workers, of one shard."""
     num_shards = collectives.count_workers(axes.workers) * collectives.count_workers(axes.fast)
     num_added = num_workers if exchange == "scatter" else 1
     width, num_floats = words.shape[-1], floats.shape[-1]
@@ -101,18 +145,27 @@ def _scatter(
     shards = [part.reshape(*part.shape[:-1], num_shards, -1) for part in parts]
     payload = jnp.concatenate(shards, axis=-1).reshape(words.shape[0], -1)
     rows = collectives.scatter_words(_own_part(payload, axes), axes.workers)
+    return Sent(None, rows, shard, num_floats, num_workers, kept=(payload, rows))
+
+
+def _return_shards(
+    exchange: str, codec: Codec, sent: Sent, size: int, axes: Axes, key: jax.Array, position: int, after: jax.Array
+) -> Received:
+    """Every device adds (or averages) the words and float tensors of its shard, and all gather the results."""
+    num_workers, shard = sent.num_workers, sent.shard
     if exchange == "scatter":
-        middle = codec.add_shards(rows[:, :shard])
+        middle, num_added, stands_for = codec.add_shards(sent.rows[:, :shard]), num_workers, num_workers
     else:
         place = collectives.worker_index(axes.fast + axes.workers).astype(jnp.uint32)
         start = place * jnp.uint32(codec.num_places(shard)) + jnp.uint32(position)
-        middle = codec.average_shards(rows[:, :shard], key, start)
-    mean = _as_words(_mean_in_order(_as_floats(rows[:, shard:])))
-    joined = collectives.gather_words(jnp.concatenate([middle, mean])[None], axes.fast + axes.workers)
-    received = joined[:, : middle.size].reshape(1, -1), joined[:, middle.size :].reshape(-1)
-    needed = codec.num_words(sizes, num_added)
-    means = _as_floats(received[1][:num_floats])
-    return Received(received[0][:, :needed], num_added, num_workers if exchange == "scatter" else 1, means)
+        middle, num_added, stands_for = codec.average_shards(sent.rows[:, :shard], key, start), 1, 1
+    mean = _as_words(_mean_in_order(_as_floats(sent.rows[:, shard:])))
+    result = follow(jnp.concatenate([middle, mean]), [after])[None]
+    joined = collectives.gather_words(result, axes.fast + axes.workers)
+    words, floats = joined[:, : middle.size].reshape(1, -1), joined[:, middle.size :].reshape(-1)
+    needed = codec.num_words((size,), num_added)
+    means = _as_floats(floats[: sent.num_floats])
+    return Received(words[:, :needed], num_added, stands_for, means, kept=(*sent.kept, result))
 
 
 def _through_fast(send, words: jax.Array, axes: Axes) -> jax.Array:
