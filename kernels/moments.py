@@ -33,9 +33,7 @@ class Moments(NamedTuple):
     variance: jax.Array
 
 
-def moments(
-    gradient: jax.Array | Sequence[jax.Array], segments: Segments, *, implementation: str = "auto"
-) -> Moments:
+def moments(gradient: jax.Array | Sequence[jax.Array], segments: Segments, *, implementation: str = "auto") -> Moments:
     """max|g|, mean and population variance of every segment.
 
     The sums run in fixed orders with products that are exact in float32, or as integers, so the result depends on the

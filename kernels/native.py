@@ -17,9 +17,7 @@ from .segments import Segments
 _NO_BLOCKS = 2**62  # elements of a block that no tensor reaches
 
 
-def moments_native(
-    tensors: Sequence[jax.Array], segments: Segments, is_split: bool
-) -> tuple[Partials, jax.Array]:
+def moments_native(tensors: Sequence[jax.Array], segments: Segments, is_split: bool) -> tuple[Partials, jax.Array]:
     """As `partials_reference` and `centres_of`, of a vector or of tensors that lie apart."""
     counts = chunk_counts(segments)
     before = np.concatenate([[0], np.cumsum(counts)])[_firsts(segments)]
@@ -59,9 +57,7 @@ def encode_span_native(
     return words, tensors
 
 
-def ternary_decode_native(
-    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int
-) -> jax.Array:
+def ternary_decode_native(words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int) -> jax.Array:
     """`ternary_decode` to float32, its arguments checked."""
     numbers = {"radix": radix, "zero": zero, "start": 0, "elements": segments.num_elements}
     shapes = [((segments.num_elements,), jnp.float32)]

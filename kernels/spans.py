@@ -126,9 +126,7 @@ def decode_span(
     return [part.reshape(own.shape) for part, own in zip(split(flat, segments.sizes), into, strict=True)]
 
 
-def _require_two(
-    words: jax.Array, total: jax.Array, size: int, num_workers: int, radix: int, levels: int
-) -> None:
+def _require_two(words: jax.Array, total: jax.Array, size: int, num_workers: int, radix: int, levels: int) -> None:
     shape = (1, num_words(size, radix))
     require_shape("words", words, shape, jnp.uint32)
     require_shape("total", total, shape, jnp.uint32)

@@ -75,7 +75,8 @@ def ternary_encode(
       levels: L, 1 to 32767.
       offset: position of the bucket's first element in the stream of noise, a multiple of 512.
       residual: also return what the words leave out, for error feedback.
-      implementation: "auto", "reference", "native" or "mosaic". "native" knows only float32 without residual; for others "auto" takes the reference on a CPU.
+      implementation: "auto", "reference", "native" or "mosaic". "native" knows only float32 without residual; for
+        others "auto" takes the reference on a CPU.
 
     Returns:
       uint32[segments.num_words(radix)]; with `residual` also float32[n], the elements less what `ternary_decode`
@@ -118,7 +119,4 @@ def require_offset(offset: int, size: int) -> None:
     """Refuses a position of so many elements that is not that of a group of noise."""
     multiple = noise.LANES * noise.RUN
     if offset % multiple or not 0 <= offset <= 2**32 - size:
-        raise ValueError(
-            f"offset={offset}: must be a multiple of {multiple} from which {size} elements end below"
-            " 2^32"
-        )
+        raise ValueError(f"offset={offset}: must be a multiple of {multiple} from which {size} elements end below 2^32")

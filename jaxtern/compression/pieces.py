@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtern.compression import exchange as collectives
 from jaxtern.compression.buckets import Tensors
 from jaxtern.compression.schedule import Plan, receive_span, send_span
-from jaxtern.compression.wire import Received
+from jaxtern.compression.wire import Received, Shards
 from jaxtern.kernels import follow
 from jaxtern.kernels.segments import split
 
@@ -27,9 +27,7 @@ class _Piece(NamedTuple):
     is_last: bool
 
 
-def average_in_pieces(
-    plan: Plan, bucketed: Sequence[Tensors], own_key: jax.Array, key: jax.Array
-) -> list[Tensors]:
+def average_in_pieces(plan: Plan, bucketed: Sequence[Tensors], own_key: jax.Array, key: jax.Array) -> list[Tensors]:
     """The means of all buckets, in the memory of their gradients.
 
     Each piece is encoded from that memory, and its mean is decoded into it. While piece i is on its way, i + 2 is
@@ -58,7 +56,7 @@ def average_in_pieces(
             last = pieces[turn - 1]
             received.append(receive_span(plan, last.number, sent[turn - 1], last.size, key, last.start, before[0]))
             memory.decode(last, received[-1], received[turn - 1 - _KEPT].kept if turn > _KEPT else ())
-            if sent[turn - 1].received is None:
+            if isinstance(sent[turn - 1], Shards):
                 before = [received[-1].arrived]
     floats = [own.floats for piece, own in zip(pieces, received, strict=True) if piece.is_last]
     return [Tensors(tensors, own) for tensors, own in zip(memory.tensors, floats, strict=True)]

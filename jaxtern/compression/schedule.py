@@ -123,13 +123,19 @@ def choose_exchange(
     return exchange
 
 
-def send_span(plan: Plan, number: int, words: jax.Array, floats: jax.Array) -> wire.Sent:
+def send_span(plan: Plan, number: int, words: jax.Array, floats: jax.Array) -> wire.Received | wire.Shards:
     """Begins the exchange of a bucket, or a piece of it."""
     return wire.send_bucket(plan.exchanges[number], plan.codec, words, floats, plan.axes, as_total=plan.is_chained)
 
 
 def receive_span(
-    plan: Plan, number: int, sent: wire.Sent, size: int, key: jax.Array, start: int, after: jax.Array
+    plan: Plan,
+    number: int,
+    sent: wire.Received | wire.Shards,
+    size: int,
+    key: jax.Array,
+    start: int,
+    after: jax.Array,
 ) -> wire.Received:
     """Ends it, once `after` is there; `size` elements from `start` on."""
     position = plan.layout.buckets[number].position + start

@@ -51,34 +51,30 @@ class Received(NamedTuple):
         return self.words if self.total is None else self.total
 
 
-class Sent(NamedTuple):
-    """What the first collective of a bucket's exchange leaves.
+class Shards(NamedTuple):
+    """What the first of an exchange's two collectives leaves: all workers' words and floats of this device's shard.
 
     Attributes:
-      received: what the exchange leaves, if one collective is all of it; else None.
-      rows: all workers' words of this device's shard, and behind them their float tensors' shard, if it is not.
-      shard: words among the columns of `rows`.
-      num_floats: elements of the float tensors.
-      num_workers: N.
+      rows: uint32[N, ...], words and behind them the bits of float tensors.
+      num_words: columns that are words.
+      num_floats: elements of the float tensors, of all shards.
       kept: as in `Received`.
     """
 
-    received: Received | None
-    rows: jax.Array | None = None
-    shard: int = 0
-    num_floats: int = 0
-    num_workers: int = 0
-    kept: tuple[jax.Array, ...] = ()
+    rows: jax.Array
+    num_words: int
+    num_floats: int
+    kept: tuple[jax.Array, ...]
 
     @property
-    def arrived(self) -> jax.Array | None:
-        """What is there when this collective has ended."""
-        return self.rows if self.received is None else self.received.arrived
+    def arrived(self) -> jax.Array:
+        """What is there when the collective has ended."""
+        return self.rows
 
 
 def send_bucket(
     exchange: str, codec: Codec, words: jax.Array, floats: jax.Array, axes: Axes, *, as_total: bool = False
-) -> Sent:
+) -> Received | Shards:
     """Sends a bucket by "gather", "sum", "scatter" or "two_way": their first collective.
 
     Args:
@@ -88,33 +84,43 @@ def send_bucket(
       floats: float32[V, m] of the workers on this device.
       axes: where the workers lie.
       as_total: whether two workers' words may be left as a total.
+
+    Returns:
+      Shards if it has a second collective, else all that the exchange leaves.
     """
     num_workers = collectives.count_workers(axes.workers) * words.shape[0]
     if exchange == "gather":
-        return Sent(_gather(words, floats, axes, num_workers, as_total))
+        return _gather(words, floats, axes, num_workers, as_total)
     if exchange == "sum":
         local = functools.reduce(jnp.add, list(words))[None]
         added = _through_fast(lambda own: collectives.add_words(own[0], axes.workers), local, axes)
         means = _float_mean(floats, axes, num_workers)
-        return Sent(Received(added, num_workers, num_workers, means, kept=(local,)))
+        return Received(added, num_workers, num_workers, means, kept=(local,))
     return _send_shards(exchange, codec, words, floats, axes, num_workers)
 
 
 def receive_bucket(
-    exchange: str, codec: Codec, sent: Sent, size: int, axes: Axes, key: jax.Array, position: int, after: jax.Array
+    exchange: str,
+    codec: Codec,
+    sent: Received | Shards,
+    size: int,
+    axes: Axes,
+    key: jax.Array,
+    position: int,
+    after: jax.Array,
 ) -> Received:
     """The second collective, if there is one.
 
     Args:
       exchange, codec, axes: as in `send_bucket`.
-      sent: what that left.
+      sent: what that left: all, or `Shards`.
       size: elements whose words they are.
       key: uint32[2] of the noise of "two_way", the same on all devices.
       position: of the first element in that noise.
       after: uint32, which is there before the collective begins.
     """
-    if sent.received is not None:
-        return sent.received
+    if isinstance(sent, Received):
+        return sent
     return _return_shards(exchange, codec, sent, size, axes, key, position, after)
 
 
@@ -134,7 +140,7 @@ def _gather(words: jax.Array, floats: jax.Array, axes: Axes, num_workers: int, a
 
 def _send_shards(
     exchange: str, codec: Codec, words: jax.Array, floats: jax.Array, axes: Axes, num_workers: int
-) -> Sent:
+) -> Shards:
     """To every device the words and float tensors of all workers, of one shard."""
     num_shards = collectives.count_workers(axes.workers) * collectives.count_workers(axes.fast)
     num_added = num_workers if exchange == "scatter" else 1
@@ -145,14 +151,14 @@ def _send_shards(
     shards = [part.reshape(*part.shape[:-1], num_shards, -1) for part in parts]
     payload = jnp.concatenate(shards, axis=-1).reshape(words.shape[0], -1)
     rows = collectives.scatter_words(_own_part(payload, axes), axes.workers)
-    return Sent(None, rows, shard, num_floats, num_workers, kept=(payload, rows))
+    return Shards(rows, shard, num_floats, kept=(payload, rows))
 
 
 def _return_shards(
-    exchange: str, codec: Codec, sent: Sent, size: int, axes: Axes, key: jax.Array, position: int, after: jax.Array
+    exchange: str, codec: Codec, sent: Shards, size: int, axes: Axes, key: jax.Array, position: int, after: jax.Array
 ) -> Received:
     """Every device adds (or averages) the words and float tensors of its shard, and all gather the results."""
-    num_workers, shard = sent.num_workers, sent.shard
+    num_workers, shard = sent.rows.shape[0], sent.num_words
     if exchange == "scatter":
         middle, num_added, stands_for = codec.add_shards(sent.rows[:, :shard]), num_workers, num_workers
     else:

@@ -1,4 +1,4 @@
-"""The C implementation against the reference, bit for bit; and spans of larger vectors, which both know."""
+"""The C implementation against the reference, bit for bit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,8 +22,9 @@ from jaxtern.kernels import (
     ternary_decode,
     ternary_encode,
 )
-from jaxtern.kernels.moments_reference import partials_reference
-from jaxtern.kernels.native import partials_native
+from jaxtern.kernels.moments_reference import centres_of, partials_reference
+from jaxtern.kernels.native import moments_native
+from jaxtern.kernels.segments import split
 
 KEY = derive_key(3, 14, 15)
 CHUNK, TILE = 16384, 2560
@@ -130,13 +131,15 @@ def test_every_digit_of_a_word_is_found(radix: int):
 @settings(max_examples=5)
 def test_moments_equal_their_reference(segments: Segments, mean: float, factor: float):
     gradient = (_gradient(segments.num_elements) + jnp.float32(mean)) * jnp.float32(factor)
-    found, expected = (
-        jax.jit(lambda g, each=each: each(g, segments))(gradient) for each in (partials_native, partials_reference)
-    )
+    tensors = split(gradient, segments.sizes)
+    found = jax.jit(lambda g: moments_native([g], segments, is_split=False))(gradient)
+    apart = jax.jit(lambda tensors: moments_native(tensors, segments, is_split=True))(tensors)
+    expected = jax.jit(lambda g: (partials_reference(g, segments), centres_of(g, segments)))(gradient)
+    _assert_same(apart, found)
     if np.isfinite(factor):
         _assert_same(found, expected)
     else:
-        np.testing.assert_array_equal(np.isfinite(found[0]), np.isfinite(expected[0]))
+        np.testing.assert_array_equal(np.isfinite(found[0][0]), np.isfinite(expected[0][0]))
 
 
 @needs_native
@@ -161,68 +164,6 @@ def test_numbers_too_small_for_float32_are_zeros_on_every_thread():
         for each in ("native", "reference")
     )
     _assert_same(native, reference)
-
-
-@both
-@pytest.mark.parametrize("start", [0, 512, 5120])
-def test_a_span_is_encoded_as_if_it_were_alone(implementation: str, start: int):
-    segments, gradient = Segments((3000, 70)), _gradient(10_000)
-    scales, options = _scales(segments), {"offset": 1024, "implementation": implementation}
-    alone = ternary_encode(gradient[start : start + 3070], scales, KEY, segments, **options)
-    found = jax.jit(lambda g: ternary_encode(g, scales, KEY, segments, start=start, **options))(gradient)
-    _assert_same(found, alone)
-
-
-@both
-@pytest.mark.parametrize("start", [0, 512, 5120])
-def test_a_span_is_decoded_into_its_place_and_no_other(implementation: str, start: int):
-    segments, into = Segments((3000, 70)), _gradient(8190)
-    options = {"num_workers": 2, "implementation": implementation}
-    words, scales = _words(segments, 2), _scales(segments)
-    mean = ternary_decode(words, scales, segments, **options)
-    found = jax.jit(lambda v: ternary_decode(words, scales, segments, into=v, start=start, **options))(into)
-    _assert_same(found, into.at[start : start + 3070].set(mean))
-
-
-@needs_native
-def test_a_donated_vector_is_decoded_into_without_a_copy():
-    segments, size = Segments((5000,)), 100_000
-    options = {"num_workers": 1, "start": 1024, "implementation": "native"}
-    decode = jax.jit(
-        lambda words, into: ternary_decode(words, jnp.ones(1), segments, into=into, **options), donate_argnums=1
-    )
-    words, into = _words(segments, 1), jnp.zeros(size)
-    compiled = decode.lower(words, into).compile()
-    memory = compiled.memory_analysis()
-    assert memory is not None
-    assert memory.alias_size_in_bytes == 4 * size
-    assert memory.temp_size_in_bytes < 1000
-    address = into.unsafe_buffer_pointer()
-    assert compiled(words, into).unsafe_buffer_pointer() == address
-
-
-@both
-def test_spans_that_do_not_fit_are_refused(implementation: str):
-    segments, words = Segments((600,)), jnp.zeros((1, 128), jnp.uint32)
-    options = {"implementation": implementation}
-
-    def encode(start: Any, size: int = 2000) -> None:
-        ternary_encode(jnp.zeros(size), jnp.ones(1), KEY, segments, start=start, **options)
-
-    def decode(**own: Any) -> None:
-        ternary_decode(words, jnp.ones(1), segments, num_workers=1, **own, **options)
-
-    for start in (3, -512, 512.0):
-        with pytest.raises(ValueError, match=rf"start={start}: must be a multiple of 512, 0 or more"):
-            encode(start)
-    with pytest.raises(ValueError, match=r"gradient\.shape=\(2000,\): must be \(2136,\) or longer, as .* start=1536"):
-        encode(1536)
-    with pytest.raises(ValueError, match=r"into\.shape=\(1000,\): must be \(1112,\) or longer, as .* start=512"):
-        decode(into=jnp.zeros(1000), start=512)
-    with pytest.raises(ValueError, match=r"start=512: must be 0 without a vector to decode into"):
-        decode(start=512)
-    with pytest.raises(ValueError, match=r"into\.dtype=float32: must be dtype=bfloat16"):
-        ternary_decode(words, jnp.ones(1), segments, num_workers=1, dtype=jnp.bfloat16, into=jnp.zeros(1000))
 
 
 @needs_native
