@@ -15,11 +15,13 @@ in the same run, is subtracted: plain all-reduce, fp16_compress_hook, and PowerS
 phase. `pip install torch` in any environment, and give its Python as --torch; the CPU build is enough.
 
 Columns: MB that the busiest host sends, from the counters of its interface, and the same as bits an element; what
-jaxtern predicts; the wire's limit, which is the bytes of the busiest host, sent or received, over the rate; ms over
-that limit; speed over jaxtern's own `float`, and over torch's plain all-reduce, of the same laboratory, rate and size.
-Interfaces of fast links count the headers of a segmented packet once, while the link charges all, so a transfer at full
-rate takes up to 1.045 times the limit; and a link that was idle lets 0.75 ms of its rate pass at once, so the shortest
-may take less. Stages are programs of their own, in the same run: all in one program may be faster, as XLA fuses them.
+jaxtern predicts, and how far what was sent is from it, in per cent, the headers of Ethernet, IP and TCP taken off every
+packet that the interface counted; the wire's limit, which is the bytes of the busiest host, sent or received, over the
+rate; ms over that limit; speed over jaxtern's own `float`, and over torch's plain all-reduce, of the same laboratory,
+rate and size. Interfaces of fast links count the headers of a segmented packet once, while the link charges all, so a
+transfer at full rate takes up to 1.045 times the limit; and a link that was idle lets 0.75 ms of its rate pass at once,
+so the shortest may take less. Stages are programs of their own, in the same run: all in one program may be faster, as
+XLA fuses them.
 
 An all-gather of two hosts over gloo sometimes takes 1.5 times its limit, more often where both start together, as the
 stage `wire` does, than in a whole step: perhaps because gloo asks for data and sends it over one connection, where a
@@ -55,8 +57,8 @@ MIN_REPEATS = 5
 PROCESS_BYTES, BYTES_AN_ELEMENT, IDLE_BYTES_AN_ELEMENT = 400 * 10**6, 30, 4
 
 HEADING = """| hosts | rate | elements | library | exchange | ms | min to max | MB sent | bits an element | predicted \
-| limit ms | ms/limit | over float | over torch | stages, ms |
-| ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"""
+| off by, % | limit ms | ms/limit | over float | over torch | stages, ms |
+| ---: | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"""
 
 
 def main() -> None:
@@ -202,6 +204,7 @@ def measure_variant(lab: Lab, team: Team, row: dict, repeats: int) -> dict:
         sizes = tuple(count_elements((shape,)) for shape in shapes_of(row["size"]))
         predicted = cost.step_bits(Ternary(), variant, sizes, (), lab.hosts)
         figures |= {"predicted_bytes": predicted / 8, "predicted_bits_an_element": predicted / elements}
+        figures["payload_over_predicted"] = figures["payload_bytes"] / figures["predicted_bytes"]
     return figures | problems(prepared, must_agree=row["library"] == "jaxtern")
 
 
@@ -227,8 +230,9 @@ def available_bytes() -> int:
 def as_line(row: dict) -> str:
     names = f"| {row['hosts']} | {row['rate']} | {row['elements']:,} | {row['library']} | {row['exchange']} "
     if "error" in row:
-        return names + f"| {row['error']} |" + " |" * 9
+        return names + f"| {row['error']} |" + " |" * 10
     predicted = f"{row['predicted_bits_an_element']:.3f}" if "predicted_bits_an_element" in row else ""
+    off = f"{100 * (row['payload_over_predicted'] - 1):+.2f}" if "payload_over_predicted" in row else ""
     speeds = [f"{row[name]:.2f}" if name in row else "" for name in ("speed_over_float", "speed_over_torch")]
     stages = row.get("stages", {})
     total = " + ".join(f"{name} {value:.1f}" for name, value in stages.items() if value)
@@ -238,6 +242,7 @@ def as_line(row: dict) -> str:
         f"{row['sent_bytes'] / 1e6:.3f}",
         f"{row['bits_an_element']:.3f}",
         predicted,
+        off,
         f"{row['limit']:.1f}",
         f"{row['over_limit']:.2f}",
         *speeds,

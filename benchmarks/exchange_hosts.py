@@ -73,13 +73,15 @@ def combine(answers: list[dict]) -> dict:
     seconds = slowest([answer["seconds"] for answer in answers])
     alone = statistics.median(slowest([answer["alone"] for answer in answers])) if "alone" in answers[0] else 0.0
     milliseconds = [1e3 * (each - alone) for each in seconds]
-    sent, received = ([statistics.median(answer[way]) for answer in answers] for way in ("sent", "received"))
+    ways = ("sent", "received", "payload")
+    sent, received, payload = ([statistics.median(answer[way]) for answer in answers] for way in ways)
     figures: dict[str, Any] = {
         "milliseconds": statistics.median(milliseconds),
         "min": min(milliseconds),
         "max": max(milliseconds),
         "sent_bytes": max(sent),
         "busiest_bytes": max(*sent, *received),
+        "payload_bytes": max(payload),
         "peak_bytes": max(answer["peak_bytes"] for answer in answers),
         "seconds": seconds,
         "backward_alone_seconds": alone,

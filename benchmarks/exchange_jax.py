@@ -25,6 +25,7 @@ from jaxtern.compression.wire import Axes, receive_bucket, send_bucket
 from jaxtern.kernels import derive_key
 
 AXIS = "data"
+Tree = dict[str, jax.Array]
 
 
 class Worker:
@@ -98,13 +99,13 @@ class Worker:
 
     def time_stages(self, variant: str, repeats: int) -> dict[str, list[float]]:
         """Seconds of each stage, whose arguments are what the one before it gave."""
-        arguments: dict[str, Any] = {"tree": self.own, "key": self.place(np.asarray(derive_key(0, 0, self.host)))}
+        arguments: dict[str, Any] = {"key": self.place(np.asarray(derive_key(0, 0, self.host)))}
         seconds = {}
         for name, (function, inputs, output) in self.stages(variant).items():
             spare: list[Any] = []
 
-            def refill(name: str = name, spare: list[Any] = spare) -> None:
-                spare[:] = [jax.block_until_ready(self.copy(self.own))] if name == "decode" else [None]
+            def refill(spare: list[Any] = spare) -> None:
+                spare[:] = [jax.block_until_ready(self.copy(self.own))]
 
             def run(function: Callable = function, inputs: tuple = inputs, spare: list[Any] = spare) -> Any:
                 return jax.block_until_ready(function(spare.pop(), *(arguments[each] for each in inputs)))
@@ -112,48 +113,44 @@ class Worker:
             refill()
             result = run()
             if output != "mean":  # of which nothing is made, and memory is short
-                arguments[output] = result
+                arguments[output] = result[0] if output == "words" else result
             del result
-            is_work = name != "flatten" or len(self.sizes) > 1  # a single tensor is flat already
-            seconds[name] = list(measure(run, refill, self.barrier, repeats)["seconds"]) if is_work else [0.0] * repeats
-            if name == "encode":
-                del arguments["flat"]
+            seconds[name] = list(measure(run, refill, self.barrier, repeats)["seconds"])
         return seconds
 
     def stages(self, variant: str) -> dict[str, tuple[Callable, tuple[str, ...], str]]:
         """Name to compiled function, names of its arguments, name of its result.
 
-        The first argument is donated: to decode, gradients whose place the mean takes, as in the whole program.
+        The first argument is donated: the gradients, into whose place the mean is decoded, as in the whole program.
         """
         key = f"{variant} stages"
         if key in self.programs:
             return self.programs[key]
-        codec, sizes, hosts = Ternary(), self.sizes, self.hosts
+        codec, hosts, whole = Ternary(), self.hosts, (0, self.elements)
         added = hosts if variant == "sum" else 1
         num_added = hosts if variant in ("sum", "scatter") else 1
         num_workers = 1 if variant == "two_way" else hosts
 
-        def send(_: None, words: jax.Array, key: jax.Array) -> Any:
-            nothing = jnp.zeros((1, 0), jnp.float32)
-            sent = send_bucket(variant, codec, words[None], nothing, Axes((AXIS,)))
-            arguments = sent, sum(sizes), Axes((AXIS,)), key, 0
-            return receive_bucket(variant, codec, *arguments, after=sent.arrived).words
+        def share(tree: Tree) -> jax.Array:
+            return collectives.maximum(codec.local_scales(list(tree.values()), self.sizes), (AXIS,))
 
-        def decode(_: Any, words: jax.Array, scales: jax.Array) -> Any:
-            return self.unflatten(codec.decode(words, scales, sizes, num_added, num_workers))
+        def encode(tree: Tree, scales: jax.Array, key: jax.Array) -> Any:
+            return codec.encode_span(list(tree.values()), scales, key, whole, added, position=0, after=())
+
+        def send(_: Tree, words: jax.Array, key: jax.Array) -> Any:
+            nothing = jnp.zeros((1, 0), jnp.float32)
+            sent = send_bucket(variant, codec, words[None], nothing, Axes((AXIS,)), as_total=True)
+            axes = Axes((AXIS,))
+            received = receive_bucket(variant, codec, sent, self.elements, axes, key, 0, after=sent.arrived)
+            return received.words, received.total
+
+        def decode(tree: Tree, received: Any, scales: jax.Array) -> Any:
+            counts = num_added, num_workers
+            return codec.decode_span(*received, scales, list(tree.values()), whole, *counts, after=())
 
         functions = {
-            "flatten": (lambda _, tree: self.flatten(tree), ("tree",), "flat"),
-            "scales": (
-                lambda _, flat: collectives.maximum(codec.local_scales(flat, sizes), (AXIS,)),
-                ("flat",),
-                "scales",
-            ),
-            "encode": (
-                lambda _, flat, scales, key: codec.encode(flat, scales, key, sizes, added),
-                ("flat", "scales", "key"),
-                "words",
-            ),
+            "scales": (share, (), "scales"),
+            "encode": (encode, ("scales", "key"), "words"),
             "wire": (send, ("words", "key"), "received"),
             "decode": (decode, ("received", "scales"), "mean"),
         }
@@ -162,13 +159,6 @@ class Worker:
             for name, (function, inputs, output) in functions.items()
         }
         return self.programs[key]
-
-    def flatten(self, tree: dict[str, jax.Array]) -> jax.Array:
-        return jnp.concatenate([tree[name].reshape(-1) for name in sorted(tree)])
-
-    def unflatten(self, flat: jax.Array) -> dict[str, jax.Array]:
-        parts = jnp.split(flat, np.cumsum(self.sizes)[:-1])
-        return {name: part.reshape(self.own[name].shape) for name, part in zip(sorted(self.own), parts, strict=True)}
 
     def drop(self, variant: str) -> dict:
         """Nothing: programs take no memory worth the time of compiling them again."""

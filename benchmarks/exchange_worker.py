@@ -26,6 +26,7 @@ ALEXNET: Shapes = (
 )
 SIDE = 1024  # of the matrices that other sizes are made of, as a network's are, and as PowerSGD needs them
 BARRIERS = 5  # whose bytes are measured
+HEADER = 14 + 20 + 32  # bytes of Ethernet, IP, and TCP with time stamps, of every packet that the interface counts
 
 
 def shapes_of(size: str) -> Shapes:
@@ -53,13 +54,14 @@ def measure(run: Callable[[], Any], refill: Callable[[], Any], barrier: Callable
     found = []
     for _ in range(repeats + 1):
         refill()
-        seconds, sent, received = _count(run, barrier)
-        found.append((seconds, sent - overhead[0], received - overhead[1]))
-    seconds, sent, received = zip(*found[1:], strict=True)
-    return {"seconds": seconds, "sent": sent, "received": received, "barrier_bytes": overhead}
+        seconds, *counted = _count(run, barrier)
+        found.append((seconds, *(count - own for count, own in zip(counted, overhead, strict=True))))
+    seconds, sent, received, payload = zip(*found[1:], strict=True)
+    return {"seconds": seconds, "sent": sent, "received": received, "payload": payload, "barrier_bytes": overhead}
 
 
-def _count(run: Callable[[], Any], barrier: Callable[[], Any]) -> tuple[float, int, int]:
+def _count(run: Callable[[], Any], barrier: Callable[[], Any]) -> tuple[float, int, int, int]:
+    """Seconds; bytes sent, received, and sent without headers."""
     barrier()
     before = interface_bytes()
     barrier()
@@ -68,7 +70,8 @@ def _count(run: Callable[[], Any], barrier: Callable[[], Any]) -> tuple[float, i
     seconds = time.perf_counter() - start
     barrier()
     after = interface_bytes()
-    return seconds, after.sent - before.sent, after.received - before.received
+    sent, packets = after.sent - before.sent, after.sent_packets - before.sent_packets
+    return seconds, sent, after.received - before.received, sent - HEADER * packets
 
 
 def digest(arrays: Iterable[Any]) -> str:

@@ -36,7 +36,6 @@ def make_row(hosts: int, rate: str, size: str, exchange: str) -> dict:
     shard = n * {"scatter": speed.sum_row, "two_way": speed.mean_row}.get(exchange, 0.0)
     rows = hosts if exchange == "gather" else 1
     seconds = {
-        "flatten": 0.0,
         "scales": n * speed.scales + scales,
         "encode": n * speed.encode,
         "wire": time.wire - scales + shard,

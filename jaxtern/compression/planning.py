@@ -7,8 +7,8 @@ The wire is the alpha-beta model of `cost`. The codec is linear in elements: of 
     addition of a shard     n sum_row of "scatter", n mean_row of "two_way": n / N elements of N workers each
     addition on the wire    add for every 32-bit word of "sum" and of "float" that a ring adds, n (N - 1) / N of "float"
 
-Buckets, and pieces of large tensors, are encoded and decoded while others are on their way: of codec and wire the
-shorter is hidden, but for the largest piece's part. Each has messages of its own.
+Buckets, and pieces of large ones, are encoded and decoded while others are on their way: of codec and wire the shorter
+is hidden, but for the largest piece's part. Each has messages of its own.
 
 Every worker has as many examples whatever N, so a step's compute is that of one worker (weak scaling).
 """
@@ -162,16 +162,15 @@ def predict_step(
 
 
 def _pieces(codec: Codec, sizes: tuple[int, ...], layout: Layout, bucket_size: int) -> tuple[int, int]:
-    """How many buckets, or pieces of large tensors, are sent one after the other, and elements of the largest."""
+    """How many pieces of buckets are sent one after the other, and elements of the largest."""
     tree = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes]
     planned = buckets.plan_layout(tree, 1, None, bucket_size)
     devices, found = layout.hosts * layout.devices, []
     for bucket in planned.buckets:
-        own = planned.sizes(bucket.compressed)
-        is_large = len(own) == 1 and own[0] > bucket_size
-        piece = codec.piece_size(bucket_size, devices, layout.num_workers) if is_large else None
-        piece = piece or sum(own)
-        found += [min(piece, sum(own) - start) for start in range(0, sum(own), piece)]
+        total = sum(planned.sizes(bucket.compressed))
+        piece = codec.piece_size(bucket_size, devices, layout.num_workers) if total > bucket_size else None
+        piece = piece or total
+        found += [min(piece, total - start) for start in range(0, total, piece)]
     return len(found), max(found)
 
 

@@ -129,8 +129,8 @@ def compressed_mean(
       codec: a `Codec`, "ternary", or "float" for a plain pmean.
       network: the links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
       bucket_size: elements; gradients travel in buckets of about so many, the last tensors of the tree first, so that
-        one can be on its way while others are still computed; a larger tensor travels in pieces of as many. None: all
-        in one.
+        one can be on its way while others are still computed, encoded or decoded. On a CPU, buckets that are larger
+        travel in pieces. None: all in one. Noise, and so the mean's last digits, depend on it.
       delayed: the mean that is returned is that of the update before (zero in the first): what is sent in an update is
         exchanged in the next, beside its computation. The state then holds each worker's own words: run `init` inside
         `shard_map` too, with `state_specs` as the specs of the state.
