@@ -1,5 +1,13 @@
-"""The figure of benchmarks/exchange.py: time against rate, a panel for every number of hosts and size."""
+"""The figure of benchmarks/exchange.py: time against rate, a panel for every number of hosts and size.
 
+    python -m benchmarks.exchange_plot exchange.json [MORE.json ...] --plot exchange.png
+
+Draws what several runs have written, and prints one table of them, shorter than that of the runs.
+"""
+
+import argparse
+import json
+import sys
 from pathlib import Path
 
 from benchmarks.netlab import parse_rate
@@ -9,6 +17,32 @@ COLORS = {
     "torch": ("#777777", "#E69F00", "#D55E00"),
 }
 MARKERS = {"jaxtern": "o", "torch": "^"}
+HEADING = """| hosts | rate | elements | exchange | ms | bits an element | over the limit | over `float` | over torch |
+| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+", help="what python -m benchmarks.exchange --json has written")
+    parser.add_argument("--plot", type=Path, required=True, help="file of the figure, .png or .svg")
+    arguments = parser.parse_args()
+    try:
+        rows = [row for file in arguments.files for row in json.loads(file.read_text())["rows"]]
+        plot({"rows": rows}, arguments.plot)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"exchange_plot: {error}", file=sys.stderr)
+        sys.exit(2)
+    rows.sort(key=lambda row: (row["hosts"], parse_rate(row["rate"]), row["elements"]))
+    print(HEADING, *(as_line(row) for row in rows if "milliseconds" in row), sep="\n")
+
+
+def as_line(row: dict) -> str:
+    """Of the table; of torch's exchanges with its name."""
+    name = f"`{row['exchange']}`" if row["library"] == "jaxtern" else f"torch {row['exchange']}"
+    speeds = [f"{row[each]:.1f}" if each in row else "" for each in ("speed_over_float", "speed_over_torch")]
+    figures = [f"{row['milliseconds']:,.1f}", f"{row['bits_an_element']:.2f}", f"{row['over_limit']:.2f}", *speeds]
+    rate = row["rate"].replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
+    return f"| {row['hosts']} | {rate} | {row['elements'] / 1e6:.1f} M | {name} | {' | '.join(figures)} |"
 
 
 def plot(record: dict, path: Path) -> None:
@@ -64,3 +98,7 @@ def draw(panel, rows: list[dict], styles: dict[tuple[str, str], tuple[str, str]]
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.grid(visible=True, which="major", alpha=0.3)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,9 +13,9 @@ N hosts of the laboratory share the cores of one machine, each with cores / N th
 takes max(1, N threads / cores) times what it takes alone (`CodecSpeed.shared`), which counts neither shared caches and
 memory nor the kernel's own work for the links. What is fitted is divided by its own configuration's factor.
 
-The stages are of all elements at once; the measured program sends buckets and pieces one beside the other: what of
-the codec is hidden behind the wire, or the other way round, is the model's. It takes their overlap as perfect, which
-needs a core for the codec while another moves bytes.
+The stages are of all elements at once; the measured program sends pieces one beside the other. What of the shorter of
+codec and wire is hidden behind the longer is fitted too, one number for all: with a core for the codec while another
+moves bytes it would be 1 (`jaxtern.plan --hidden`).
 
 Rows of the configuration that was fitted are marked with *, and do not count in the median and the worst.
 """
@@ -49,10 +49,11 @@ def main() -> None:
     except ValueError as error:
         print(f"plan_error: {error}", file=sys.stderr)
         sys.exit(2)
-    print(f"{describe(fitted[0])}; ns an element: {as_nanoseconds(speed)}\n\n{HEADING}")
+    hidden = fit_hidden(fitted, speed, arguments)
+    print(f"{describe(fitted[0])}; ns an element: {as_nanoseconds(speed)}; hidden {hidden:.2f}\n\n{HEADING}")
     errors = []
     for row in rows:
-        predicted, measured = 1e3 * predict(row, speed, arguments), row["milliseconds"]
+        predicted, measured = 1e3 * predict(row, speed, arguments, hidden), row["milliseconds"]
         error = predicted / measured - 1
         mark = " *" if row in fitted else ""
         errors += [] if mark else [error]
@@ -145,6 +146,16 @@ def fit(rows: list[dict], arguments: argparse.Namespace) -> CodecSpeed:
     return CodecSpeed(**{name: value / factor for name, value in vars(speed).items()})
 
 
+def fit_hidden(rows: list[dict], speed: CodecSpeed, arguments: argparse.Namespace) -> float:
+    """The median over the compressed exchanges of one configuration."""
+    found = []
+    for row in rows:
+        least, most = (1e3 * predict(row, speed, arguments, hidden) for hidden in (1.0, 0.0))
+        if row["exchange"] != "float" and most > least:
+            found.append(min(1.0, max(0.0, (most - row["milliseconds"]) / (most - least))))
+    return statistics.median(found) if found else 1.0
+
+
 def sizes_of(row: dict) -> tuple[int, ...]:
     return tuple(count_elements((shape,)) for shape in shapes_of(row["size"]))
 
@@ -166,12 +177,12 @@ def shared(speed: CodecSpeed, hosts: int, arguments: argparse.Namespace) -> Code
     return speed.shared(hosts, max(1, arguments.cores // hosts), arguments.cores)
 
 
-def predict(row: dict, speed: CodecSpeed, arguments: argparse.Namespace) -> float:
+def predict(row: dict, speed: CodecSpeed, arguments: argparse.Namespace, hidden: float) -> float:
     """Seconds."""
     own = shared(speed, row["hosts"], arguments)
     where = sizes_of(row), (), row["hosts"], links(row, arguments)
-    size = arguments.bucket_size or None
-    return predict_step(Ternary(), row["exchange"], *where, own, compute_seconds=0.0, bucket_size=size).total
+    options = {"compute_seconds": 0.0, "bucket_size": arguments.bucket_size or None, "hidden": hidden}
+    return predict_step(Ternary(), row["exchange"], *where, own, **options).total
 
 
 def describe(row: dict) -> str:

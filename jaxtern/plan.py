@@ -46,6 +46,9 @@ CODEC_SPEED = flags.DEFINE_string(
     "codec_speed", None, "seconds an element, as encode=2e-10,decode=4e-11; others cost nothing; or none [measured]"
 )
 OVERLAP = flags.DEFINE_bool("overlap", None, "the wire works beside the computation [a recipe's `delayed`]")
+HIDDEN = flags.DEFINE_float(
+    "hidden", 1.0, "share of the shorter of codec and wire that runs behind the other; less than 1 where both want a core"
+)
 OUT = flags.DEFINE_string("out", None, "file for a plot of speed-up against workers, .png, .svg or .pdf")
 AS_JSON = flags.DEFINE_bool("json", False, "print all figures as JSON instead of tables")
 
@@ -78,13 +81,15 @@ def main() -> int:
                 raise ValueError(f"--{name}={flag.value}: must be 1 or more")
         if HOSTS.value * DEVICES.value > MAX_WORKERS:
             raise ValueError(f"--hosts={HOSTS.value}: with all their devices, must be at most {MAX_WORKERS:,} workers")
+        if not 0 <= HIDDEN.value <= 1:
+            raise ValueError(f"--hidden={HIDDEN.value}: must be from 0 to 1")
         network = read_links()
         speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse("fast_rate", FAST_RATE.value or ""))
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
         speed = measure_codec_speed(job.codec) if speed is None else speed
         links = (HOSTS.value, DEVICES.value, network, fast)
-        cluster = Cluster(*links, speed, job.compute_seconds, job.overlap, job.bucket_size)
+        cluster = Cluster(*links, speed, job.compute_seconds, job.overlap, job.bucket_size, HIDDEN.value)
         forecast = Forecast(job.codec, job.sizes, job.floats, cluster)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from None

@@ -38,6 +38,7 @@ class Cluster:
       compute_seconds: of a step without exchange, on one device.
       overlap: whether the wire works beside the computation.
       bucket_size: elements that travel together; None: all.
+      hidden: share of the shorter of codec and wire that runs behind the other.
     """
 
     hosts: int
@@ -48,6 +49,7 @@ class Cluster:
     compute_seconds: float
     overlap: bool = False
     bucket_size: int | None = None
+    hidden: float = 1.0
 
     def layout(self, workers: int, hierarchical: bool) -> Layout:
         """So many devices, host after host."""
@@ -90,7 +92,7 @@ class Forecast:
                 continue
             c = self.cluster
             arguments = self.codec, way.exchange, self.sizes, self.floats, layout, c.network, c.speed
-            found[way] = predict_step(*arguments, c.compute_seconds, c.overlap, c.bucket_size)
+            found[way] = predict_step(*arguments, c.compute_seconds, c.overlap, c.bucket_size, c.hidden)
         return found
 
     def speed_up(self, workers: int, way: Way) -> float:

@@ -30,7 +30,7 @@ class CodecSpeed:
     """Seconds an element, on one worker.
 
     Attributes:
-      flatten: to join several tensors to one vector.
+      flatten: to join several tensors to one vector, which CPUs need not.
       scales: moments of a gradient.
       encode: float32 to words.
       decode: words to float32, whatever the rows.
@@ -126,6 +126,7 @@ def predict_step(
     compute_seconds: float,
     overlap: bool = False,
     bucket_size: int | None = None,
+    hidden: float = 1.0,
 ) -> StepTime:
     """What a step takes, if nothing is in the way that is not in the model.
 
@@ -140,10 +141,14 @@ def predict_step(
       compute_seconds: of a step without exchange.
       overlap: whether the wire is at work beside the computation (`delayed`), and only the rest of it is waited for.
       bucket_size: elements, as in `compressed_mean`; None: all travels at once.
+      hidden: the share of the shorter of codec and wire that runs behind the other, 0 to 1: 1 where each has cores of its
+        own, less where a network's own work and the codec share them.
 
     Raises:
-      ValueError: for an exchange that does not exist, or cannot add so many workers.
+      ValueError: for an exchange that does not exist, or cannot add so many workers, or `hidden` beyond its range.
     """
+    if not 0 <= hidden <= 1:
+        raise ValueError(f"hidden={hidden!r}: must be from 0 to 1")
     layout = num_workers if isinstance(num_workers, Layout) else Layout(num_workers)
     workers = layout.num_workers
     if exchange in ("sum", "scatter") and not codec.can_add(workers):
@@ -157,7 +162,7 @@ def predict_step(
         messages = cost.step_traffic(codec, exchange, sizes, floats, workers).words.messages
         wire += (pieces - 1) * messages * (network if layout.hosts > 1 else layout.fast).latency
         beside = work - sum(sizes) * (speed.scales + (speed.flatten if len(sizes) > 1 else 0.0))  # both come first
-        wire -= min(wire, beside) * (1 - largest / sum(sizes))
+        wire -= hidden * min(wire, beside) * (1 - largest / sum(sizes))
     return StepTime(compute_seconds, work, wire)
 
 

@@ -73,6 +73,7 @@ CASES = {
     "plan without a step": ("plan", ["--parameters=1M"], ["--step_seconds is not set"]),
     "plan of both": ("plan", ["--parameters=1M", "--config=digits"], ["--parameters and --config: give one of them"]),
     "plan's unknown stage": ("plan", ["--codec_speed=encod=1e-9"], ["--codec_speed=encod=1e-9: must be", "encode"]),
+    "plan's hidden share": ("plan", ["--hidden=2"], ["--hidden=2.0: must be from 0 to 1"]),
     "plan's negative stage": ("plan", ["--codec_speed=encode=-1"], ["--codec_speed: encode=-1.0: must be"]),
     "plan without a network": ("plan", ["--network=nowhere"], ["--network=nowhere: cannot be read"]),
     "plan in no picture": ("plan", ["--out=plan.txt"], ["--out=plan.txt: must end with .png, .svg or .pdf"]),
