@@ -192,7 +192,8 @@ def measure_variant(lab: Lab, team: Team, row: dict, repeats: int) -> dict:
     """Figures of one exchange at one rate; made ready while links are fast."""
     variant, elements, bits = row["exchange"], row["elements"], parse_rate(row["rate"])
     lab.shape(None)
-    prepared = team.ask("prepare", START_SECONDS + elements * lab.hosts * 1e-6, variant=variant)
+    arguments = {"variant": variant} | ({"bytes_a_second": bits / 8} if row["library"] == "jaxtern" else {})
+    prepared = team.ask("prepare", START_SECONDS + elements * lab.hosts * 1e-6, **arguments)
     lab.shape(row["rate"])
     slow = 64 * elements / bits + elements * lab.hosts * 1e-7 + 1  # seconds of a float all-reduce, amply
     figures = combine(team.ask("time", START_SECONDS + 12 * (repeats + 1) * slow, variant=variant, repeats=repeats))

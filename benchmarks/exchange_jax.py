@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.exchange_worker import Shapes, count_elements, digest, is_plausible, measure, serve, shapes_of
-from jaxtern import Ternary, compressed_mean
+from jaxtern import Network, Ternary, compressed_mean
 from jaxtern.compression import exchange as collectives
 from jaxtern.compression.wire import Axes, receive_bucket, send_bucket
 from jaxtern.kernels import derive_key
@@ -42,6 +42,7 @@ class Worker:
         one, add = self.place(np.ones(1, np.float32)), self.over(lambda x: lax.psum(x, AXIS))
         self.barrier = lambda: jax.block_until_ready(add(one))
         self.programs: dict[str, Any] = {}
+        self.network = Network()
 
     def place(self, array: Any) -> jax.Array:
         """On this host's device, and by name on all."""
@@ -55,11 +56,10 @@ class Worker:
             jax.shard_map(function, mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False), **options
         )
 
-    def prepare(self, variant: str) -> dict:
-        """Compiles an exchange and checks what it gives."""
-        if variant in self.programs:
-            return {}
-        transformation = compressed_mean(AXIS, codec=Ternary(), exchange=variant)
+    def prepare(self, variant: str, bytes_a_second: float) -> dict:
+        """Compiles an exchange for links of a rate, and checks what it gives."""
+        self.network = Network(bandwidth=bytes_a_second)
+        transformation = compressed_mean(AXIS, codec=Ternary(), exchange=variant, network=self.network)
         update = self.over(transformation.update, donate_argnums=0)
         self.programs[variant] = update, jax.tree.map(self.place, transformation.init(self.own))
         mean, _ = update(self.copy(self.own), self.programs[variant][1])
@@ -123,9 +123,6 @@ class Worker:
 
         The first argument is donated: the gradients, into whose place the mean is decoded, as in the whole program.
         """
-        key = f"{variant} stages"
-        if key in self.programs:
-            return self.programs[key]
         codec, hosts, whole = Ternary(), self.hosts, (0, self.elements)
         added = hosts if variant == "sum" else 1
         num_added = hosts if variant in ("sum", "scatter") else 1
@@ -139,14 +136,15 @@ class Worker:
 
         def send(_: Tree, words: jax.Array, key: jax.Array) -> Any:
             nothing = jnp.zeros((1, 0), jnp.float32)
-            sent = send_bucket(variant, codec, words[None], nothing, Axes((AXIS,)), as_total=True)
             axes = Axes((AXIS,))
+            sent = send_bucket(variant, codec, words[None], nothing, axes, self.network, as_total=True)
             received = receive_bucket(variant, codec, sent, self.elements, axes, key, 0, after=sent.arrived)
             return received.words, received.total
 
         def decode(tree: Tree, received: Any, scales: jax.Array) -> Any:
-            counts = num_added, num_workers
-            return codec.decode_span(*received, scales, list(tree.values()), whole, *counts, after=())
+            words, total = received
+            tensors = list(tree.values())
+            return codec.decode_span(words, total, scales, tensors, whole, num_added, num_workers, after=())
 
         functions = {
             "scales": (share, (), "scales"),
@@ -154,15 +152,14 @@ class Worker:
             "wire": (send, ("words", "key"), "received"),
             "decode": (decode, ("received", "scales"), "mean"),
         }
-        self.programs[key] = {
+        return {
             name: (self.over(function, donate_argnums=0, keep_unused=True), inputs, output)
             for name, (function, inputs, output) in functions.items()
         }
-        return self.programs[key]
 
     def drop(self, variant: str) -> dict:
-        """Nothing: programs take no memory worth the time of compiling them again."""
-        del variant
+        """Forgets an exchange: another rate may be better served by another program."""
+        del self.programs[variant]
         return {}
 
 

@@ -47,7 +47,9 @@ CODEC_SPEED = flags.DEFINE_string(
 )
 OVERLAP = flags.DEFINE_bool("overlap", None, "the wire works beside the computation [a recipe's `delayed`]")
 HIDDEN = flags.DEFINE_float(
-    "hidden", 1.0, "share of the shorter of codec and wire that runs behind the other; less than 1 where both want a core"
+    "hidden",
+    1.0,
+    "share of the shorter of codec and wire that runs behind the other; less than 1 where both want a core",
 )
 OUT = flags.DEFINE_string("out", None, "file for a plot of speed-up against workers, .png, .svg or .pdf")
 AS_JSON = flags.DEFINE_bool("json", False, "print all figures as JSON instead of tables")

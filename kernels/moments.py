@@ -72,15 +72,23 @@ def moments(gradient: jax.Array | Sequence[jax.Array], segments: Segments, *, im
 
 
 def finish(partials: Partials, centres: jax.Array, segments: Segments) -> Moments:
-    """Chunks to segments, a fold of neighbours at a time; few numbers, the large array is not read again."""
+    """Chunks to segments, a fold of neighbours at a time; few numbers, the large array is not read again.
+
+    A segment's result does not depend on the others: each is folded as often as it needs, and in folds of one size.
+    """
     max_abs, first, second = partials
     counts = chunk_counts(segments)
     while np.any(counts > 1):
-        table, counts = _fold_table(counts)
+        before = counts
+        table, counts = _fold_table(before)
+        is_done = np.repeat(before == 1, counts)
         present = table >= 0
         largest = jnp.max(jnp.where(present, magnitude_bits(max_abs)[table], 0), axis=1)
         max_abs = lax.bitcast_convert_type(largest, jnp.float32)
-        first, second = (sum_in_any_order(jnp.where(present, column[table], 0.0)) for column in (first, second))
+        first, second = (
+            jnp.where(is_done, column[table[:, 0]], sum_in_any_order(jnp.where(present, column[table], 0.0), _FOLD))
+            for column in (first, second)
+        )
     elements = np.diff(segments.bounds()).astype(np.float32)
     first, second = settle(first / elements), settle(second / elements)
     high = to_12_bits(first)

@@ -191,12 +191,13 @@ def _total(slices: list[jax.Array]) -> jax.Array:
     return sum_in_any_order(lax.reduce(even_and_odd, np.float32(0), lax.add, (2,)))
 
 
-def sum_in_any_order(x: jax.Array) -> jax.Array:
+def sum_in_any_order(x: jax.Array, count: int | None = None) -> jax.Array:
     """The sum over the last axis, the same bits in any order: of whole multiples of a small part of the largest value.
 
-    Of m values it is off by at most m^2 2^-30 of the largest: by 2^-16 for the places of a run.
+    Of m values it is off by at most m^2 2^-30 of the largest: by 2^-16 for the places of a run. With `count`, as if
+    there were so many values, the rest of them zero.
     """
-    count = x.shape[-1]
+    count = x.shape[-1] if count is None else count
     largest = jnp.max(magnitude_bits(x), axis=-1)
     return as_float(largest, jnp.sum(as_multiples(x, largest[..., None], count), axis=-1), count)
 

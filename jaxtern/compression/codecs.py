@@ -93,7 +93,7 @@ class Codec(Protocol):
         ...
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
-        """About `size`, an extent in which buckets can be encoded and decoded piece by piece; None: only as a whole.
+        """`size` or little more, an extent in which buckets are encoded and decoded piece by piece; None: only whole.
 
         It must be the same on every host, whatever runs the codec there.
         """
@@ -264,7 +264,7 @@ class Ternary:
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
         depths = [digits_per_word(self.radix(count)) for count in (1, num_workers) if self.can_add(count)]
         extent = RUN * math.lcm(LANES, *depths) * num_devices
-        return extent * max(size // extent, 1) if extent <= 2 * size else None
+        return extent * -(-size // extent) if extent <= 2 * size else None
 
     def can_add(self, num_workers: int) -> bool:
         return self.radix(num_workers) <= MAX_RADIX

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from jaxtern.compression.codecs import Codec
 
 EXACT = ("gather", "sum", "scatter")
+PAIR_LATENCIES = 20  # that a message of a round of pairs must take, so that waiting for all hosts is worth its bytes
 EXCHANGES = (*EXACT, "two_way", "float")
 
 _GATHERED_FLOAT_BYTES = 2**16  # up to so many sent, one collective is better than two that send fewer
@@ -147,6 +148,11 @@ def _payloads(
     words = all_to_all(shard * shards, num_workers) + all_gather(back * devices, num_workers)
     floats = all_reduce(_round_up(num_floats, shards), num_workers)
     return words, floats._replace(messages=0) if shard else floats
+
+
+def prefers_pairs(shard_words: int, network: Network) -> bool:
+    """Whether an all-to-all over CPUs is better made of rounds of pairs: where messages outlast their latency."""
+    return 4 * shard_words / network.bandwidth > PAIR_LATENCIES * network.latency
 
 
 def cheapest_exchange(

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 AxisNames = tuple[str, ...]
@@ -113,17 +114,62 @@ def _gather_two(words: jax.Array, names: AxisNames) -> jax.Array:
     return jnp.concatenate([jnp.where(is_first, words, other), jnp.where(is_first, other, words)])
 
 
-def scatter_words(words: jax.Array, names: AxisNames) -> jax.Array:
+def scatter_words(words: jax.Array, names: AxisNames, *, in_pairs: bool = False) -> jax.Array:
     """uint32[V, P * W] words of the workers of each of P devices to uint32[N, W], all workers' words of one shard.
 
-    The p-th device, row-major over the axes, is given the p-th shard.
+    The p-th device, row-major over the axes, is given the p-th shard; on CPUs, `in_pairs` if it can be.
     """
     rows, width = words.shape
     shards = words.reshape(rows, count_workers(names), -1)
     shared = _shared_axes(names)
     if shared and width:
-        shards = lax.all_to_all(shards, shared, split_axis=1, concat_axis=0)
+        in_pairs |= shards.shape[1] == 2
+        in_pairs &= len(shared) == 1 and shards.shape[1] % 2 == 0 and not checked_axes(names) and _is_over_gloo()
+        shards = _exchange_in_pairs(shards, *shared) if in_pairs else _all_to_all(shards, shared)
     return shards.reshape(rows * count_workers(names), -1)
+
+
+def _all_to_all(shards: jax.Array, names: AxisNames) -> jax.Array:
+    """[V, P, W] to [P * V, 1, W], by devices and then by their workers."""
+    return lax.all_to_all(shards, names, split_axis=1, concat_axis=0)
+
+
+def _exchange_in_pairs(shards: jax.Array, name: str) -> jax.Array:
+    """The same for an even number of devices, in P - 1 rounds: in each, two and two add what they have for one another.
+
+    An all-reduce of two sends no more than they would have sent, and each finds the other's by taking off its own. Over
+    gloo an all-to-all takes 1.3 to 1.7 times as long as its bytes need; but here all wait for all in every round.
+    """
+    rows, devices, width = shards.shape
+    own = lax.axis_index(name)
+    found = (
+        jnp.zeros((devices, rows, width), shards.dtype)
+        .at[own]
+        .set(lax.dynamic_index_in_dim(shards, own, 1, keepdims=False))
+    )
+    for pairs in tournament(devices):
+        partners = np.empty(devices, np.int32)
+        for a, b in pairs:
+            partners[a], partners[b] = b, a
+        partner = jnp.asarray(partners)[own]
+        sent = lax.dynamic_index_in_dim(shards, partner, 1, keepdims=False)
+        total = lax.psum(sent, name, axis_index_groups=pairs)
+        found = found.at[partner].set(total - sent)
+    return found.reshape(devices * rows, 1, width)
+
+
+def tournament(devices: int) -> list[list[list[int]]]:
+    """Rounds of pairs of an even number of devices: every two meet once, and in each round all do."""
+    last = devices - 1
+    return [
+        [[last, turn], *([(turn + k) % last, (turn - k) % last] for k in range(1, devices // 2))]
+        for turn in range(last)
+    ]
+
+
+def _is_over_gloo() -> bool:
+    """Whether collectives are those of a CPU."""
+    return jax.default_backend() == "cpu"
 
 
 def own_slice(words: jax.Array, names: AxisNames) -> jax.Array:

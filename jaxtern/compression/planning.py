@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtern.compression import buckets, cost
 from jaxtern.compression.codecs import Codec
 from jaxtern.compression.cost import Network, StepTraffic, Traffic
+from jaxtern.compression.schedule import cut
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +142,8 @@ def predict_step(
       compute_seconds: of a step without exchange.
       overlap: whether the wire is at work beside the computation (`delayed`), and only the rest of it is waited for.
       bucket_size: elements, as in `compressed_mean`; None: all travels at once.
-      hidden: the share of the shorter of codec and wire that runs behind the other, 0 to 1: 1 where each has cores of its
-        own, less where a network's own work and the codec share them.
+      hidden: the share of the shorter of codec and wire that runs behind the other, 0 to 1: 1 where each has cores of
+        its own, less where a network's own work and the codec share them.
 
     Raises:
       ValueError: for an exchange that does not exist, or cannot add so many workers, or `hidden` beyond its range.
@@ -173,9 +174,7 @@ def _pieces(codec: Codec, sizes: tuple[int, ...], layout: Layout, bucket_size: i
     devices, found = layout.hosts * layout.devices, []
     for bucket in planned.buckets:
         total = sum(planned.sizes(bucket.compressed))
-        piece = codec.piece_size(bucket_size, devices, layout.num_workers) if total > bucket_size else None
-        piece = piece or total
-        found += [min(piece, total - start) for start in range(0, total, piece)]
+        found += [size for _, size in cut(total, bucket_size, codec, devices, layout.num_workers)]
     return len(found), max(found)
 
 

@@ -22,6 +22,7 @@ class Plan(NamedTuple):
       num_workers: N.
       local_workers: V, those of one device.
       piece_size: elements; a larger bucket travels in pieces of about so many. None: whole.
+      network: the links between workers.
       is_chained: whether all exchanges are one chain, on the memory of the gradients: on a CPU, where `shard_map` does
         not track what varies (check_vma=False).
     """
@@ -33,6 +34,7 @@ class Plan(NamedTuple):
     num_workers: int
     local_workers: int
     piece_size: int | None
+    network: Network
     is_chained: bool
 
     def num_added(self, number: int) -> int:
@@ -45,12 +47,18 @@ class Plan(NamedTuple):
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
         """First element and elements of each piece of bucket `number`."""
-        size, total = None, sum(self.sizes(number))
-        if self.piece_size is not None and total > self.piece_size:
-            devices = collectives.count_workers(self.axes.workers) * collectives.count_workers(self.axes.fast)
-            size = self.codec.piece_size(self.piece_size, devices, self.num_workers)
-        size = size or max(total, 1)
-        return [(start, min(size, total - start)) for start in range(0, total, size)] or [(0, 0)]
+        devices = collectives.count_workers(self.axes.workers) * collectives.count_workers(self.axes.fast)
+        return cut(sum(self.sizes(number)), self.piece_size, self.codec, devices, self.num_workers)
+
+
+def cut(total: int, piece_size: int | None, codec: Codec, devices: int, num_workers: int) -> list[tuple[int, int]]:
+    """First element and elements of a bucket's pieces, all about alike; one where `piece_size` is None."""
+    size = None
+    if piece_size is not None:
+        count = max(1, round(total / piece_size))
+        size = codec.piece_size(-(-total // count), devices, num_workers) if count > 1 else None
+    size = size or max(total, 1)
+    return [(start, min(size, total - start)) for start in range(0, total, size)] or [(0, 0)]
 
 
 def plan_update(
@@ -70,7 +78,7 @@ def plan_update(
     num_workers = collectives.count_workers(axes.workers) * local_workers
     is_tracked = bool(collectives.checked_axes(axes.workers + axes.fast))  # what gradients become varies as they do
     is_chained = local_workers == 1 and jax.default_backend() == "cpu" and not is_tracked
-    shared = axes, num_workers, local_workers, bucket_size if is_chained else None, is_chained
+    shared = axes, num_workers, local_workers, bucket_size if is_chained else None, network, is_chained
     if exchange == "float":
         return Plan(layout, codec, (), *shared)
     devices = collectives.count_workers(axes.fast)
@@ -125,7 +133,8 @@ def choose_exchange(
 
 def send_span(plan: Plan, number: int, words: jax.Array, floats: jax.Array) -> wire.Received | wire.Shards:
     """Begins the exchange of a bucket, or a piece of it."""
-    return wire.send_bucket(plan.exchanges[number], plan.codec, words, floats, plan.axes, as_total=plan.is_chained)
+    exchange, as_total = plan.exchanges[number], plan.is_chained
+    return wire.send_bucket(exchange, plan.codec, words, floats, plan.axes, plan.network, as_total=as_total)
 
 
 def receive_span(

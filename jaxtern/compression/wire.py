@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxtern.compression import cost, exchange as collectives
 from jaxtern.compression.codecs import Codec
+from jaxtern.compression.cost import Network
 from jaxtern.compression.exchange import AxisNames
 from jaxtern.kernels import follow
 
@@ -73,7 +74,14 @@ class Shards(NamedTuple):
 
 
 def send_bucket(
-    exchange: str, codec: Codec, words: jax.Array, floats: jax.Array, axes: Axes, *, as_total: bool = False
+    exchange: str,
+    codec: Codec,
+    words: jax.Array,
+    floats: jax.Array,
+    axes: Axes,
+    network: Network,
+    *,
+    as_total: bool = False,
 ) -> Received | Shards:
     """Sends a bucket by "gather", "sum", "scatter" or "two_way": their first collective.
 
@@ -83,6 +91,7 @@ def send_bucket(
       words: uint32[V, W] of the workers on this device, made for the addition of N workers where it is "sum".
       floats: float32[V, m] of the workers on this device.
       axes: where the workers lie.
+      network: the links between them.
       as_total: whether two workers' words may be left as a total.
 
     Returns:
@@ -96,7 +105,7 @@ def send_bucket(
         added = _through_fast(lambda own: collectives.add_words(own[0], axes.workers), local, axes)
         means = _float_mean(floats, axes, num_workers)
         return Received(added, num_workers, num_workers, means, kept=(local,))
-    return _send_shards(exchange, codec, words, floats, axes, num_workers)
+    return _send_shards(exchange, codec, words, floats, axes, network, num_workers)
 
 
 def receive_bucket(
@@ -139,7 +148,7 @@ def _gather(words: jax.Array, floats: jax.Array, axes: Axes, num_workers: int, a
 
 
 def _send_shards(
-    exchange: str, codec: Codec, words: jax.Array, floats: jax.Array, axes: Axes, num_workers: int
+    exchange: str, codec: Codec, words: jax.Array, floats: jax.Array, axes: Axes, network: Network, num_workers: int
 ) -> Shards:
     """To every device the words and float tensors of all workers, of one shard."""
     num_shards = collectives.count_workers(axes.workers) * collectives.count_workers(axes.fast)
@@ -150,7 +159,9 @@ def _send_shards(
     parts = [_fill(words, num_shards * shard), _fill(_as_words(floats), num_shards * float_shard)]
     shards = [part.reshape(*part.shape[:-1], num_shards, -1) for part in parts]
     payload = jnp.concatenate(shards, axis=-1).reshape(words.shape[0], -1)
-    rows = collectives.scatter_words(_own_part(payload, axes), axes.workers)
+    own = _own_part(payload, axes)
+    is_slow = cost.prefers_pairs(own.size // collectives.count_workers(axes.workers), network)
+    rows = collectives.scatter_words(own, axes.workers, in_pairs=is_slow)
     return Shards(rows, shard, num_floats, kept=(payload, rows))
 
 

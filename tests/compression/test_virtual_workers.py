@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from jaxtern import Ternary, compressed_mean, ternary_mean
+from jaxtern import Network, Ternary, compressed_mean, ternary_mean
+from jaxtern.compression import exchange as exchange_lib
 from jaxtern.compression.cost import EXACT, EXCHANGES
 
 LAYOUTS = [
@@ -189,11 +190,32 @@ def test_buckets_are_the_same_bits_on_every_layout(updates_over: Callable, excha
     ],
 )
 def test_pieces_are_the_same_bits_as_the_whole(updates_over: Callable, exchange: str, options: dict[str, Any]):
-    """A large tensor beside small ones; virtual workers do not cut it, and of others the last piece is short."""
-    gradients = _gradients(4, {"large": 2**17 + 999, "small": 50, "float": 3})
+    """Virtual workers do not cut what they send; the others do, also within tensors and where two of them meet."""
+    sizes = {"large": 2**17 + 999, "small": 50, "float": 3, "odd": 2**15 + 1, "also": 2**16 - 1}
+    gradients = _gradients(4, sizes)
     make = functools.partial(
         compressed_mean, codec=Ternary(**options), exchange=exchange, min_size=10, bucket_size=2**16
     )
     _assert_same(
         updates_over(make, "mesh:4")(gradients, 3)[0], updates_over(make, "mesh:2 unrolled:2")(gradients, 3)[0]
     )
+
+
+@pytest.mark.parametrize("exchange", ["scatter", "two_way"])
+@pytest.mark.parametrize("num_workers", [2, 3, 4, 6])
+def test_rounds_of_pairs_are_the_same_bits_as_an_all_to_all(updates_over: Callable, exchange: str, num_workers: int):
+    gradients = _gradients(num_workers, SIZES)
+    make = functools.partial(compressed_mean, exchange=exchange, min_size=10)
+    in_pairs = functools.partial(make, network=Network(latency=1e-6, bandwidth=1e3))
+    _assert_same(
+        updates_over(in_pairs, f"mesh:{num_workers}")(gradients, 3)[0],
+        updates_over(make, f"vmap:{num_workers}")(gradients, 3)[0],
+    )
+
+
+@pytest.mark.parametrize("devices", [2, 4, 6, 10])
+def test_in_rounds_of_pairs_every_two_meet_once(devices: int):
+    rounds = exchange_lib.tournament(devices)
+    assert all(sorted(device for pair in pairs for device in pair) == list(range(devices)) for pairs in rounds)
+    met = [tuple(sorted(pair)) for pairs in rounds for pair in pairs]
+    assert len(set(met)) == len(met) == devices * (devices - 1) // 2
