@@ -123,8 +123,7 @@ def scatter_words(words: jax.Array, names: AxisNames, *, in_pairs: bool = False)
     shards = words.reshape(rows, count_workers(names), -1)
     shared = _shared_axes(names)
     if shared and width:
-        in_pairs |= shards.shape[1] == 2
-        in_pairs &= len(shared) == 1 and shards.shape[1] % 2 == 0 and not checked_axes(names) and _is_over_gloo()
+        in_pairs = (in_pairs or shards.shape[1] == 2) and shards.shape[1] % 2 == 0 and _can_pair(shared)
         shards = _exchange_in_pairs(shards, *shared) if in_pairs else _all_to_all(shards, shared)
     return shards.reshape(rows * count_workers(names), -1)
 
@@ -167,9 +166,10 @@ def tournament(devices: int) -> list[list[list[int]]]:
     ]
 
 
-def _is_over_gloo() -> bool:
-    """Whether collectives are those of a CPU."""
-    return jax.default_backend() == "cpu"
+def _can_pair(names: AxisNames) -> bool:
+    """Whether collectives are those of CPUs, over one axis of a mesh that `shard_map` does not track."""
+    mesh_axes = jax.sharding.get_abstract_mesh().axis_names
+    return jax.default_backend() == "cpu" and len(names) == 1 and names[0] in mesh_axes and not checked_axes(names)
 
 
 def own_slice(words: jax.Array, names: AxisNames) -> jax.Array:
