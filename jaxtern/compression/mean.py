@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxtern.compression import buckets, exchange as collectives, statistics
-from jaxtern.compression.buckets import Flat
+from jaxtern.compression.buckets import Flat, Tensors
 from jaxtern.compression.pieces import average_in_pieces
 from jaxtern.compression.schedule import Plan, receive_span, send_span
 from jaxtern.compression.wire import Received
 from jaxtern.kernels import derive_key, follow
+from jaxtern.kernels.segments import split
 
 MEAN_WORKER = 2**32 - 1  # whose noise rounds the means of "two_way": no worker has this number
 
@@ -48,11 +49,13 @@ def average(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> 
         bucketed = [_average_fast(plan, own) for own in buckets.take(workers[0], plan.layout)]
         return buckets.give_back(average_in_pieces(plan, bucketed, keys[0], key), plan.layout)
     means, received = [], None
+    places = [own.compressed for own in buckets.take(workers[0], plan.layout)] if plan.is_in_place else None
     for number, flats in enumerate(_flatten(plan, workers)):
         local, scales = _send_bucket(plan, number, flats, keys)
-        mean, received = _receive_bucket(plan, number, local, scales, key, received)
+        into = places[number] if places else None
+        mean, received = _receive_bucket(plan, number, local, scales, key, received, into)
         means.append(mean)
-    return buckets.unflatten(means, plan.layout)
+    return buckets.give_back(means, plan.layout)
 
 
 def send(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> Pending:
@@ -73,11 +76,11 @@ def receive(plan: Plan, pending: Pending, seed: int, count: jax.Array) -> Any:
         local = jax.tree.map(lambda leaf: leaf[0], pending.local)
         return collectives.float_mean(local, plan.axes.fast + plan.axes.workers)
     key = derive_key(seed, count, MEAN_WORKER)
-    flats = [
+    means = [
         _receive_bucket(plan, number, local, scales, key)[0]
         for number, (local, scales) in enumerate(zip(pending.local, pending.shared, strict=True))
     ]
-    return buckets.unflatten(flats, plan.layout)
+    return buckets.give_back(means, plan.layout)
 
 
 def _keys(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> list[jax.Array]:
@@ -124,8 +127,12 @@ def _receive_bucket(
     scales: jax.Array | None,
     key: jax.Array,
     before: Received | None = None,
-) -> tuple[Flat, Received]:
-    """The mean of a bucket, and what its exchange left; it begins when that of the bucket before has ended."""
+    into: Sequence[jax.Array] | None = None,
+) -> tuple[Tensors, Received]:
+    """The mean of a bucket, and what its exchange left; it begins when that of the bucket before has ended.
+
+    With `into`, tensors whose memory the means may take.
+    """
     bucket, (words, floats) = plan.layout.buckets[number], local
     sizes = plan.layout.sizes(bucket.compressed)
     words = jnp.zeros((plan.local_workers, 0), jnp.uint32) if words is None else words
@@ -134,8 +141,12 @@ def _receive_bucket(
     words = words if before is None else follow(words, [before.words])
     sent = send_span(plan, number, words, floats)
     received = receive_span(plan, number, sent, sum(sizes), key, start=0, after=sent.arrived)
-    mean = plan.codec.decode(received.words, scales, sizes, received.num_added, received.num_workers)
-    return Flat(mean, received.floats), received
+    counts = received.num_added, received.num_workers
+    if into and received.words.size:
+        mean = plan.codec.decode_span(received.words, None, scales, into, (0, sum(sizes)), *counts, after=())
+    else:
+        mean = split(plan.codec.decode(received.words, scales, sizes, *counts), sizes)
+    return Tensors(mean, received.floats), received
 
 
 def _or_none(array: jax.Array) -> jax.Array | None:

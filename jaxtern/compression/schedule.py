@@ -10,6 +10,8 @@ from jaxtern.compression.codecs import Codec, Ternary
 from jaxtern.compression.cost import Network
 from jaxtern.compression.wire import Axes
 
+IN_PLACE_SIZE = 2**16  # compressed elements; below, the codec is XLA's code, and better left to it as a whole
+
 
 class Plan(NamedTuple):
     """What is known when an update is traced.
@@ -23,8 +25,8 @@ class Plan(NamedTuple):
       local_workers: V, those of one device.
       piece_size: elements; a larger bucket travels in pieces of about so many. None: whole.
       network: the links between workers.
-      is_chained: whether all exchanges are one chain, on the memory of the gradients: on a CPU, where `shard_map` does
-        not track what varies (check_vma=False).
+      is_in_place: whether means take the memory of gradients: of larger trees on a CPU, where `shard_map` does not
+        track what varies (check_vma=False).
     """
 
     layout: Layout
@@ -35,7 +37,12 @@ class Plan(NamedTuple):
     local_workers: int
     piece_size: int | None
     network: Network
-    is_chained: bool
+    is_in_place: bool
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether all exchanges are one chain, on the memory of the gradients."""
+        return self.is_in_place and self.local_workers == 1
 
     def num_added(self, number: int) -> int:
         """Workers whose words are added on the wire, in bucket `number`."""
@@ -77,8 +84,10 @@ def plan_update(
     """
     num_workers = collectives.count_workers(axes.workers) * local_workers
     is_tracked = bool(collectives.checked_axes(axes.workers + axes.fast))  # what gradients become varies as they do
-    is_chained = local_workers == 1 and jax.default_backend() == "cpu" and not is_tracked
-    shared = axes, num_workers, local_workers, bucket_size if is_chained else None, network, is_chained
+    is_large = sum(layout.sizes([place for bucket in layout.buckets for place in bucket.compressed])) >= IN_PLACE_SIZE
+    is_in_place = jax.default_backend() == "cpu" and not is_tracked and is_large
+    piece_size = bucket_size if is_in_place and local_workers == 1 else None
+    shared = axes, num_workers, local_workers, piece_size, network, is_in_place
     if exchange == "float":
         return Plan(layout, codec, (), *shared)
     devices = collectives.count_workers(axes.fast)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxtern.compression import schedule
 from jaxtern.data.dataset import Split
+from jaxtern.kernels import dispatch
 from jaxtern.training.checkpoints import digest
 from jaxtern.training.optimizers import is_kernel
 from jaxtern.training.recipe import Recipe
@@ -31,8 +33,14 @@ def assert_close(tree: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("fields", [GATHERED, ADDED], ids=["adam-gather", "momentum-sum"])
-def test_step_of_virtual_workers_gives_the_bits_of_real_ones(take_steps: Callable, fields: dict[str, Any]):
-    """virtual = real: four workers on one device, two on each of two, one on each of four."""
+@pytest.mark.parametrize("in_place", [False, True])
+def test_step_of_virtual_workers_gives_the_bits_of_real_ones(
+    take_steps: Callable, fields: dict[str, Any], in_place: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """virtual = real: four workers on one device, two on each of two, one on each of four; trees small and large."""
+    if in_place:
+        monkeypatch.setattr(dispatch, "MIN_NATIVE_SIZE", 1)
+        monkeypatch.setattr(schedule, "IN_PLACE_SIZE", 1)
     runs = [take_steps(6, num_workers=4, num_devices=m, batch_size=16, **fields) for m in (1, 2, 4)]
     for run in runs:
         assert int(run.states[-1].step) == int(run.states[-1].compressor.count) == 6
