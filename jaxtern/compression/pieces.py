@@ -48,7 +48,7 @@ def average_in_pieces(plan: Plan, bucketed: Sequence[Tensors], own_key: jax.Arra
     for turn, piece in enumerate([*pieces, None]):
         if piece is not None:
             own = follow(words[turn], before)[None]
-            sent.append(send_span(plan, piece.number, own, piece.floats))
+            sent.append(send_span(plan, piece.number, own, piece.floats, as_total=True))
             if turn + _AHEAD < len(pieces):
                 words.append(memory.encode(pieces[turn + _AHEAD], before))
             before = [sent[turn].arrived]

@@ -140,9 +140,11 @@ def choose_exchange(
     return exchange
 
 
-def send_span(plan: Plan, number: int, words: jax.Array, floats: jax.Array) -> wire.Received | wire.Shards:
-    """Begins the exchange of a bucket, or a piece of it."""
-    exchange, as_total = plan.exchanges[number], plan.is_chained
+def send_span(
+    plan: Plan, number: int, words: jax.Array, floats: jax.Array, *, as_total: bool = False
+) -> wire.Received | wire.Shards:
+    """Begins the exchange of a bucket, or a piece of it; `as_total` as in `wire.send_bucket`."""
+    exchange = plan.exchanges[number]
     return wire.send_bucket(exchange, plan.codec, words, floats, plan.axes, plan.network, as_total=as_total)
 
 

@@ -213,6 +213,23 @@ def test_rounds_of_pairs_are_the_same_bits_as_an_all_to_all(updates_over: Callab
     )
 
 
+@pytest.mark.parametrize("options", [{"statistics": True}, {"delayed": True}])
+def test_two_workers_of_a_large_tree_need_no_chain(workers: Callable, options: dict[str, Any]):
+    """What is sent in one update and received in another, or measured between, goes bucket by bucket."""
+    gradients = _gradients(2, {"large": 2**17 + 5, "small": 50})
+    placed = workers("mesh:2")
+    transformation = compressed_mean(placed.names[0], exchange="gather", **options)
+
+    def twice(local: Any, _: Any) -> Any:
+        first, state = transformation.update(local, transformation.init(local))
+        return transformation.update(local, state)[0] if options.get("delayed") else first
+
+    found = placed.replicated(twice, check_vma=False)(gradients, None)
+    plain = compressed_mean(placed.names[0], exchange="gather")
+    expected = placed.replicated(plain.update, check_vma=False)(gradients, plain.init(None))[0]
+    _assert_same(found, expected)
+
+
 @pytest.mark.parametrize("devices", [2, 4, 6, 10])
 def test_in_rounds_of_pairs_every_two_meet_once(devices: int):
     rounds = exchange_lib.tournament(devices)
