@@ -24,10 +24,9 @@ def run(main: Callable[[], int]) -> None:
     """Parses the flags, runs `main`, exits with its status; a UsageError is printed as one line, with status 2."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
     logging.getLogger("jaxtern").setLevel(logging.INFO)
-    absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells of every option
-    logging.getLogger("asyncio").setLevel(
-        logging.CRITICAL
-    )  # and of a second array that it could not read, in a traceback
+    # orbax tells of every option, and in a traceback of a second array that it could not read
+    absl.logging.set_verbosity(absl.logging.ERROR)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     try:
         _parse(sys.argv)
         status = main()

@@ -58,8 +58,8 @@ INLINE float* place_in(const Memory* memory, int64_t tensor, int64_t element) {
 /* Room for a job of `size` bytes, from malloc, never NULL. */
 void* create_plain_job(size_t size);
 
-/* The same. Behind it are the addresses to which `memory` points, that of
- * operands or results, `buffers`: XLA gives the frame to another call when this one returns, but a job may go on. */
+/* The same, and behind it the addresses of operands or results, `buffers`, to which `memory` then points: XLA gives the
+ * frame to another call when this one returns, but a job may go on. */
 void* create_job(
     const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, const Layout* layout, Memory* memory);
 

@@ -142,12 +142,3 @@ def give_back(bucketed: Sequence[Tensors], layout: Layout) -> Any:
 def flatten(tree: Any, layout: Layout) -> list[Flat]:
     """The tensors of every bucket, in one vector."""
     return [Flat(concatenate(own.compressed), own.floats) for own in take(tree, layout)]
-
-
-def unflatten(flats: Sequence[Flat], layout: Layout) -> Any:
-    """The inverse of `flatten`."""
-    parts = [
-        Tensors(split(flat.compressed, layout.sizes(bucket.compressed)), flat.floats)
-        for bucket, flat in zip(layout.buckets, flats, strict=True)
-    ]
-    return give_back(parts, layout)

@@ -141,11 +141,8 @@ def _exchange_in_pairs(shards: jax.Array, name: str) -> jax.Array:
     """
     rows, devices, width = shards.shape
     own = lax.axis_index(name)
-    found = (
-        jnp.zeros((devices, rows, width), shards.dtype)
-        .at[own]
-        .set(lax.dynamic_index_in_dim(shards, own, 1, keepdims=False))
-    )
+    kept = lax.dynamic_index_in_dim(shards, own, 1, keepdims=False)
+    found = jnp.zeros((devices, rows, width), shards.dtype).at[own].set(kept)
     for pairs in tournament(devices):
         partners = np.empty(devices, np.int32)
         for a, b in pairs:

@@ -119,7 +119,7 @@ def compressed_mean(
     virtual_workers: int | None = None,
     statistics: bool = False,
 ) -> optax.GradientTransformation:
-    """The mean of compressed gradients over `axis_name`: for each bucket one maximum of scales, one exchange of words.
+    """The mean of compressed gradients over `axis_name`: a maximum of scales, an exchange of words for each bucket.
 
     Tensors that stay float are added in the order of the workers, so that all results are the same bits whatever the
     exact exchange and however workers lie on devices.
@@ -156,9 +156,8 @@ def compressed_mean(
         )
 
     def init(params: Any) -> CompressedMeanState:
-        zeros = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields))
         pending = mean_lib.nothing_sent(plan(params), params) if delayed else None
-        return CompressedMeanState(jnp.zeros((), jnp.int32), zeros if statistics else None, pending)
+        return _first_state(statistics, pending)
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
         del params
@@ -167,19 +166,31 @@ def compressed_mean(
             raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
         planned = plan(workers[0])
         _require_local(workers, planned.layout.paths, axes.fast + axes.workers)
-        if not delayed and not statistics:
-            mean = mean_lib.average(planned, workers, seed, state.count)
-            return mean, CompressedMeanState(state.count + 1, None, None)
-        sent = mean_lib.send(planned, workers, seed, state.count)
-        arrived = _require_pending(state.pending, sent) if delayed else sent
-        mean = mean_lib.receive(planned, arrived, seed, state.count)
-        measured = state.statistics
-        if statistics and planned.exchanges:
-            measured = mean_lib.measure(planned, workers, sent, mean)
-        return mean, CompressedMeanState(state.count + 1, measured, sent if delayed else None)
+        if delayed or statistics:
+            return _update_by_halves(planned, workers, state, seed, delayed=delayed)
+        mean = mean_lib.average(planned, workers, seed, state.count)
+        return mean, CompressedMeanState(state.count + 1, None, None)
 
     # optax types a state as a tree of arrays, which has no place for None.
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def _first_state(statistics: bool, pending: Pending | None) -> CompressedMeanState:
+    zeros = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields))
+    return CompressedMeanState(jnp.zeros((), jnp.int32), zeros if statistics else None, pending)
+
+
+def _update_by_halves(
+    plan: schedule.Plan, workers: Sequence[Any], state: CompressedMeanState, seed: int, *, delayed: bool
+) -> tuple[Any, CompressedMeanState]:
+    """Where what is sent is needed after it was: in the next update, or to be measured."""
+    sent = mean_lib.send(plan, workers, seed, state.count)
+    arrived = _require_pending(state.pending, sent) if delayed else sent
+    mean = mean_lib.receive(plan, arrived, seed, state.count)
+    measured = state.statistics
+    if measured is not None and plan.exchanges:
+        measured = mean_lib.measure(plan, workers, sent, mean)
+    return mean, CompressedMeanState(state.count + 1, measured, sent if delayed else None)
 
 
 def _require_arguments(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxtern import Codec, Ternary, compressed_mean
+from jaxtern import Codec, Network, Ternary, compressed_mean
 from jaxtern.compression import cost
 from jaxtern.kernels import num_words
 
@@ -84,6 +84,18 @@ def test_scatter_and_two_way_are_an_all_to_all_and_an_all_gather_of_packed_words
     if num_workers == 2 and not check_vma:  # one for the other's shard, one for both results
         there, gathered = ("all-reduce add", "u32", 128 * runs // 20), ("all-reduce add", "u32", back)
     assert found == [("all-reduce maximum", "f32", 3), there, gathered]
+
+
+@pytest.mark.parametrize("exchange", ["scatter", "two_way"])
+def test_over_slow_links_the_all_to_all_is_rounds_of_pairs(workers: Callable, wire: Callable, exchange: str):
+    slow, fast = (Network(latency=1e-6, bandwidth=rate) for rate in (1e3, 1e12))
+    rounds, direct = (
+        _read(wire, *_program(workers, "mesh:4", False, exchange=exchange, network=network))[1:-1]
+        for network in (slow, fast)
+    )
+    ((kind, dtype, words),) = direct
+    assert (kind, dtype) == ("all-to-all", "u32")
+    assert rounds == [("all-reduce add", "u32", words // 4)] * 3
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
