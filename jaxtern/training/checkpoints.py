@@ -50,7 +50,7 @@ class Checkpoints:
             try:
                 self._manager.reload()
                 return sorted(self._manager.all_steps())
-            except FileNotFoundError:  # one that a trainer deletes meanwhile
+            except (FileNotFoundError, NotADirectoryError):  # one that a trainer deletes meanwhile
                 if not self._directory.is_dir():
                     raise
 

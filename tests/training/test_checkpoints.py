@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,29 @@ def test_checkpoints_of_a_new_folder_are_none(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path, keep=1)
     assert checkpoints.steps() == []
     assert checkpoints.restore_latest(make_state(0)) is None
+
+
+def test_steps_can_be_read_while_a_trainer_writes_and_deletes_checkpoints(workdir: Path):
+    """What orbax does beside a reader, many times over: a checkpoint is renamed into place, and another one away."""
+    place, away = workdir / "checkpoints" / "4", workdir / "4"
+    shutil.copytree(workdir / "checkpoints" / "3", away)
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            away.rename(place)
+            place.rename(away)
+
+    reader = Checkpoints(workdir)
+    trainer = threading.Thread(target=come_and_go)
+    trainer.start()
+    try:
+        seen = [reader.steps() for _ in range(300)]
+    finally:
+        ended.set()
+        trainer.join()
+    assert set(map(tuple, seen)) <= {(1, 2, 3), (1, 2, 3, 4)}
+    reader.close()
 
 
 def test_checkpoint_holds_what_was_saved_though_its_arrays_change(tmp_path: Path):
