@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern import Network, Ternary, compressed_mean, state_specs, wire_report
 from jaxtern.compression.report import WireReport
-from jaxtern.data.preprocess import normalize
+from jaxtern.data.preprocessing.families import MNIST
 from jaxtern.models import create_model
 from jaxtern.models.alexnet import AlexNet
 
@@ -86,7 +86,7 @@ def create_step(graph: Any, optimizer: optax.GradientTransformation, specs: Stat
         def loss(params: Any) -> tuple[jax.Array, Any]:
             network = nnx.merge(graph, params, state.moments)
             keys = (_dropout_key(state.step),) if isinstance(network, AlexNet) else ()
-            logits = network(normalize(images), *keys)
+            logits = network(MNIST.standardize(images, None), *keys)
             value = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
             return value, nnx.to_pure_dict(nnx.state(network, nnx.BatchStat))
 

@@ -27,6 +27,7 @@ from jaxtern import Network, calibrate
 from jaxtern.data.dataset import Dataset
 from jaxtern.data.idx import load_mnist
 from jaxtern.data.order import ExampleOrder
+from jaxtern.data.preprocessing.families import MNIST
 from jaxtern.training.evaluation import evaluate
 
 
@@ -106,7 +107,7 @@ class Worker:
         assert self.data is not None
         params = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state.params)
         own = type(self.data.test)(*(array[self.host :: self.hosts] for array in self.data.test))
-        found = evaluate(self.graph, params, own)
+        found = evaluate(self.graph, params, own, MNIST)
         return {"right": round(found.precision_at_1 * found.num_examples), "examples": found.num_examples}
 
     def distribute(self, images: np.ndarray, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:

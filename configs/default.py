@@ -8,6 +8,9 @@ from jaxtern.training.recipe import Recipe
 
 _OPTIONAL = {
     "data_dir": str,
+    "test_split": str,
+    "image_size": int,
+    "decode_threads": int,
     "num_devices": int,
     "block_size": int,
     "bucket_size": int,

@@ -11,11 +11,10 @@ from typing import Any
 from absl import flags
 
 from jaxtern import command_line
-from jaxtern.data.dataset import Split
-from jaxtern.data.sources import load_dataset
 from jaxtern.models import create_model
 from jaxtern.training.checkpoints import Checkpoints
 from jaxtern.training.evaluation import evaluate
+from jaxtern.training.inputs import open_inputs
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import create_run
 from jaxtern.training.step import create_mesh
@@ -64,9 +63,9 @@ class Evaluator:
         """
         self._recipe: Recipe = read_recipe(workdir)
         self._split_name = split
-        dataset = load_dataset(self._recipe.dataset, data_dir or self._recipe.data_dir)
-        self._split: Split = getattr(dataset, split)
-        model = create_model(self._recipe.model, dataset.image_shape, dataset.num_classes, self._recipe.seed)
+        self._inputs = open_inputs(self._recipe, data_dir)
+        dataset = self._inputs.dataset
+        model = create_model(self._recipe.model, self._inputs.image_shape, dataset.num_classes, self._recipe.seed)
         alone = dataclasses.replace(self._recipe, num_devices=1, devices_per_worker=1)
         mesh, network = create_mesh(alone), read_network(workdir)
         self._program, self._like = create_run(self._recipe, model, dataset.train.size, mesh, network)
@@ -104,8 +103,11 @@ class Evaluator:
         """The record of one checkpoint, kept from before or measured now."""
         record = self._recorded(step)
         if record is None:
-            state = self._checkpoints.restore(step, self._like)
-            result = evaluate(self._program.graph, state.params, self._split)
+            params = self._checkpoints.restore(step, self._like).state.params
+            result = evaluate(
+                self._program.graph, params, getattr(self._inputs.dataset, self._split_name),
+                self._inputs.preprocessing, self._recipe.image_size, self._inputs.threads,
+            )  # fmt: skip
             record = {"step": step, "split": self._split_name, **result._asdict()}
             with self._path.open("a") as file:
                 file.write(json.dumps(record) + "\n")

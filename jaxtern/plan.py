@@ -27,8 +27,8 @@ from jaxtern.compression.codecs import Ternary
 from jaxtern.compression.cost import Network
 from jaxtern.compression.forecast import Cluster, Forecast, seconds
 from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
-from jaxtern.data.sources import load_dataset
 from jaxtern.training.curves import plot_speed_up
+from jaxtern.training.inputs import open_inputs
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import create_codec
 from jaxtern.training.workload import measure_step_seconds, read_workload
@@ -103,10 +103,10 @@ def read_recipe() -> Job:
     """That of --config; its step is measured unless it is given."""
     recipe: Recipe = command_line.recipe_from_config(CONFIG)
     codec = create_codec(recipe)
-    dataset = load_dataset(recipe.dataset, recipe.data_dir)
-    sizes, floats, examples = read_workload(recipe, dataset)
+    inputs = open_inputs(recipe)
+    sizes, floats, examples = read_workload(recipe, inputs)
     given = STEP_SECONDS.value
-    compute = measure_step_seconds(recipe, dataset) if given is None else parse("step_seconds", given)
+    compute = measure_step_seconds(recipe, inputs) if given is None else parse("step_seconds", given)
     overlap = recipe.delayed if OVERLAP.value is None else OVERLAP.value
     name = f"{recipe.model}, {examples} examples a worker"
     return Job(name, codec, sizes, floats, compute, overlap, recipe.bucket_size)

@@ -33,6 +33,8 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     print(describe(run), flush=True)
     try:
         result = loop.train(run)
+    except ValueError as error:  # an example that cannot be read
+        raise command_line.UsageError(str(error)) from None
     except loop.NonFiniteError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -52,12 +54,13 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
 
 def describe(run: loop.Run) -> str:
     """What is about to run, in a few lines."""
-    recipe, step = run.recipe, int(run.state.step)
+    recipe, dataset, step = run.recipe, run.inputs.dataset, int(run.state.step)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
+    feed = "resident" if run.inputs.resident else "streamed"
     start = f"from step {step}" if step else "from the start"
     return (
-        f"{recipe.model} ({parameters:,} parameters) on {recipe.dataset} ({run.dataset.train.size:,} training and"
-        f" {run.dataset.test.size:,} test examples)\n"
+        f"{recipe.model} ({parameters:,} parameters) on {recipe.dataset} ({dataset.train.size:,} training and"
+        f" {dataset.test.size:,} test examples, {feed})\n"
         f"{recipe.num_workers} workers, codec {recipe.codec}\n{run.wire}\n"
         f"{recipe.num_steps:,} steps of {recipe.batch_size} examples, {start}, in {run.workdir}"
     )

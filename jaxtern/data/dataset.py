@@ -1,8 +1,45 @@
-"""Labelled images in memory."""
+"""Labelled images: arrays in memory, or records on disk."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+
+
+class Record(NamedTuple):
+    """One example as it is stored.
+
+    Attributes:
+      image: bytes of a JPEG or PNG file, or uint8[H, W, C].
+      label: 0 to num_classes - 1.
+      boxes: float32[k, 4], ymin, xmin, ymax, xmax of objects as shares of the image; k may be 0.
+    """
+
+    image: bytes | np.ndarray
+    label: int
+    boxes: np.ndarray
+
+
+NO_BOXES = np.zeros((0, 4), np.float32)
+
+
+class Records(Protocol):
+    """Examples that can be read in any order, by threads and, as they can be pickled, by other processes."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def image_shape(self) -> tuple[int | None, int | None, int]:
+        """Height, width, channels; None where images differ."""
+        ...
+
+    def read(self, index: int) -> Record:
+        """Raises ValueError, with the name of the file, for a record that cannot be read."""
+        ...
+
+    def describe(self, index: int) -> str:
+        """Where the example comes from, for messages."""
+        ...
 
 
 class Split(NamedTuple):
@@ -20,15 +57,26 @@ class Split(NamedTuple):
     def size(self) -> int:
         return len(self.labels)
 
-
-class Dataset(NamedTuple):
-    """A training and a test split of the same classes."""
-
-    train: Split
-    test: Split
-    num_classes: int
-
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        height, width, channels = self.train.images.shape[1:]
+        height, width, channels = self.images.shape[1:]
         return height, width, channels
+
+    def read(self, index: int) -> Record:
+        return Record(self.images[index], int(self.labels[index]), NO_BOXES)
+
+    def describe(self, index: int) -> str:
+        return f"example {index}"
+
+
+class Dataset(NamedTuple):
+    """A training and a test split of the same classes, whose names may be known."""
+
+    train: Split | Records
+    test: Split | Records
+    num_classes: int
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def image_shape(self) -> tuple[int | None, int | None, int]:
+        return self.train.image_shape

@@ -27,6 +27,11 @@ class ExampleOrder:
             start += len(piece)
         return np.concatenate(pieces)
 
+    def locate(self, start: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """int32[size] twice: the epochs of the same places, and where in them those are."""
+        epochs, places = np.divmod(np.arange(start, start + size), self._num_examples)
+        return epochs.astype(np.int32), places.astype(np.int32)
+
     def _permuted(self, epoch: int) -> np.ndarray:
         if epoch != self._epoch:
             generator = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))

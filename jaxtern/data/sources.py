@@ -1,25 +1,48 @@
-"""Datasets by name."""
+"""Datasets by name or folder."""
 
+from pathlib import Path
+
+from jaxtern.data import records
 from jaxtern.data.dataset import Dataset
 from jaxtern.data.digits import load_digits
 from jaxtern.data.idx import load_mnist
 
-DATASETS = ("digits", "mnist")
 
+def load_dataset(name: str, data_dir: str | None, test_split: str | None = None) -> Dataset:
+    """Opens a dataset; digits and idx files come into memory, others stay on disk.
 
-def load_dataset(name: str, data_dir: str | None) -> Dataset:
-    """Loads a dataset into memory.
+    Args:
+      name: "digits"; the path of a prepared folder, with a slash in it; or a name that TFDS knows. "mnist" is read from
+        its four idx files where `data_dir` is given and is no folder of TFDS's that holds it.
+      data_dir: folder of TFDS's datasets, or of idx files.
+      test_split: what to evaluate on; None: "test", or "validation" where there is no such split.
 
     Raises:
-      ValueError: for an unknown name, a missing or superfluous `data_dir`, or damaged files.
+      ValueError: for an unknown name, an argument that the dataset does not take, or damaged files.
       FileNotFoundError: if files are missing.
     """
-    if name not in DATASETS:
-        raise ValueError(f"dataset={name!r}: must be one of {', '.join(DATASETS)}")
     if name == "digits":
-        if data_dir is not None:
-            raise ValueError(f"data_dir={data_dir!r}: the dataset digits needs none")
+        _refuse(name, data_dir=data_dir, test_split=test_split)
         return load_digits()
-    if data_dir is None:
-        raise ValueError(f"data_dir is not set: dataset={name!r} needs the folder of its files")
-    return load_mnist(data_dir)
+    if "/" in name:
+        _refuse(name, data_dir=data_dir)
+        return records.open_folder(name, test_split)
+    if name == "mnist" and data_dir is not None and not (Path(data_dir) / name).is_dir():
+        _refuse(name, test_split=test_split)
+        return load_mnist(data_dir)
+    try:
+        return records.open_named(name, data_dir, test_split)
+    except ValueError as error:
+        raise ValueError(f"{error}{_hint(name)}") from None
+
+
+def _hint(name: str) -> str:
+    if Path(name).is_dir():
+        return f"; for the folder of that name write ./{name}"
+    return "; or give the folder of its four idx files as data_dir" if name == "mnist" else ""
+
+
+def _refuse(name: str, **arguments: str | None) -> None:
+    for argument, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"{argument}={value!r}: dataset={name!r} takes none")

@@ -10,13 +10,25 @@ import logging
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 logger = logging.getLogger(__name__)
+
+
+class Checkpoint(NamedTuple):
+    """What `Checkpoints.save` was given.
+
+    Attributes:
+      state: as numpy arrays.
+      metadata: by name.
+    """
+
+    state: Any
+    metadata: dict[str, Any]
 
 
 class Checkpoints:
@@ -54,8 +66,8 @@ class Checkpoints:
                 if not self._directory.is_dir():
                     raise
 
-    def restore(self, step: int, like: Any) -> Any:
-        """The state saved at `step`, as numpy arrays.
+    def restore(self, step: int, like: Any) -> Checkpoint:
+        """The checkpoint of `step`.
 
         Args:
           step: one of `steps()`.
@@ -70,7 +82,8 @@ class Checkpoints:
             restored = self._manager.restore(
                 step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), metadata=ocp.args.JsonRestore())
             )
-            state, expected = restored["state"], restored["metadata"]["digest"]
+            state, metadata = restored["state"], dict(restored["metadata"])
+            expected = metadata["digest"]
         except Exception as error:  # orbax and tensorstore raise many kinds for unreadable files
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {reason}") from error
@@ -78,10 +91,10 @@ class Checkpoints:
             raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: its arrays do not match its digest")
         if _shapes(state) != _shapes(like):  # orbax lets it pass
             raise ValueError(f"checkpoint {self._directory / str(step)} holds arrays of other shapes than this run's")
-        return state
+        return Checkpoint(state, metadata)
 
-    def restore_latest(self, like: Any) -> Any | None:
-        """The newest state that is whole, or None where there are no checkpoints; damaged newer ones are set aside.
+    def restore_latest(self, like: Any) -> Checkpoint | None:
+        """The newest checkpoint that is whole, or None where there is none; damaged newer ones are set aside.
 
         Raises:
           ValueError: if there are checkpoints and none is whole.
@@ -89,14 +102,14 @@ class Checkpoints:
         damaged = []
         for step in reversed(self.steps()):
             try:
-                state = self.restore(step, like)
+                checkpoint = self.restore(step, like)
             except ValueError as error:
                 logger.warning("%s; taking the one before it", error)
                 damaged.append(step)
                 continue
             for newer in damaged:
                 self._set_aside(newer)
-            return state
+            return checkpoint
         if damaged:
             raise ValueError(f"{self._directory}: no checkpoint is whole of {damaged}; start again in another workdir")
         return None

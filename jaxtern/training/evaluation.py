@@ -9,10 +9,12 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxtern.data.dataset import Split
-from jaxtern.data.preprocess import normalize
+from jaxtern.data.dataset import Records, Split
+from jaxtern.data.feed import evaluation_batches
+from jaxtern.data.preprocessing.families import Preprocessing
 
 _BATCH_SIZE = 500
+_BATCH_PIXELS = 1 << 23
 
 
 class Evaluation(NamedTuple):
@@ -31,36 +33,48 @@ class Evaluation(NamedTuple):
     num_examples: int
 
 
-def evaluate(graph: Any, params: Any, split: Split) -> Evaluation:
+def evaluate(
+    graph: Any,
+    params: Any,
+    split: Split | Records,
+    preprocessing: Preprocessing,
+    size: int | None = None,
+    threads: int = 1,
+) -> Evaluation:
     """Evaluates a model on a split.
 
     Args:
       graph: static part of the model.
       params: its weights.
       split: uint8 images and labels.
+      preprocessing: of the images.
+      size: pixels, side of the images after it; None: as the preprocessing has it.
+      threads: that decode images on disk at the same time.
 
     Returns:
       Sums over examples are exact counts; the loss is added in float64.
+
+    Raises:
+      ValueError: naming the example, if one on disk cannot be read.
     """
     loss, first, five = 0.0, 0, 0
-    for start in range(0, split.size, _BATCH_SIZE):
-        images, labels = split.images[start : start + _BATCH_SIZE], split.labels[start : start + _BATCH_SIZE]
-        missing = _BATCH_SIZE - len(labels)
-        mask = np.arange(_BATCH_SIZE) < len(labels)
-        images = np.pad(images, [(0, missing), (0, 0), (0, 0), (0, 0)])
-        batch_loss, batch_first, batch_five = _evaluate_batch(graph, params, images, np.pad(labels, (0, missing)), mask)
+    side = size or preprocessing.size or 1
+    batch_size = max(1, min(_BATCH_SIZE, _BATCH_PIXELS // side**2))
+    for batch in evaluation_batches(split, batch_size, preprocessing, size, threads):
+        batch_loss, batch_first, batch_five = _evaluate_batch(graph, preprocessing, size, params, *batch)
         loss += float(np.sum(np.asarray(batch_loss, np.float64)))
         first += int(batch_first)
         five += int(batch_five)
     return Evaluation(loss / split.size, first / split.size, five / split.size, split.size)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _evaluate_batch(
-    graph: Any, params: Any, images: jax.Array, labels: jax.Array, mask: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    graph: Any, preprocessing: Preprocessing, size: int | None, params: Any,
+    images: jax.Array, labels: jax.Array, mask: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """float32[B] losses, and how many of the unmasked examples have the right class first and among five."""
-    logits = nnx.merge(graph, params)(normalize(images))
+    logits = nnx.merge(graph, params)(preprocessing.standardize(images, size))
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     right = (best == labels[:, None]) & mask[:, None]

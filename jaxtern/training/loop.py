@@ -8,17 +8,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxtern.compression.calibration import calibrate
 from jaxtern.compression.cost import Network
 from jaxtern.compression.report import WireReport, wire_report
-from jaxtern.data.dataset import Dataset, Split
-from jaxtern.data.order import ExampleOrder
-from jaxtern.data.sources import load_dataset
 from jaxtern.models import MODELS, create_model
 from jaxtern.training.checkpoints import Checkpoints
 from jaxtern.training.evaluation import Evaluation, evaluate
+from jaxtern.training.inputs import Feed, Inputs, open_inputs
 from jaxtern.training.metrics import MetricWriter, Progress, Scalars
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import DEVICE_AXIS, Program, TrainState, create_codec, create_run, stays_float
@@ -44,19 +42,31 @@ class Run:
 
     recipe: Recipe
     workdir: Path
-    dataset: Dataset
+    inputs: Inputs
+    feed: Feed
     program: Program
     state: TrainState
     train_step: TrainStep
-    train_split: Split
     checkpoints: Checkpoints
+    examples_seen: int
     wire: WireReport
     claim: Any
 
     def save(self, step: int) -> None:
         """Starts to write a checkpoint of the state, which is that of `step`."""
-        seen = step * self.recipe.batch_size
-        self.checkpoints.save(step, self.state, recipe=self.recipe.to_dict(), examples_seen=seen)
+        self.checkpoints.save(step, self.state, recipe=self.recipe.to_dict(), examples_seen=self.examples_seen)
+
+    def evaluate(self) -> Evaluation:
+        """Of the weights as they are, on the test split.
+
+        Raises:
+          ValueError: if an example cannot be read.
+        """
+        inputs = self.inputs
+        return evaluate(
+            self.program.graph, self.state.params, inputs.dataset.test, inputs.preprocessing, self.recipe.image_size,
+            inputs.threads,
+        )  # fmt: skip
 
 
 def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False) -> Run:
@@ -66,21 +76,22 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
       ValueError, OSError: for a recipe, data or folder that does not fit, in one line.
     """
     mesh = create_mesh(recipe)
-    dataset = load_dataset(recipe.dataset, recipe.data_dir)
-    model = create_model(recipe.model, dataset.image_shape, dataset.num_classes, recipe.seed)
+    inputs = open_inputs(recipe)
+    feed = Feed(recipe, inputs, mesh)
+    model = create_model(recipe.model, inputs.image_shape, inputs.dataset.num_classes, recipe.seed)
     network = find_network(recipe, mesh, workdir)
-    program, state = create_run(recipe, model, dataset.train.size, mesh, network)
+    program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     wire = report_wire(recipe, state.params, network)
     claim = claim_workdir(workdir, recipe, allow_config_change)
     checkpoints = Checkpoints(workdir, recipe.keep_checkpoints)
-    restored = checkpoints.restore_latest(state)
+    restored, seen = checkpoints.restore_latest(state), 0
     write_recipe(workdir, recipe)  # not before the run's state is found to fit
     write_network(workdir, network)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    state = state if restored is None else jax.device_put(restored, jax.tree.map(lambda leaf: leaf.sharding, state))
-    train_split = jax.device_put(dataset.train, everywhere)
+    if restored is not None:
+        state = jax.device_put(restored.state, jax.tree.map(lambda leaf: leaf.sharding, state))
+        seen = restored.metadata["examples_seen"]
     train_step = create_train_step(recipe, program, mesh)
-    run = Run(recipe, workdir, dataset, program, state, train_step, train_split, checkpoints, wire, claim)
+    run = Run(recipe, workdir, inputs, feed, program, state, train_step, checkpoints, seen, wire, claim)
     if restored is None:
         run.save(0)
     return run
@@ -129,7 +140,7 @@ def train(run: Run) -> Evaluation:
     first_step = int(run.state.step)
     if first_step >= run.recipe.num_steps:
         run.checkpoints.close()
-        return evaluate(run.program.graph, run.state.params, run.dataset.test)
+        return run.evaluate()
     writer, progress = MetricWriter(run.workdir, first_step), Progress(first_step, run.recipe.num_steps)
     loop, evaluation = _Loop(run, writer, progress), None
     try:
@@ -142,6 +153,7 @@ def train(run: Run) -> Evaluation:
         assert evaluation is not None  # of the last step
         return evaluation
     finally:
+        loop.close()
         progress.close()
         writer.close()
         run.checkpoints.close()
@@ -152,7 +164,7 @@ class _Loop:
 
     def __init__(self, run: Run, writer: MetricWriter, progress: Progress):
         self._run, self._writer, self._progress = run, writer, progress
-        self._order = ExampleOrder(run.dataset.train.size, run.recipe.seed)
+        self._batches = run.feed.batches(run.examples_seen)
         self._paths = [
             jax.tree_util.keystr(path, simple=True, separator="/")
             for path, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]
@@ -164,8 +176,8 @@ class _Loop:
     def step(self, step: int, stopping: bool) -> Evaluation | None:
         """Runs step number `step` (from 0); evaluates and saves where that is due, and after the last one."""
         run, recipe = self._run, self._run.recipe
-        indices = self._order.batch(step * recipe.batch_size, recipe.batch_size)
-        run.state, metrics = run.train_step(run.state, run.train_split, indices)
+        run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches))
+        run.examples_seen += recipe.batch_size
         self._read_pending()
         self._pending = (step + 1, metrics)
         finished = step + 1 == recipe.num_steps
@@ -178,10 +190,14 @@ class _Loop:
             run.save(step + 1)
         return evaluation
 
+    def close(self) -> None:
+        """Ends the threads and processes that make batches."""
+        self._batches.close()
+
     def _evaluate(self, step: int) -> Evaluation:
         """Evaluates the weights as they are now, at `step`, on the test split."""
         start = time.perf_counter()
-        result = evaluate(self._run.program.graph, self._run.state.params, self._run.dataset.test)
+        result = self._run.evaluate()
         self._writer.write(step, {f"test/{name}": value for name, value in result._asdict().items()})
         self._progress.print(
             f"step {step}: test loss {result.loss:.4f}, precision@1 {result.precision_at_1:.2%},"

@@ -13,6 +13,7 @@ SCHEDULES = ("fixed", "exponential", "polynomial", "cosine")
 DECAY_MODES = ("loss", "decoupled")
 VIRTUAL_WORKERS = ("unrolled", "vmapped")
 CODECS = ("ternary", "float")
+FEEDS = ("auto", "resident", "streaming")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +21,20 @@ class Recipe:
     """A run's settings; `configs/` holds ready ones, and a command line may override any field.
 
     Attributes:
-      dataset: what to train on: "digits" (carried by scikit-learn) or "mnist" (four idx files in `data_dir`).
-      data_dir: folder of the dataset's files; None for a dataset that needs none.
+      dataset: what to train on: "digits" (carried by scikit-learn), "synthetic", the path of a prepared folder (with a
+        slash in it), or a name that TFDS knows ("mnist" also from its four idx files in `data_dir`).
+      data_dir: folder of TFDS's datasets, or of idx files; None for a dataset that needs none, or TFDS's default.
+      test_split: what a prepared dataset is evaluated on; None: "test", or "validation" where there is no such split.
+      synthetic_shape: height, width, channels of the images of "synthetic".
+      synthetic_classes: their classes.
+      synthetic_examples: how many to train on.
+      preprocessing: what becomes of the images, in training and evaluation: "mnist", "cifar10", "alexnet", "vgg",
+        "inception" (also for GoogLeNet and ResNet) or "vgg_f".
+      image_size: pixels, side of the images after that; None: as the preprocessing has it.
+      feed: "resident" (images lie on the devices), "streaming" (they are read and decoded beside training) or "auto":
+        resident where the preprocessing takes whole images, and all of them together are at most 1 GiB.
+      decode_threads: that decode at the same time, in each process; None: one a core.
+      decode_processes: to decode in; 0: in the trainer's own.
       model: name of the network.
       num_workers: N, workers whose gradients are averaged; more than one may live on a device.
       num_devices: devices to spread them over; None: as many as there are on which the workers divide.
@@ -66,6 +79,15 @@ class Recipe:
 
     dataset: str = "digits"
     data_dir: str | None = None
+    test_split: str | None = None
+    synthetic_shape: tuple[int, ...] = (224, 224, 3)
+    synthetic_classes: int = 1000
+    synthetic_examples: int = 1024
+    preprocessing: str = "mnist"
+    image_size: int | None = None
+    feed: str = "auto"
+    decode_threads: int | None = None
+    decode_processes: int = 0
     model: str = "lenet"
     num_workers: int = 4
     num_devices: int | None = None
@@ -111,7 +133,7 @@ class Recipe:
             if not math.isfinite(value) or value < least:
                 raise ValueError(f"{name}={value!r}: must be {least} or more")
         self._require_batch()
-        for name in ("num_devices", "bucket_size"):
+        for name in ("num_devices", "bucket_size", "image_size", "decode_threads"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be 1 or more")
         if self.delayed and self.log_compression:
@@ -147,7 +169,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON has them."""
         values = dataclasses.asdict(self)
-        return values | {"exclude": list(self.exclude)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _require_patterns(patterns: tuple[str, ...]) -> None:
@@ -169,12 +191,16 @@ def require_field(name: str) -> None:
 _CHOICES = {
     "virtual_workers": VIRTUAL_WORKERS,
     "codec": CODECS,
+    "feed": FEEDS,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "weight_decay_mode": DECAY_MODES,
 }
 
 _LEAST = {
+    "synthetic_classes": 1,
+    "synthetic_examples": 1,
+    "decode_processes": 0,
     "num_workers": 1,
     "devices_per_worker": 1,
     "batch_size": 1,

@@ -11,14 +11,14 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxtern.compression.statistics import Statistics
-from jaxtern.data.dataset import Split
-from jaxtern.data.preprocess import normalize
+from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.data.rendering import Batch
 from jaxtern.training.optimizers import is_kernel
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, specs_of_state
 
 Metrics = dict[str, jax.Array]
-TrainStep = Callable[[TrainState, Split, np.ndarray], tuple[TrainState, Metrics]]
+TrainStep = Callable[[TrainState, jax.Array | None, Batch], tuple[TrainState, Metrics]]
 
 
 def create_mesh(recipe: Recipe) -> Mesh:
@@ -44,10 +44,10 @@ def create_mesh(recipe: Recipe) -> Mesh:
 
 
 def create_train_step(recipe: Recipe, program: Program, mesh: Mesh) -> TrainStep:
-    """The compiled step (state, training split on the device, indices of the batch) -> (state, metrics).
+    """The compiled step (state, images that lie on the devices or None, batch) -> (state, metrics).
 
-    `indices` are int32[batch_size]; worker w takes the w-th of N equal runs of them, each of its devices an
-    equal part of that. The state is donated. Metrics:
+    Of the batch, worker w takes the w-th of N equal runs, each of its devices an equal part of that. Every example is
+    augmented by a key of its own. The state is donated. Metrics:
     loss (with weight decay in it) and accuracy, means over all workers; nonfinite, bool[tensors], which mean gradients
     or new weights hold a NaN or an infinity; and the compressor's statistics where they are asked for.
     """
@@ -55,20 +55,25 @@ def create_train_step(recipe: Recipe, program: Program, mesh: Mesh) -> TrainStep
     local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
     own_examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
 
-    def local_gradients(params: Any, images: jax.Array, labels: jax.Array) -> list[Any]:
-        """((loss, accuracy), gradients) of every worker of this device."""
-        workers = range(local_workers)
-        if recipe.virtual_workers == "unrolled":
-            return [loss_and_gradient(params, images[w], labels[w]) for w in workers]
-        stacked = jax.vmap(loss_and_gradient, in_axes=(None, 0, 0))(params, images, labels)
-        return [jax.tree.map(lambda leaf, w=w: leaf[w], stacked) for w in workers]
-
-    def step(state: TrainState, split: Split, indices: jax.Array) -> tuple[TrainState, Metrics]:
+    def take_own(leaf: jax.Array) -> jax.Array:
+        """[examples of this device's workers, ...] to [workers, examples of this device, ...]."""
         first = jax.lax.axis_index(FAST_AXIS) * own_examples
-        indices = jax.lax.dynamic_slice_in_dim(indices.reshape(local_workers, -1), first, own_examples, axis=1)
-        measured, gradients = zip(
-            *local_gradients(state.params, split.images[indices], split.labels[indices]), strict=True
-        )
+        by_worker = leaf.reshape(local_workers, -1, *leaf.shape[1:])
+        return jax.lax.dynamic_slice_in_dim(by_worker, first, own_examples, axis=1)
+
+    def local_gradients(params: Any, batch: Batch) -> list[Any]:
+        """((loss, accuracy), gradients) of every worker of this device."""
+        if recipe.virtual_workers == "unrolled":
+            each = (jax.tree.map(lambda leaf, w=w: leaf[w], batch) for w in range(local_workers))
+            return [loss_and_gradient(params, own) for own in each]
+        stacked = jax.vmap(loss_and_gradient, in_axes=(None, 0))(params, batch)
+        return [jax.tree.map(lambda leaf, w=w: leaf[w], stacked) for w in range(local_workers)]
+
+    def step(state: TrainState, images: jax.Array | None, batch: Batch) -> tuple[TrainState, Metrics]:
+        batch = jax.tree.map(take_own, batch)
+        if images is not None:
+            batch = batch._replace(images=images[batch.images])
+        measured, gradients = zip(*local_gradients(state.params, batch), strict=True)
         mean, compressor = program.mean.update(gradients, state.compressor)
         updates, optimizer = program.optimizer.update(mean, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -86,16 +91,24 @@ def create_train_step(recipe: Recipe, program: Program, mesh: Mesh) -> TrainStep
 
 
 def _create_loss(recipe: Recipe, program: Program) -> Callable:
-    """(params, uint8 images, labels) -> (cross-entropy with weight decay if it belongs there, accuracy)."""
+    """(params, batch of uint8 images) -> (cross-entropy with weight decay if it belongs there, accuracy)."""
+    preprocessing = get_preprocessing(recipe.preprocessing)
 
-    def loss(params: Any, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = nnx.merge(program.graph, params)(normalize(images))
-        value = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+    def loss(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        keys = example_keys(recipe.seed, batch.epochs, batch.places)
+        logits = nnx.merge(program.graph, params)(preprocessing.augment(batch.images, keys, recipe.image_size))
+        value = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels))
         if recipe.weight_decay and recipe.weight_decay_mode == "loss":
             value += recipe.weight_decay * sum_of_squares(params) / 2
-        return value, jnp.mean((jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32))
+        return value, jnp.mean((jnp.argmax(logits, axis=-1) == batch.labels).astype(jnp.float32))
 
     return loss
+
+
+def example_keys(seed: int, epochs: jax.Array, places: jax.Array) -> jax.Array:
+    """A random key for each example: of (seed, epoch, place in the epoch) alone, so the same on any number of hosts."""
+    key = jax.random.key(seed)
+    return jax.vmap(lambda epoch, place: jax.random.fold_in(jax.random.fold_in(key, epoch), place))(epochs, places)
 
 
 def sum_of_squares(params: Any) -> jax.Array:

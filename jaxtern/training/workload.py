@@ -10,8 +10,9 @@ import numpy as np
 from flax import nnx
 
 from jaxtern.compression import buckets
-from jaxtern.data.dataset import Dataset
+from jaxtern.data.rendering import Batch
 from jaxtern.models import create_model
+from jaxtern.training.inputs import Inputs
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import create_run, stays_float
 from jaxtern.training.step import create_mesh, create_train_step
@@ -33,13 +34,13 @@ class Workload(NamedTuple):
     examples: int
 
 
-def read_workload(recipe: Recipe, dataset: Dataset) -> Workload:
+def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
     """Of shapes alone: no weight is made.
 
     Raises:
       ValueError: as the recipe's model does.
     """
-    arguments = recipe.model, dataset.image_shape, dataset.num_classes, recipe.seed
+    arguments = recipe.model, inputs.image_shape, inputs.dataset.num_classes, recipe.seed
     model = nnx.eval_shape(lambda: create_model(*arguments))
     last_layer: str = model.last_layer  # pyright: ignore[reportAttributeAccessIssue]
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
@@ -49,7 +50,7 @@ def read_workload(recipe: Recipe, dataset: Dataset) -> Workload:
     return Workload(layout.sizes(bucket.compressed), layout.sizes(bucket.floats), examples)
 
 
-def measure_step_seconds(recipe: Recipe, dataset: Dataset) -> float:
+def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
     """Of one device's part of a step, gradients and update without exchange, on this machine: the median of a few."""
     examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
     alone = dataclasses.replace(
@@ -57,14 +58,22 @@ def measure_step_seconds(recipe: Recipe, dataset: Dataset) -> float:
         log_compression=False,
     )  # fmt: skip
     mesh = create_mesh(alone)
-    model = create_model(alone.model, dataset.image_shape, dataset.num_classes, alone.seed)
-    program, state = create_run(alone, model, dataset.train.size, mesh)
+    model = create_model(alone.model, inputs.image_shape, inputs.dataset.num_classes, alone.seed)
+    program, state = create_run(alone, model, inputs.dataset.train.size, mesh)
     step = create_train_step(alone, program, mesh)
-    split, indices = jax.device_put(dataset.train), np.arange(examples, dtype=np.int32) % dataset.train.size
+    batch = _make_batch(examples, inputs)
     times = []
     for _ in range(STEPS + WARM_UP):
         begin = time.perf_counter()
-        state, metrics = step(state, split, indices)
+        state, metrics = step(state, None, batch)
         jax.block_until_ready((state, metrics))
         times.append(time.perf_counter() - begin)
     return statistics.median(times[WARM_UP:])
+
+
+def _make_batch(size: int, inputs: Inputs) -> Batch:
+    """Random pixels on the device: what the step takes does not depend on them."""
+    generator, none = np.random.default_rng(0), np.zeros(size, np.int32)
+    images = generator.integers(0, 256, (size, *inputs.raw_shape), np.uint8)
+    labels = generator.integers(0, inputs.dataset.num_classes, size, np.int32)
+    return jax.device_put(Batch(images, labels, none, none))

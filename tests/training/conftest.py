@@ -1,6 +1,7 @@
 """Small runs: LeNet on some of the digits, in this process."""
 
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtern.data.dataset import Split
 from jaxtern.data.digits import load_digits
-from jaxtern.data.order import ExampleOrder
+from jaxtern.data.feed import ResidentFeed
+from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.models import create_model
 from jaxtern.training import loop
 from jaxtern.training.recipe import Recipe
@@ -56,14 +58,16 @@ def take_steps(digits: Split, small_recipe: Callable[..., Recipe]) -> Callable[.
         recipe = small_recipe(**fields)
         mesh = create_mesh(recipe)
         everywhere = NamedSharding(mesh, PartitionSpec())
-        model = create_model(recipe.model, digits.images.shape[1:], 10, recipe.seed)
+        shape = get_preprocessing(recipe.preprocessing).output_shape(digits.image_shape, recipe.image_size)
+        model = create_model(recipe.model, shape, 10, recipe.seed)
         program, state = create_run(recipe, model, digits.size, mesh)
         train_step = create_train_step(recipe, program, mesh)
-        order, split = ExampleOrder(digits.size, recipe.seed), jax.device_put(digits, everywhere)
+        feed = ResidentFeed(digits, recipe.batch_size, recipe.seed).batches(0)
+        images = jax.device_put(digits.images, everywhere)
         states, metrics, batches = [to_host(state)], [], []
-        for step in range(num_steps):
-            batches.append(order.batch(step * recipe.batch_size, recipe.batch_size))
-            state, measured = train_step(state, split, batches[-1])
+        for batch in itertools.islice(feed, num_steps):
+            batches.append(batch.images)
+            state, measured = train_step(state, images, batch)
             states.append(to_host(state))
             metrics.append(to_host(measured))
         return Trained(program, states, metrics, batches)

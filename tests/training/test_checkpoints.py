@@ -93,8 +93,8 @@ def test_checkpoint_comes_back_bit_for_bit(original: Path):
     checkpoints = Checkpoints(original)
     assert checkpoints.steps() == [1, 2, 3]
     for step in (1, 2, 3):
-        assert_equal(checkpoints.restore(step, make_state(0)), make_state(step))
-    assert_equal(checkpoints.restore_latest(make_state(0)), make_state(3))
+        assert_equal(checkpoints.restore(step, make_state(0)).state, make_state(step))
+    assert_equal(checkpoints.restore_latest(make_state(0)).state, make_state(3))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -105,7 +105,7 @@ def test_checkpoint_that_is_damaged_is_set_aside_for_the_one_before(
     damaged = tree_of(workdir / "checkpoints" / "3")
     checkpoints = Checkpoints(workdir, keep=3)
     with caplog.at_level(logging.WARNING, logger="jaxtern"):
-        state = checkpoints.restore_latest(make_state(0))
+        state = checkpoints.restore_latest(make_state(0)).state
     assert_equal(state, make_state(2))
     (warning,) = [record.getMessage() for record in caplog.records if record.name.startswith("jaxtern")]
     assert str(workdir / "checkpoints" / "3") in warning
@@ -114,7 +114,7 @@ def test_checkpoint_that_is_damaged_is_set_aside_for_the_one_before(
     assert checkpoints.steps() == [1, 2]
     checkpoints.save(3, make_state(3))  # the run goes on
     checkpoints.close()
-    assert_equal(Checkpoints(workdir).restore_latest(make_state(0)), make_state(3))
+    assert_equal(Checkpoints(workdir).restore_latest(make_state(0)).state, make_state(3))
 
 
 @pytest.mark.parametrize("harm", [flip, cut, Path.unlink], ids=["flip", "cut", "unlink"])
@@ -125,7 +125,7 @@ def test_checkpoint_with_any_file_damaged_is_refused_or_whole(workdir: Path, har
     for name in names:
         harm(folder / name)
         try:
-            assert_equal(Checkpoints(workdir).restore(3, make_state(0)), make_state(3))
+            assert_equal(Checkpoints(workdir).restore(3, make_state(0)).state, make_state(3))
         except ValueError as error:
             assert str(folder) in str(error)  # noqa: PT017
             refused.append(name)
@@ -158,12 +158,12 @@ def test_checkpoint_that_was_never_finished_is_ignored(workdir: Path, caplog: py
     shutil.copytree(folder / "3", folder / "5.orbax-checkpoint-tmp-1700000000000000")
     assert Checkpoints(workdir).steps() == [1, 2, 3]
     checkpoints = Checkpoints(workdir, keep=3)
-    assert_equal(checkpoints.restore_latest(make_state(0)), make_state(3))
+    assert_equal(checkpoints.restore_latest(make_state(0)).state, make_state(3))
     assert not [record for record in caplog.records if record.name.startswith("jaxtern")]
     for step in (4, 5):
         checkpoints.save(step, make_state(step))
     checkpoints.close()
-    assert_equal(Checkpoints(workdir).restore_latest(make_state(0)), make_state(5))
+    assert_equal(Checkpoints(workdir).restore_latest(make_state(0)).state, make_state(5))
 
 
 @pytest.mark.parametrize("other", ["shape", "structure"])
@@ -213,7 +213,7 @@ def test_checkpoint_holds_what_was_saved_though_its_arrays_change(tmp_path: Path
     checkpoints.save(1, state)
     state.params["fc1"]["kernel"][:] = 0
     checkpoints.close()
-    assert_equal(Checkpoints(tmp_path).restore(1, make_state(0)), make_state(1))
+    assert_equal(Checkpoints(tmp_path).restore(1, make_state(0)).state, make_state(1))
 
 
 def test_digest_tells_apart_values_shapes_dtypes_and_names():

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxtern.data.dataset import Split
+from jaxtern.data.preprocessing.families import MNIST
 from jaxtern.models import create_model
 from jaxtern.training.evaluation import Evaluation, evaluate
 
@@ -28,7 +29,7 @@ def plant(logits: np.ndarray, labels: np.ndarray) -> Evaluation:
     numbers = np.arange(len(labels))
     images = np.stack([numbers // 256, numbers % 256], -1).astype(np.uint8).reshape(-1, 1, 2, 1)
     graph, params = nnx.split(Planted(logits.astype(np.float32)), nnx.Param)
-    return evaluate(graph, params, Split(images, labels.astype(np.int32)))
+    return evaluate(graph, params, Split(images, labels.astype(np.int32)), MNIST)
 
 
 def expect(logits: np.ndarray, labels: np.ndarray) -> Evaluation:
@@ -71,13 +72,13 @@ def test_evaluation_of_lenet_is_that_of_its_logits(digits: Split):
     model = create_model("lenet", (8, 8, 1), 10, seed=3)
     graph, params = nnx.split(model, nnx.Param)
     logits = np.asarray(model(jnp.asarray(digits.images, jnp.float32) / 127.5 - 1))
-    result, expected = evaluate(graph, nnx.to_pure_dict(params), digits), expect(logits, digits.labels)
+    result, expected = evaluate(graph, nnx.to_pure_dict(params), digits, MNIST), expect(logits, digits.labels)
     assert digits.size % 500
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def test_evaluation_of_the_best_class_is_not_above_that_of_five(take_steps: Callable, digits: Split):
     run = take_steps(6, num_workers=4, num_devices=1, batch_size=16)
-    first, last = (evaluate(run.program.graph, state.params, digits) for state in (run.states[0], run.states[-1]))
+    first, last = (evaluate(run.program.graph, run.states[n].params, digits, MNIST) for n in (0, -1))
     assert last.loss < first.loss
     assert last.precision_at_1 <= last.recall_at_5

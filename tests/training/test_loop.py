@@ -14,7 +14,6 @@ import pytest
 from jaxtern.training import loop
 from jaxtern.training.checkpoints import digest
 from jaxtern.training.curves import plot_curves
-from jaxtern.training.evaluation import evaluate
 from jaxtern.training.metrics import read_metrics
 
 FIELDS = {"num_steps": 7, "checkpoint_every": 3, "evaluate_every": 3, "keep_checkpoints": 10}
@@ -105,7 +104,7 @@ def test_run_evaluates_when_asked_and_at_the_end(prepare: Callable, tmp_path: Pa
     tested = {step: row for step, *row in losses(tmp_path / "run") if row[3] is not None}
     assert set(tested) == {3, 6, 7}
     assert tested[7][3:] == [result.loss, result.precision_at_1, result.recall_at_5]
-    assert evaluate(run.program.graph, run.state.params, run.dataset.test) == result
+    assert run.evaluate() == result
 
 
 def test_run_logs_means_since_the_line_before(prepare: Callable, tmp_path: Path, read_jsonl: Callable):

@@ -51,7 +51,7 @@ def assert_finite_checkpoints(prepare: Callable, workdir: Path, steps: list[int]
     run = prepare(workdir, **fields)
     assert run.checkpoints.steps() == steps
     for step in steps:
-        for leaf in jax.tree.leaves(run.checkpoints.restore(step, run.state)):
+        for leaf in jax.tree.leaves(run.checkpoints.restore(step, run.state).state):
             assert np.all(np.isfinite(leaf))
     assert int(run.state.step) == steps[-1]
 

@@ -15,10 +15,11 @@ from jaxtern.kernels import dispatch
 from jaxtern.training.checkpoints import digest
 from jaxtern.training.optimizers import is_kernel
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.step import create_mesh
+from jaxtern.training.step import create_mesh, example_keys
 
 GATHERED = {"optimizer": "adam", "learning_rate": 1e-3, "exchange": "gather", "float_last_layer": True, "scale": "pow2"}
 ADDED = {"optimizer": "momentum", "exchange": "sum", "weight_decay": 5e-4, "clip_sigmas": 0.0, "log_compression": True}
+AUGMENTED = GATHERED | {"preprocessing": "cifar10", "image_size": 6}
 PLAIN = {"optimizer": "sgd", "learning_rate": 1.0, "codec": "float", "batch_size": 16}
 
 
@@ -32,7 +33,7 @@ def assert_close(tree: Any, other: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), tree, other)
 
 
-@pytest.mark.parametrize("fields", [GATHERED, ADDED], ids=["adam-gather", "momentum-sum"])
+@pytest.mark.parametrize("fields", [GATHERED, ADDED, AUGMENTED], ids=["adam-gather", "momentum-sum", "augmented"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_step_of_virtual_workers_gives_the_bits_of_real_ones(
     take_steps: Callable, fields: dict[str, Any], in_place: bool, monkeypatch: pytest.MonkeyPatch
@@ -47,6 +48,16 @@ def test_step_of_virtual_workers_gives_the_bits_of_real_ones(
         digests, expected = ([digest(state._replace(compressor=())) for state in r.states] for r in (run, runs[0]))
         assert digests == expected
         assert len(set(digests)) == 7
+
+
+def test_step_augments_an_example_anew_every_epoch_and_each_in_its_own_way():
+    """Keys are of epoch and place alone: the same in any batch, no two alike."""
+    places = np.arange(40, dtype=np.int32)
+    keys = [np.asarray(jax.random.key_data(example_keys(3, np.full(40, epoch), places))) for epoch in (0, 1)]
+    assert len({tuple(key) for key in np.concatenate(keys)}) == 80
+    part = example_keys(3, np.full(5, 1), places[10:15])
+    np.testing.assert_array_equal(jax.random.key_data(part), keys[1][10:15])
+    assert not np.array_equal(jax.random.key_data(example_keys(4, np.full(40, 0), places)), keys[0])
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])

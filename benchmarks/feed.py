@@ -1,0 +1,118 @@
+"""What a batch costs: augmentation in the compiled step, and JPEGs streamed from a prepared dataset.
+
+    python -m benchmarks.feed [--tensorflow PYTHON] [--images FOLDER_OR_ZIP] [--rounds 9] [--json feed.json]
+
+Resident: a training step of CifarNet, 128 images by four workers with ternary gradients, on all cores; once with the
+augmentation of CIFAR-10 (crop of 24 from 32, flip, brightness, contrast, whitening) on images that lie on the device,
+and once on images of 24 by 24 that are only scaled. The steps alternate; the ratio is the median of neighbours'.
+
+Streaming: 224x224 crops as inception training draws them, out of 500x375 JPEGs. First on one core, as
+benchmarks/feed_decoding.py explains: ours, tf.data's with the same crops, and what libjpeg-turbo takes to decode the
+whole images. Then through `StreamingFeed`, from ArrayRecord shards to batches of 64 in NumPy: in one thread on one
+core, and on all cores in threads or in processes; its share is of what that many cores would render without it.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import feed_decoding
+from benchmarks.timing import machine
+from jaxtern.data.feed import StreamingFeed
+from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.data.records import open_folder
+from jaxtern.models import create_model
+from jaxtern.training.inputs import Feed, open_inputs
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.state import create_run
+from jaxtern.training.step import create_mesh, create_train_step
+
+EXAMPLES, BATCH = 5000, 128
+STREAMED_BATCH, STREAMED_BATCHES = 64, 12
+
+
+class Training:
+    """CifarNet in training on made images."""
+
+    def __init__(self, preprocessing: str, side: int):
+        recipe = Recipe(
+            dataset="synthetic", synthetic_shape=(side, side, 3), synthetic_classes=10, synthetic_examples=EXAMPLES,
+            model="cifarnet", preprocessing=preprocessing, batch_size=BATCH, num_workers=4, num_devices=1,
+            optimizer="adam", learning_rate=2e-4, weight_decay=0.004,
+        )  # fmt: skip
+        mesh, inputs = create_mesh(recipe), open_inputs(recipe)
+        model = create_model(recipe.model, inputs.image_shape, 10, recipe.seed)
+        program, self.state = create_run(recipe, model, EXAMPLES, mesh)
+        self.step, self.feed = create_train_step(recipe, program, mesh), Feed(recipe, inputs, mesh)
+        self.batches = self.feed.batches(0)
+
+    def run(self) -> float:
+        """Seconds of a step, from asking for its batch to the new weights."""
+        start = time.perf_counter()
+        self.state, metrics = self.step(self.state, self.feed.images, next(self.batches))
+        jax.block_until_ready((self.state, metrics))
+        return time.perf_counter() - start
+
+
+def measure_resident(rounds: int) -> dict[str, Any]:
+    augmented, plain = Training("cifar10", 32), Training("mnist", 24)
+    times = [(augmented.run(), plain.run()) for _ in range(rounds + 2)][2:]
+    return {
+        "augmented_milliseconds": 1e3 * statistics.median(a for a, _ in times),
+        "plain_milliseconds": 1e3 * statistics.median(b for _, b in times),
+        "ratio": statistics.median(a / b for a, b in times),
+    }
+
+
+def measure_streaming(images: list[bytes], rounds: int) -> list[dict[str, Any]]:
+    """Images/s from shards to batches, by cores, threads and processes."""
+    every, first = os.sched_getaffinity(0), {min(os.sched_getaffinity(0))}
+    ways = [(first, 1, 0), (every, len(every), 0), (every, 1, len(every))]
+    with tempfile.TemporaryDirectory() as folder:
+        split = open_folder(write_dataset(Path(folder), images)).train
+        rates: list[list[float]] = [[] for _ in ways]
+        for _ in range(rounds):
+            for way, found in zip(ways, rates, strict=True):
+                found.append(stream(split, *way))
+    os.sched_setaffinity(0, every)
+    return [
+        {"cores": len(cores), "threads": threads, "processes": processes, "images_per_second": statistics.median(found)}
+        for (cores, threads, processes), found in zip(ways, rates, strict=True)
+    ]
+
+
+def write_dataset(folder: Path, images: list[bytes]) -> Path:
+    """A prepared dataset of these JPEGs."""
+    for split, part in (("train", images), ("validation", images[:2])):
+        for number, image in enumerate(part):
+            path = folder / "source" / split / f"class{number % 2}" / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(image)
+    prepare(folder / "source", folder / "out", say=lambda line: None)
+    return folder / "out"
+
+
+def stream(split: Any, cores: set[int], threads: int, processes: int) -> float:
+    """Images/s after the first batches, on these cores."""
+    os.sched_setaffinity(0, cores)  # threads and processes that start from here on inherit it
+    feed = StreamingFeed(split, STREAMED_BATCH, 0, None, get_preprocessing("inception"), None, threads, processes)
+    batches = feed.batches(0)
+    for _ in range(2 * max(threads, processes) + 2):
+        next(batches)
+    start = time.perf_counter()
+    for _ in range(STREAMED_BATCHES):
+        next(batches)
+    seconds = time.perf_counter() - start
+    batches.close()
+    return STREAMED_BATCHES * STREAMED_BATCH / seconds

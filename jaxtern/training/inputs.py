@@ -1,0 +1,118 @@
+"""What a recipe says of its data, carried out: dataset, preprocessing, feed."""
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxtern.data.dataset import Dataset, Split
+from jaxtern.data.feed import ResidentFeed, StreamingFeed, load_split
+from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
+from jaxtern.data.rendering import Batch, Share, whole_image_shape
+from jaxtern.data.sources import load_dataset
+from jaxtern.data.synthetic import make_synthetic
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.state import DEVICE_AXIS
+
+_RESIDENT_BYTES = 1 << 30
+_BATCHES_AHEAD = 2  # on the way to the devices while a step runs
+
+
+class Inputs(NamedTuple):
+    """A recipe's dataset as its model meets it.
+
+    Attributes:
+      dataset: splits in memory where the feed is resident, else as they were opened.
+      preprocessing: of the images.
+      raw_shape: height, width and channels of the uint8 images that the compiled step takes.
+      image_shape: likewise of what the model is given.
+      resident: whether the training images lie on the devices.
+      threads: that decode at the same time.
+    """
+
+    dataset: Dataset
+    preprocessing: Preprocessing
+    raw_shape: tuple[int, int, int]
+    image_shape: tuple[int, int, int]
+    resident: bool
+    threads: int
+
+
+def open_inputs(recipe: Recipe, data_dir: str | None = None) -> Inputs:
+    """Opens what the recipe trains on.
+
+    Args:
+      recipe: names dataset, preprocessing and feed.
+      data_dir: in place of the recipe's, where the dataset has moved.
+
+    Raises:
+      ValueError, OSError: for a dataset that cannot be read, or a preprocessing or feed that does not fit it.
+    """
+    preprocessing, dataset = get_preprocessing(recipe.preprocessing), _open_dataset(recipe, data_dir)
+    threads, size = recipe.decode_threads or os.cpu_count() or 1, recipe.image_size or preprocessing.size
+    if preprocessing.train_view is not None and (recipe.dataset != "synthetic" or recipe.feed == "streaming"):
+        if recipe.feed == "resident":
+            need = "crops images of any size, for which they must be streamed"
+            raise ValueError(f"feed='resident': preprocessing={recipe.preprocessing!r} {need}")
+        assert size is not None  # views have one
+        shape = size, size, 3
+        return Inputs(dataset, preprocessing, shape, shape, False, threads)
+    shape = whole_image_shape(dataset.train)
+    if preprocessing.train_view is not None and shape != (size, size, 3):  # made images are taken as views
+        need = f"preprocessing={recipe.preprocessing!r} takes {(size, size, 3)}"
+        raise ValueError(f"synthetic_shape={shape}: {need}")
+    resident = recipe.feed == "resident" or (recipe.feed == "auto" and _fits(dataset, shape))
+    if resident:
+        dataset = dataset._replace(train=load_split(dataset.train, threads), test=load_split(dataset.test, threads))
+    image_shape = preprocessing.output_shape(shape, recipe.image_size)
+    return Inputs(dataset, preprocessing, shape, image_shape, resident, threads)
+
+
+def _open_dataset(recipe: Recipe, data_dir: str | None) -> Dataset:
+    if recipe.dataset == "synthetic":
+        return make_synthetic(recipe.synthetic_shape, recipe.synthetic_classes, recipe.synthetic_examples)
+    return load_dataset(recipe.dataset, data_dir or recipe.data_dir, recipe.test_split)
+
+
+def _fits(dataset: Dataset, shape: tuple[int, int, int]) -> bool:
+    return (dataset.train.size + dataset.test.size) * math.prod(shape) <= _RESIDENT_BYTES
+
+
+class Feed:
+    """A run's batches, on the devices of its mesh."""
+
+    def __init__(self, recipe: Recipe, inputs: Inputs, mesh: Mesh):
+        """Takes what `open_inputs` opened.
+
+        Raises:
+          ValueError: for a batch that is larger than the training split, or does not divide among the hosts.
+        """
+        share = Share(jax.process_index(), jax.process_count())
+        self._rows = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
+        arguments = inputs.dataset.train, recipe.batch_size, recipe.seed
+        if inputs.resident:
+            assert isinstance(inputs.dataset.train, Split)
+            self._feed = ResidentFeed(*arguments, share)
+            everywhere = NamedSharding(mesh, PartitionSpec())
+            self.images: jax.Array | None = jax.device_put(inputs.dataset.train.images, everywhere)
+        else:
+            self._feed = StreamingFeed(
+                *arguments, share, inputs.preprocessing, inputs.image_shape[0], inputs.threads, recipe.decode_processes
+            )
+            self.images = None
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """Endless, after `start` examples have been seen; some are on their way while one is worked on."""
+        on_the_way: deque[Batch] = deque()
+        for batch in self._feed.batches(start):
+            on_the_way.append(jax.tree.map(self._put, batch))
+            if len(on_the_way) > _BATCHES_AHEAD:
+                yield on_the_way.popleft()
+
+    def _put(self, rows: np.ndarray) -> jax.Array:
+        return jax.make_array_from_process_local_data(self._rows, rows)

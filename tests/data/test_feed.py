@@ -1,0 +1,194 @@
+"""Batches are the same whatever makes them: hosts, threads, processes, resumed runs; each example once an epoch."""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxtern.data.dataset import Dataset, Split
+from jaxtern.data.feed import ResidentFeed, StreamingFeed, evaluation_batches, load_split
+from jaxtern.data.preprocessing.families import PREPROCESSINGS
+from jaxtern.data.records import open_folder
+from jaxtern.data.rendering import Batch, Share
+from jaxtern.data.synthetic import make_synthetic
+from jaxtern.training.checkpoints import digest
+
+MNIST, INCEPTION = PREPROCESSINGS["mnist"], PREPROCESSINGS["inception"]
+HOST = Path(__file__).with_name("host_process.py")
+SEED, BATCH, STEPS, SIDE = 11, 8, 7, 16  # 7 batches of 8 are two epochs of 23 and a part of the third
+
+
+@pytest.fixture(scope="module")
+def dataset(photos: Path) -> Dataset:
+    return open_folder(photos)
+
+
+def take(feed: Any, start: int = 0, steps: int = STEPS) -> list[Batch]:
+    batches: Iterator[Batch] = feed.batches(start)
+    taken = list(itertools.islice(batches, steps))
+    batches.close()
+    return taken
+
+
+def stream(dataset: Dataset, share: Share | None = None, threads: int = 2, processes: int = 0) -> StreamingFeed:
+    return StreamingFeed(dataset.train, BATCH, SEED, share, INCEPTION, SIDE, threads, processes)
+
+
+@pytest.fixture(scope="module")
+def expected(dataset: Dataset) -> list[Batch]:
+    return take(stream(dataset))
+
+
+def assert_equal(batches: list[Batch], expected: list[Batch]) -> None:
+    for batch, other in zip(batches, expected, strict=True):
+        for leaf, wanted in zip(batch, other, strict=True):
+            assert leaf.dtype == wanted.dtype
+            np.testing.assert_array_equal(leaf, wanted)
+
+
+def join(parts: list[list[Batch]]) -> list[Batch]:
+    """The hosts' parts of every batch, one behind the other."""
+    return [Batch(*map(np.concatenate, zip(*batch, strict=True))) for batch in zip(*parts, strict=True)]
+
+
+def test_streamed_batches_are_uint8_views_with_their_labels(expected: list[Batch]):
+    for batch in expected:
+        assert batch.images.shape == (BATCH, SIDE, SIDE, 3)
+        assert [leaf.dtype for leaf in batch] == [np.uint8, np.int32, np.int32, np.int32]
+    assert np.std(expected[0].images) > 10
+
+
+@pytest.mark.parametrize("num_hosts", [2, 4])
+def test_hosts_see_disjoint_parts_of_the_same_batches(dataset: Dataset, expected: list[Batch], num_hosts: int):
+    parts = [take(stream(dataset, Share(host, num_hosts))) for host in range(num_hosts)]
+    assert_equal(join(parts), expected)
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 4])
+def test_processes_of_hosts_see_the_same_batches(photos: Path, expected: list[Batch], num_hosts: int):
+    shares = [(str(host), str(num_hosts)) for host in range(num_hosts)]
+    hosts = [
+        subprocess.Popen([sys.executable, HOST, photos, *share], stdout=subprocess.PIPE, text=True) for share in shares
+    ]
+    found = [json.loads(host.communicate(timeout=300)[0]) for host in hosts]
+    assert all(host.returncode == 0 for host in hosts)
+    parts = BATCH // num_hosts
+    for number, digests in enumerate(found):
+        own = [Batch(*(leaf[number * parts : (number + 1) * parts] for leaf in batch)) for batch in expected]
+        assert digests == [digest(batch) for batch in own]
+
+
+@pytest.mark.parametrize(("threads", "processes"), [(1, 0), (5, 0), (1, 2)])
+def test_batches_do_not_depend_on_who_decodes(dataset: Dataset, expected: list[Batch], threads: int, processes: int):
+    assert_equal(take(stream(dataset, None, threads, processes)), expected)
+
+
+@pytest.mark.parametrize("start", [8, 24, 40])
+def test_run_resumed_in_mid_epoch_sees_what_it_would_have_seen(dataset: Dataset, expected: list[Batch], start: int):
+    assert_equal(take(stream(dataset), start, STEPS - start // BATCH), expected[start // BATCH :])
+
+
+def test_every_epoch_has_each_example_once_in_another_order(dataset: Dataset):
+    """Labels and views tell examples apart: so many of each label an epoch, and the order of no two epochs is alike."""
+    batches = take(stream(dataset), steps=9)  # 72 examples: three epochs and 3 more
+    labels = np.concatenate([batch.labels for batch in batches])
+    epochs = np.concatenate([batch.epochs for batch in batches])
+    once = Counter(n % 3 for n in range(23))
+    assert [Counter(labels[epochs == epoch].tolist()) for epoch in range(3)] == [once] * 3
+    assert len({tuple(labels[epochs == epoch]) for epoch in range(3)}) == 3
+
+
+@pytest.mark.parametrize("batch", [1, 4, 19])
+def test_resident_batches_are_the_streamed_ones(stamps: tuple, batch: int):
+    """Of whole images: the same examples in the same order, each once an epoch."""
+    train = open_folder(stamps[0]).train
+    memory = load_split(train, 2)
+    resident = take(ResidentFeed(memory, batch, SEED), steps=40)
+    streamed = take(StreamingFeed(train, batch, SEED, None, MNIST), steps=40)
+    assert_equal([place._replace(images=memory.images[place.images]) for place in resident], streamed)
+    examples = np.concatenate([place.images for place in resident])
+    for epoch in range(len(examples) // 19):
+        assert sorted(examples[epoch * 19 : (epoch + 1) * 19]) == list(range(19))
+
+
+@pytest.mark.parametrize("num_hosts", [2, 4])
+def test_hosts_see_disjoint_parts_of_the_same_resident_batches(num_hosts: int):
+    split = make_synthetic((3, 3, 1), 10, 21).train
+    parts = [take(ResidentFeed(split, BATCH, SEED, Share(host, num_hosts))) for host in range(num_hosts)]
+    assert_equal(join(parts), take(ResidentFeed(split, BATCH, SEED)))
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 3, 7])
+@pytest.mark.parametrize("batch", [1, 3, 50])
+def test_evaluation_sees_every_example_once_over_all_hosts(stamps: tuple, num_hosts: int, batch: int):
+    _, images, labels = stamps
+    split = Split(images, labels)
+    seen, seen_labels = [], []
+    for host in range(num_hosts):
+        for pixels, classes, present in evaluation_batches(split, batch, MNIST, share=Share(host, num_hosts)):
+            assert pixels.shape == (batch, 9, 7, 1)
+            assert not pixels[~present].any()
+            seen.append(pixels[present])
+            seen_labels.append(classes[present])
+    np.testing.assert_array_equal(np.concatenate(seen), images)
+    np.testing.assert_array_equal(np.concatenate(seen_labels), labels)
+
+
+def test_evaluation_takes_the_same_views_every_time(dataset: Dataset):
+    first, second = (list(evaluation_batches(dataset.test, 4, INCEPTION, SIDE, threads)) for threads in (1, 4))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    assert first[0][0].shape == (4, SIDE, SIDE, 3)
+
+
+def test_grey_images_are_streamed_in_color_where_views_are_taken(stamps: tuple):
+    batch = take(StreamingFeed(open_folder(stamps[0]).train, 4, SEED, None, INCEPTION, 5), steps=1)[0]
+    assert batch.images.shape == (4, 5, 5, 3)
+    np.testing.assert_array_equal(batch.images[..., 0], batch.images[..., 2])
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_damaged_image_is_named(
+    write_folder: Callable, jpeg: Any, make_photo: Callable, tmp_path: Path, processes: int
+):
+    good = make_photo(0, 50, 60)
+    examples = [(good if n != 4 else good[: len(good) // 2], 0, ()) for n in range(6)]
+    folder = write_folder(tmp_path / "made", {"train": examples, "test": examples}, jpeg)
+    feed = StreamingFeed(open_folder(folder).train, 3, SEED, None, INCEPTION, SIDE, 1, processes)
+    with pytest.raises(ValueError, match=r"made: train example 4 \(train/4.jpg\)"):
+        take(feed, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_hosts", "words"),
+    [
+        (24, 1, "batch_size=24: must be at most the 23 examples of the training split"),
+        (8, 3, "batch_size=8: must divide among 3 hosts"),
+    ],
+)
+def test_batch_that_cannot_be_shared_is_refused(dataset: Dataset, batch: int, num_hosts: int, words: str):
+    with pytest.raises(ValueError, match=words):
+        StreamingFeed(dataset.train, batch, SEED, Share(0, num_hosts), INCEPTION)
+    with pytest.raises(ValueError, match=words):
+        ResidentFeed(make_synthetic((2, 2, 1), 2, 23).train, batch, SEED, Share(0, num_hosts))
+
+
+def test_split_smaller_than_the_hosts_is_refused(dataset: Dataset):
+    with pytest.raises(ValueError, match="a split of 7 examples cannot be shared by 8 hosts"):
+        next(evaluation_batches(dataset.test, 4, INCEPTION, share=Share(0, 8)))
+
+
+def test_synthetic_data_is_what_was_asked_for():
+    made = make_synthetic((5, 4, 3), 7, 210)
+    assert (made.train.images.shape, made.test.size, made.num_classes) == ((210, 5, 4, 3), 53, 7)
+    assert set(made.train.labels.tolist()) == set(range(7))
+    np.testing.assert_array_equal(made.train.images, make_synthetic((5, 4, 3), 7, 210).train.images)
+    with pytest.raises(ValueError, match=r"synthetic_shape=\(5, 4\): must be height, width and channels"):
+        make_synthetic((5, 4), 7, 210)
