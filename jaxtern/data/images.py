@@ -35,6 +35,15 @@ class _Header(NamedTuple):
     place: int | None
 
 
+class _Box(NamedTuple):
+    """Where a view lies among decoded pixels, in those."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+
 def read_shape(encoded: bytes) -> tuple[int, int]:
     """Height and width in pixels, from the header alone.
 
@@ -61,9 +70,9 @@ def render(image: bytes | np.ndarray, view: View | Callable[[int, int], View], s
     """uint8[size, size, channels]: what a view shows of an image, resized, rotated and flipped.
 
     Shrinks by means over areas to no less than half the size, and bilinearly from there; enlarges bilinearly. What a
-    rotation brings in from outside of the box is black. A JPEG's decoder takes its fast ways with frequencies
-    and colours, which changes values by about 1 of 255. What is damaged below the box may go unnoticed, as may
-    a JPEG with wrong values but a right end.
+    rotation brings in from outside of the box is black. Colours that a JPEG has fewer of than pixels are repeated, not
+    interpolated, which changes values by less than 1 of 255 on average. Damage inside of a JPEG that ends as it should
+    may go unnoticed, as it does in tf.io.decode_jpeg; `decode` finds more of it.
 
     Args:
       image: a JPEG or PNG, or uint8[H, W, 1 or 3], as `decode` gives it.
@@ -79,10 +88,14 @@ def render(image: bytes | np.ndarray, view: View | Callable[[int, int], View], s
     shown = view if isinstance(view, View) else view(header.height, header.width)
     if not (0 <= shown.top < shown.bottom <= header.height and 0 <= shown.left < shown.right <= header.width):
         raise ValueError(f"view={shown}: has no pixels, or some outside of {header.height} by {header.width}")
-    box = _cut(image, header, shown, size, channels)
-    box = _shrink(box, size)
-    turned = _resize(box, shown.flip, size) if shown.degrees == 0 else _turn(box, shown.flip, shown.degrees, size)
-    return turned.reshape(size, size, channels)
+    pixels, box = _cut(image, header, shown, size, channels)
+    pixels, box = _shrink(pixels, box, size)
+    if shown.degrees == 0 and box == (0, 0, *pixels.shape[:2]):
+        pixels = cv2.resize(pixels, (size, size), interpolation=cv2.INTER_LINEAR)
+        pixels = cv2.flip(pixels, 1) if shown.flip else pixels
+    else:
+        pixels = _turn(pixels, box, shown, size)
+    return pixels.reshape(size, size, channels)
 
 
 def _check_channels(channels: int) -> None:
@@ -90,46 +103,48 @@ def _check_channels(channels: int) -> None:
         raise ValueError(f"channels={channels}: must be 1 or 3")
 
 
-def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, channels: int) -> np.ndarray:
-    """The box of a view in all its pixels; from a JPEG, perhaps in half, a quarter or an eighth as many a side."""
+def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, channels: int) -> tuple[np.ndarray, _Box]:
+    """All pixels that a view shows any of, and its box among them; those of a JPEG may be 2, 4 or 8 times as large."""
+    factor = 1
     if header.place is not None:
         assert not isinstance(image, np.ndarray)
-        return _cut_jpeg(image, header, view, size, channels)
-    pixels = _convert(image, channels) if isinstance(image, np.ndarray) else _decode_png(image, channels)
-    return pixels[view.top : view.bottom, view.left : view.right]
-
-
-def _cut_jpeg(encoded: bytes, header: _Header, view: View, size: int, channels: int) -> np.ndarray:
-    shortest = min(view.bottom - view.top, view.right - view.left)
-    factor = next((each for each in _FACTORS if shortest >= each * size), 1)
-    rows = _leave_out_rows(encoded, header, view.bottom)
-    pixels = _call_simplejpeg(
-        rows or encoded,
-        channels,
-        fastupsample=True,
-        strict=rows is None,  # what follows the last row asked for looks like damage
-        min_height=1 if factor > 1 else 0,
-        min_width=-(-header.width // factor) if factor > 1 else 0,
-        min_factor=factor,
-    )
+        shortest = min(view.bottom - view.top, view.right - view.left)
+        factor = next((each for each in _FACTORS if shortest >= each * size), 1)
+        pixels = _decode_part(image, header, view.bottom, factor, channels)
+    else:
+        pixels = _convert(image, channels) if isinstance(image, np.ndarray) else _decode_png(image, channels)
     top, left = view.top // factor, view.left // factor
     bottom, right = -(-view.bottom // factor), -(-view.right // factor)
-    return pixels[top:bottom, left:right]
+    edges = view.top / factor - top, view.left / factor - left
+    box = _Box(*edges, (view.bottom - view.top) / factor, (view.right - view.left) / factor)
+    return pixels[top:bottom, left:right], box
 
 
-def _leave_out_rows(encoded: bytes, header: _Header, bottom: int) -> bytearray | None:
-    """The JPEG with a header that tells of no more rows than are needed, so that a decoder stops there.
+def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, channels: int) -> np.ndarray:
+    """The rows of a JPEG down to `bottom`, and perhaps some more, with both sides divided by `factor`.
 
-    None where there are none to leave out, or where the end of the JPEG is missing: then the whole must be decoded, for
-    the decoder to say what is wrong.
+    A decoder stops at the last row that the header tells of, so it is told of no more than are needed. What follows then
+    looks like damage to it, of which it must not complain; but where the JPEG does not end as it should, it must decode
+    the whole, and complain.
     """
-    needed = bottom + _MARGIN
+    has_end = encoded[-2:] == _END_OF_JPEG
+    height = min(header.height, bottom + _MARGIN) if has_end else header.height
+    return _call_simplejpeg(
+        _with_height(encoded, header, height) if height < header.height else encoded,
+        channels,
+        fastupsample=True,  # with frequencies, the fast way gains less and costs more: 2 of 255 at high qualities
+        strict=not has_end,
+        min_height=-(-height // factor),
+        min_width=-(-header.width // factor),
+        min_factor=factor,
+    )
+
+
+def _with_height(encoded: bytes, header: _Header, height: int) -> bytearray:
+    changed = bytearray(encoded)
     assert header.place is not None
-    if needed >= header.height or encoded[-2:] != _END_OF_JPEG:
-        return None
-    shortened = bytearray(encoded)
-    shortened[header.place : header.place + 2] = needed.to_bytes(2, "big")
-    return shortened
+    changed[header.place : header.place + 2] = height.to_bytes(2, "big")
+    return changed
 
 
 def _call_simplejpeg(encoded: bytes | bytearray, channels: int, **options: Any) -> np.ndarray:
@@ -155,28 +170,30 @@ def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
     return cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[..., None]
 
 
-def _shrink(box: np.ndarray, size: int) -> np.ndarray:
-    """Sides of more than twice the size become the size: four neighbours, as bilinear has, would leave pixels out."""
-    height, width = box.shape[:2]
-    shrunk = size if width > 2 * size else width, size if height > 2 * size else height
-    return box if shrunk == (width, height) else cv2.resize(box, shrunk, interpolation=cv2.INTER_AREA)
+def _shrink(pixels: np.ndarray, box: _Box, size: int) -> tuple[np.ndarray, _Box]:
+    """Makes sides of more than twice the size that long: four neighbours, as bilinear has, would leave pixels out."""
+    height, width = pixels.shape[:2]
+    rows, columns = size if box.height > 2 * size else height, size if box.width > 2 * size else width
+    if (rows, columns) == (height, width):
+        return pixels, box
+    vertical, horizontal = rows / height, columns / width
+    box = _Box(box.top * vertical, box.left * horizontal, box.height * vertical, box.width * horizontal)
+    return cv2.resize(pixels, (columns, rows), interpolation=cv2.INTER_AREA), box
 
 
-def _resize(box: np.ndarray, flip: bool, size: int) -> np.ndarray:
-    resized = cv2.resize(box, (size, size), interpolation=cv2.INTER_LINEAR)
-    return cv2.flip(resized, 1) if flip else resized
-
-
-def _turn(box: np.ndarray, flip: bool, degrees: float, size: int) -> np.ndarray:
+def _turn(pixels: np.ndarray, box: _Box, view: View, size: int) -> np.ndarray:
     """Resizes, rotates and flips at once: every pixel is interpolated one time."""
-    height, width = box.shape[:2]
-    vertical, horizontal, middle = height / size, width / size, (size - 1) / 2
-    resized = np.diag([horizontal, vertical, 1.0])  # from a pixel of the result to one of the box
-    resized[:2, 2] = horizontal / 2 - 0.5, vertical / 2 - 0.5
-    rotated = np.vstack([cv2.getRotationMatrix2D((middle, middle), -degrees, 1.0), [0.0, 0.0, 1.0]])
-    flipped = np.array([[-1.0, 0.0, size - 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]) if flip else np.eye(3)
+    vertical, horizontal, middle = box.height / size, box.width / size, (size - 1) / 2
+    resized = np.diag([horizontal, vertical, 1.0])  # from the places of the result's pixels to those of the image's
+    resized[:2, 2] = box.left + horizontal / 2 - 0.5, box.top + vertical / 2 - 0.5
+    rotated = np.vstack([cv2.getRotationMatrix2D((middle, middle), -view.degrees, 1.0), [0.0, 0.0, 1.0]])
+    flipped = np.array([[-1.0, 0.0, size - 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]) if view.flip else np.eye(3)
     from_result = (resized @ rotated @ flipped)[:2]
-    return cv2.warpAffine(box, from_result, (size, size), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
+    flags, border = (
+        cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+        cv2.BORDER_CONSTANT if view.degrees else cv2.BORDER_REPLICATE,
+    )
+    return cv2.warpAffine(pixels, from_result, (size, size), flags=flags, borderMode=border)
 
 
 def _read_header(encoded: bytes) -> _Header:

@@ -60,18 +60,17 @@ class Preprocessing:
         Raises:
           ValueError: where such images cannot give this size.
         """
+        if self.size is None and size is not None:
+            raise ValueError(f"size={size}: preprocessing={self.name!r} leaves images as large as they are")
         size = self.size if size is None else size
-        if self.takes_whole_images and image_shape is None:
-            raise ValueError(f"preprocessing={self.name!r}: takes whole images, which must all have one shape")
-        if self.size is None or size is None:
-            if size is not None:
-                raise ValueError(f"size={size}: preprocessing={self.name!r} leaves images as large as they are")
-            assert image_shape is not None
-            return image_shape
-        if size < 1:
+        if size is not None and size < 1:
             raise ValueError(f"size={size}: must be at least 1")
-        if not self.takes_whole_images or image_shape is None:
+        if size is not None and not self.takes_whole_images:
             return size, size, _RGB
+        if image_shape is None:
+            raise ValueError(f"preprocessing={self.name!r}: takes whole images, which must all have one shape")
+        if size is None:
+            return image_shape
         if size > min(image_shape[:2]):
             raise ValueError(f"size={size}: images of {image_shape[0]} by {image_shape[1]} pixels have no such crop")
         return size, size, image_shape[2]
