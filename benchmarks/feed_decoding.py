@@ -1,20 +1,22 @@
 """Time to make crops of 224 x 224 pixels out of JPEGs of 500 x 375: ours, the decoder's alone, OpenCV's, and tf.data's.
 
-    python -m benchmarks.feed_decoding [--images FOLDER_OR_ZIP] [--tensorflow PYTHON] [--rounds 9] [--json decoding.json]
+    python -m benchmarks.feed_decoding [--images FOLDER_OR_ZIP] [--tensorflow PYTHON] [--rounds 9] [--json FILE]
 
-Everything runs on one core, in one thread, in the same process or in one that waits meanwhile, in alternating rounds;
-times are medians of the rounds, and so are the ratios, each of two neighbours in a round. Crops are those that inception
+Everything runs on one core, in one thread, in this process or in one that this one waits for, in alternating rounds;
+times are medians of the rounds, and so are the ratios, each of two times of one round. Crops are those that inception
 training draws, the same for all. Ours and OpenCV's end as uint8. tf.data's is decode_and_crop_jpeg and a bilinear
-tf.image.resize in one map, its results left in float32; "fast" has fancy_upscaling=False and INTEGER_FAST. TensorFlow may
-live in another environment, whose Python is given as --tensorflow. "whole" and "half" only decode.
+tf.image.resize in one map, its results left in float32; "fast" has fancy_upscaling=False and INTEGER_FAST. TensorFlow
+may live in another environment, whose Python is given as --tensorflow. "whole", "half" and "eighth" only decode the
+whole image, at these sizes; an eighth takes little more than reading the compressed frequencies, which all must.
 
 Images come from a folder or a zip file of JPEGs. Those of less than 100 pixels a side become tiles of mosaics, doubled;
-without any, images are noise with the spectrum of natural images, whose amplitude falls as the frequency rises. Made
-images have the quality 95. Errors are mean absolute differences, of values up to 255, from an exactly decoded image
+without any, images are noise with the spectrum of natural images, whose amplitude falls as the frequency rises. Images
+made here have the quality 95. Errors are mean absolute differences, of values up to 255, from an exactly decoded image
 resized bilinearly in floating point.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -25,6 +27,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -37,6 +40,7 @@ from jaxtern.data.preprocessing.views import View, inception_view
 HEIGHT, WIDTH, SIZE, QUALITY = 375, 500, 224, 95
 TILE, SMALL = 64, 100  # pixels a side: of a tile, and below which an image becomes one
 MIN_ROUNDS = 5
+MODES = ("default", "fast")  # of TensorFlow
 
 Crop = Callable[[bytes, View], np.ndarray]
 
@@ -47,19 +51,17 @@ def main() -> None:
     images = list(load(arguments.images, arguments.count)) if arguments.images else list(make(arguments.count))
     views = [draw_view(number, *read_shape(image)) for number, image in enumerate(images)]
     timed = {name: timer(crop, images, views) for name, crop in CROPS.items()}
-    with tempfile.TemporaryDirectory() as folder:
+    outputs: dict[str, Callable[[], Any]] = {
+        name: lambda crop=CROPS[name]: list(map(crop, images, views)) for name in ("jaxtern", "OpenCV")
+    }
+    with contextlib.ExitStack() as stack:
         if arguments.tensorflow:
-            worker = TensorFlow(arguments.tensorflow, Path(folder), images, views)
-            timed |= {f"tf.data {mode}": lambda mode=mode: worker.ask(mode) for mode in ("default", "fast")}
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            worker = stack.enter_context(contextlib.closing(TensorFlow(arguments.tensorflow, folder, images, views)))
+            timed |= {f"tf.data, {mode}": lambda mode=mode: worker.ask(mode) for mode in MODES}
+            outputs |= {f"tf.data, {mode}": lambda mode=mode: worker.crops(mode) for mode in MODES}
         rounds = [{name: run() for name, run in timed.items()} for _ in range(arguments.rounds + 1)][1:]
-        errors = {
-            name: mean_error([crop(*each) for each in zip(images, views, strict=True)], images, views)
-            for name, crop in CROPS.items()
-            if name in ("jaxtern", "OpenCV")
-        }
-        if arguments.tensorflow:
-            errors |= {f"tf.data {mode}": mean_error(worker.crops(mode), images, views) for mode in ("default", "fast")}
-            worker.close()
+        errors = {name: mean_error(crops(), images, views) for name, crops in outputs.items()}
     record = summarize(rounds, errors) | describe(images, arguments)
     print(as_table(record))
     if arguments.json:
@@ -88,18 +90,22 @@ def draw_view(number: int, height: int, width: int) -> View:
 
 
 def crop_with_opencv(image: bytes, view: View) -> np.ndarray:
-    pixels = cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR)
+    pixels = np.asarray(cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR))
     box = cv2.resize(pixels[view.top : view.bottom, view.left : view.right], (SIZE, SIZE))
     return cv2.cvtColor(box, cv2.COLOR_BGR2RGB)
+
+
+def shrink_with_simplejpeg(image: bytes, factor: int) -> np.ndarray:
+    height, width = (-(-length // factor) for length in read_shape(image))
+    return simplejpeg.decode_jpeg(image, min_height=height, min_width=width, min_factor=factor)
 
 
 CROPS: dict[str, Crop] = {
     "jaxtern": lambda image, view: render(image, view, SIZE, 3),
     "OpenCV": crop_with_opencv,
     "simplejpeg, whole": lambda image, _: simplejpeg.decode_jpeg(image),
-    "simplejpeg, half": lambda image, _: simplejpeg.decode_jpeg(
-        image, min_height=1, min_width=WIDTH // 2, min_factor=2
-    ),
+    "simplejpeg, half": lambda image, _: shrink_with_simplejpeg(image, 2),
+    "simplejpeg, eighth": lambda image, _: shrink_with_simplejpeg(image, 8),
 }
 
 
@@ -153,20 +159,20 @@ class TensorFlow:
 
 
 def make(count: int) -> Iterator[bytes]:
-    """JPEGs of random images with an amplitude of 1 / f^1.1, and colours that vary less than grey."""
+    """JPEGs of random images with an amplitude of 1 / f^1.25, and colours that vary less than grey."""
     frequency = np.hypot(np.fft.fftfreq(HEIGHT)[:, None], np.fft.rfftfreq(WIDTH)[None])
     frequency[0, 0] = np.inf
-    to_rgb = np.array([[1, 1, 1], [1, 0, -1], [0.5, -1, 0.5]]) * [[1.0], [0.3], [0.3]]
+    to_rgb = np.array([[1, 1, 1], [1, 0, -1], [0.5, -1, 0.5]]) * [[1.0], [0.2], [0.2]]
     for number in range(count):
         noise = np.random.default_rng([1, number]).standard_normal((3, HEIGHT, WIDTH))
-        planes = np.fft.irfft2(np.fft.rfft2(noise) / frequency**1.1, (HEIGHT, WIDTH))
+        planes = np.fft.irfft2(np.fft.rfft2(noise) / frequency**1.25, (HEIGHT, WIDTH))
         planes *= 55 / planes.std(axis=(1, 2), keepdims=True)
         yield encode(np.moveaxis(planes, 0, -1) @ to_rgb + 120)
 
 
 def load(path: Path, count: int) -> Iterator[bytes]:
     """JPEGs of a folder or a zip file, drawn at random; small ones as mosaics."""
-    read = zip_reader(path) if path.is_file() else {str(each): each.read_bytes for each in path.rglob("*")}
+    read = readers_of(path)
     names = sorted(name for name in read if name.lower().endswith((".jpg", ".jpeg")))
     if not names:
         sys.exit(f"feed_decoding: --images={path}: holds no JPEG")
@@ -182,7 +188,9 @@ def load(path: Path, count: int) -> Iterator[bytes]:
         yield encode(mosaic[:HEIGHT, :WIDTH] + generator.normal(0, 4, (HEIGHT, WIDTH, 3)))  # doubling left none
 
 
-def zip_reader(path: Path) -> dict[str, Callable[[], bytes]]:
+def readers_of(path: Path) -> dict[str, Callable[[], bytes]]:
+    if not path.is_file():
+        return {str(each): each.read_bytes for each in path.rglob("*")}
     archive = zipfile.ZipFile(path)
     return {name: lambda name=name: archive.read(name) for name in archive.namelist()}
 
@@ -231,7 +239,7 @@ def describe(images: list[bytes], arguments: argparse.Namespace) -> dict:
 
 def as_table(record: dict) -> str:
     lines = [
-        f"{record['machine']}; {record['count']} images from {record['images']}, {record['kilobytes']:.0f} KB on average\n",
+        f"{record['machine']}; {record['count']} images: {record['images']}, {record['kilobytes']:.0f} KB on average\n",
         "| | ms an image | least to most | images/s a core | times jaxtern's | mean error |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]

@@ -123,9 +123,9 @@ def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, chan
 def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, channels: int) -> np.ndarray:
     """The rows of a JPEG down to `bottom`, and perhaps some more, with both sides divided by `factor`.
 
-    A decoder stops at the last row that the header tells of, so it is told of no more than are needed. What follows then
-    looks like damage to it, of which it must not complain; but where the JPEG does not end as it should, it must decode
-    the whole, and complain.
+    A decoder stops at the last row that the header tells of, so it is told of no more than are needed. What follows
+    looks like damage to it then, of which it must not complain; but where the JPEG does not end as it should, it must
+    decode the whole, and complain.
     """
     has_end = encoded[-2:] == _END_OF_JPEG
     height = min(header.height, bottom + _MARGIN) if has_end else header.height
