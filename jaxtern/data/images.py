@@ -1,0 +1,232 @@
+"""Encoded images to squares of pixels: JPEG and PNG, decoding no more than what is looked at.
+
+A JPEG is read from its first row on, so the rows below the box are left out; and where the box is at least two, four or
+eight times as large as it will be, the decoder makes it that much smaller in passing, out of fewer frequencies. JPEGs
+are decoded by simplejpeg, which carries its own libjpeg-turbo and was the fastest; OpenCV does the rest. Both let other
+threads run meanwhile.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import simplejpeg
+
+from jaxtern.data.preprocessing.views import View
+
+# Many images are rendered at once, by as many threads or processes as there are cores. OpenCV's own threads would only
+# get in their way, and do not outlive a fork.
+cv2.setNumThreads(0)
+
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+_END_OF_JPEG = b"\xff\xd9"
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame's header, which tells the size
+_FACTORS = (8, 4, 2)  # by which libjpeg-turbo shrinks fast; others take longer than the whole
+_MARGIN = 2  # rows: at the edge, colours would be interpolated without those below
+_GREY, _RGB = 1, 3
+
+
+class _Header(NamedTuple):
+    """Of an encoded image; `place` is where a JPEG tells its height, None for a PNG."""
+
+    height: int
+    width: int
+    place: int | None
+
+
+class _Box(NamedTuple):
+    """Where a view lies among decoded pixels, in those."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+
+def read_shape(encoded: bytes) -> tuple[int, int]:
+    """Height and width in pixels, from the header alone.
+
+    Raises:
+      ValueError: if it is no JPEG or PNG, or if the header is damaged.
+    """
+    header = _read_header(encoded)
+    return header.height, header.width
+
+
+def decode(encoded: bytes, channels: int) -> np.ndarray:
+    """uint8[H, W, channels]: the whole image, as exact as the decoders can; grey with 1 channel, RGB with 3.
+
+    Raises:
+      ValueError: if it is no JPEG or PNG of grey or RGB colours, or if it is damaged or cut short.
+    """
+    _check_channels(channels)
+    if _read_header(encoded).place is None:
+        return _decode_png(encoded, channels)
+    return _call_simplejpeg(encoded, channels)
+
+
+def render(image: bytes | np.ndarray, view: View | Callable[[int, int], View], size: int, channels: int) -> np.ndarray:
+    """uint8[size, size, channels]: what a view shows of an image, resized, rotated and flipped.
+
+    Shrinks by means over areas to no less than half the size, and bilinearly from there; enlarges bilinearly. What a
+    rotation brings in from outside of the box is black. Colours that a JPEG has fewer of than pixels are repeated, not
+    interpolated, which changes values by less than 1 of 255 on average. Damage inside of a JPEG that ends as it should
+    may go unnoticed, as it does in tf.io.decode_jpeg; `decode` finds more of it.
+
+    Args:
+      image: a JPEG or PNG, or uint8[H, W, 1 or 3], as `decode` gives it.
+      view: what to show; or a function of height and width that chooses it.
+      size: side of the result in pixels.
+      channels: 1 for grey, 3 for RGB.
+
+    Raises:
+      ValueError: as `decode`; if the box is empty or not inside the image.
+    """
+    _check_channels(channels)
+    header = _Header(image.shape[0], image.shape[1], None) if isinstance(image, np.ndarray) else _read_header(image)
+    shown = view if isinstance(view, View) else view(header.height, header.width)
+    if not (0 <= shown.top < shown.bottom <= header.height and 0 <= shown.left < shown.right <= header.width):
+        raise ValueError(f"view={shown}: has no pixels, or some outside of {header.height} by {header.width}")
+    pixels, box = _cut(image, header, shown, size, channels)
+    pixels, box = _shrink(pixels, box, size)
+    if shown.degrees == 0 and box == (0, 0, *pixels.shape[:2]):
+        pixels = cv2.resize(pixels, (size, size), interpolation=cv2.INTER_LINEAR)
+        pixels = cv2.flip(pixels, 1) if shown.flip else pixels
+    else:
+        pixels = _turn(pixels, box, shown, size)
+    return pixels.reshape(size, size, channels)
+
+
+def _check_channels(channels: int) -> None:
+    if channels not in (_GREY, _RGB):
+        raise ValueError(f"channels={channels}: must be 1 or 3")
+
+
+def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, channels: int) -> tuple[np.ndarray, _Box]:
+    """All pixels that a view shows any of, and its box among them; those of a JPEG may be 2, 4 or 8 times as large."""
+    factor = 1
+    if header.place is not None:
+        assert not isinstance(image, np.ndarray)
+        shortest = min(view.bottom - view.top, view.right - view.left)
+        factor = next((each for each in _FACTORS if shortest >= each * size), 1)
+        pixels = _decode_part(image, header, view.bottom, factor, channels)
+    else:
+        pixels = _convert(image, channels) if isinstance(image, np.ndarray) else _decode_png(image, channels)
+    top, left = view.top // factor, view.left // factor
+    bottom, right = -(-view.bottom // factor), -(-view.right // factor)
+    edges = view.top / factor - top, view.left / factor - left
+    box = _Box(*edges, (view.bottom - view.top) / factor, (view.right - view.left) / factor)
+    return pixels[top:bottom, left:right], box
+
+
+def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, channels: int) -> np.ndarray:
+    """The rows of a JPEG down to `bottom`, and perhaps some more, with both sides divided by `factor`.
+
+    A decoder stops at the last row that the header tells of, so it is told of no more than are needed. What follows
+    looks like damage to it then, of which it must not complain; but where the JPEG does not end as it should, it must
+    decode the whole, and complain.
+    """
+    has_end = encoded[-2:] == _END_OF_JPEG
+    height = min(header.height, bottom + _MARGIN) if has_end else header.height
+    return _call_simplejpeg(
+        _with_height(encoded, header, height) if height < header.height else encoded,
+        channels,
+        fastupsample=True,  # with frequencies, the fast way gains less and costs more: 2 of 255 at high qualities
+        strict=not has_end,
+        min_height=-(-height // factor),
+        min_width=-(-header.width // factor),
+        min_factor=factor,
+    )
+
+
+def _with_height(encoded: bytes, header: _Header, height: int) -> bytearray:
+    changed = bytearray(encoded)
+    assert header.place is not None
+    changed[header.place : header.place + 2] = height.to_bytes(2, "big")
+    return changed
+
+
+def _call_simplejpeg(encoded: bytes | bytearray, channels: int, **options: Any) -> np.ndarray:
+    try:
+        return simplejpeg.decode_jpeg(encoded, "RGB" if channels == _RGB else "GRAY", **options)
+    except ValueError as error:
+        raise ValueError(f"the JPEG is damaged or cut short: {' '.join(str(error).split())}") from None
+
+
+def _decode_png(encoded: bytes, channels: int) -> np.ndarray:
+    flags = cv2.IMREAD_COLOR if channels == _RGB else cv2.IMREAD_GRAYSCALE
+    pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
+    if pixels is None:
+        raise ValueError("the PNG is damaged or cut short")
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if channels == _RGB else pixels[..., None]
+
+
+def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
+    if pixels.shape[2] == channels:
+        return pixels
+    if channels == _RGB:
+        return cv2.cvtColor(pixels, cv2.COLOR_GRAY2RGB)
+    return cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[..., None]
+
+
+def _shrink(pixels: np.ndarray, box: _Box, size: int) -> tuple[np.ndarray, _Box]:
+    """Makes sides of more than twice the size that long: four neighbours, as bilinear has, would leave pixels out."""
+    height, width = pixels.shape[:2]
+    rows, columns = size if box.height > 2 * size else height, size if box.width > 2 * size else width
+    if (rows, columns) == (height, width):
+        return pixels, box
+    vertical, horizontal = rows / height, columns / width
+    box = _Box(box.top * vertical, box.left * horizontal, box.height * vertical, box.width * horizontal)
+    return cv2.resize(pixels, (columns, rows), interpolation=cv2.INTER_AREA), box
+
+
+def _turn(pixels: np.ndarray, box: _Box, view: View, size: int) -> np.ndarray:
+    """Resizes, rotates and flips at once: every pixel is interpolated one time."""
+    vertical, horizontal, middle = box.height / size, box.width / size, (size - 1) / 2
+    resized = np.diag([horizontal, vertical, 1.0])  # from the places of the result's pixels to those of the image's
+    resized[:2, 2] = box.left + horizontal / 2 - 0.5, box.top + vertical / 2 - 0.5
+    rotated = np.vstack([cv2.getRotationMatrix2D((middle, middle), -view.degrees, 1.0), [0.0, 0.0, 1.0]])
+    flipped = np.array([[-1.0, 0.0, size - 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]) if view.flip else np.eye(3)
+    from_result = (resized @ rotated @ flipped)[:2]
+    flags, border = (
+        cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+        cv2.BORDER_CONSTANT if view.degrees else cv2.BORDER_REPLICATE,
+    )
+    return cv2.warpAffine(pixels, from_result, (size, size), flags=flags, borderMode=border)
+
+
+def _read_header(encoded: bytes) -> _Header:
+    """Raises ValueError if it is no JPEG or PNG of a kind that is read here, or is damaged."""
+    if encoded[:8] == _PNG:
+        if encoded[12:16] != b"IHDR" or len(encoded) < 24:
+            raise ValueError("the PNG is damaged or cut short: it has no header")
+        return _Header(_big_endian(encoded, 20, 4), _big_endian(encoded, 16, 4), None)
+    if encoded[:3] != _JPEG:
+        raise ValueError(f"starts with {bytes(encoded[:4]).hex()!r}: is neither a JPEG nor a PNG")
+    place = _find_frame(encoded)
+    height, width, components = (
+        _big_endian(encoded, place + 5, 2),
+        _big_endian(encoded, place + 7, 2),
+        encoded[place + 9],
+    )
+    if encoded[place + 4] != 8 or components not in (_GREY, _RGB):
+        raise ValueError(f"the JPEG has {components} channels of {encoded[place + 4]} bits: must be grey or RGB of 8")
+    if height == 0 or width == 0:
+        raise ValueError(f"the JPEG is damaged: its header tells of {height} by {width} pixels")
+    return _Header(height, width, place + 5)
+
+
+def _find_frame(encoded: bytes) -> int:
+    """Where the header of a JPEG's frame starts; every segment before it tells its own length."""
+    place = 2
+    while place + 10 <= len(encoded) and encoded[place] == 0xFF:
+        marker = encoded[place + 1]
+        if marker in _FRAMES:
+            return place
+        place += 1 if marker == 0xFF else 2 + _big_endian(encoded, place + 2, 2)
+    raise ValueError("the JPEG is damaged or cut short: it has no header of a frame")
+
+
+def _big_endian(encoded: bytes, place: int, count: int) -> int:
+    return int.from_bytes(encoded[place : place + count], "big")

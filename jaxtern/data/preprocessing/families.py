@@ -1,0 +1,178 @@
+"""Preprocessing by the name of the models that introduced it: where to look, and what to do with the colours.
+
+Geometry that needs the encoded image happens on the host (`views`, `jaxtern.data.images`) and gives uint8; the rest
+happens to whole batches in the compiled step (`color`). Families without views take whole images, all of one shape.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtern.data.preprocessing import color, views
+from jaxtern.data.preprocessing.views import View
+
+TrainView = Callable[[np.random.Generator, int, int, np.ndarray, int], View]
+EvaluationView = Callable[[int, int, int], View]
+
+_IMAGENET_MEAN_OF_255 = (123.68, 116.78, 103.94)  # of AlexNet and VGG
+_IMAGENET_MEAN, _IMAGENET_DEVIATION = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # of torchvision, of values in [0, 1]
+_RGB = 3
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What happens to the images of one family of models.
+
+    Attributes:
+      name: the family's.
+      size: side of the model's input in pixels where none is asked for; None: the image's own, whatever is asked for.
+      train_view: (generator, height, width, boxes, size) -> View, as `views.alexnet_view`; None: whole images.
+      evaluation_view: (height, width, size) -> View; None: whole images.
+      augment: (uint8[B, H, W, C], keys [B], size) -> float32[B, size, size, C], for training. Same key, same bits.
+      standardize: (uint8[B, H, W, C], size) -> float32[B, size, size, C], for evaluation.
+    """
+
+    name: str
+    size: int | None
+    train_view: TrainView | None
+    evaluation_view: EvaluationView | None
+    augment: Callable[[jax.Array, jax.Array, int | None], jax.Array]
+    standardize: Callable[[jax.Array, int | None], jax.Array]
+
+    @property
+    def takes_whole_images(self) -> bool:
+        """Whether all images have one shape and need no view, so that a dataset may lie in memory as it is."""
+        return self.train_view is None
+
+    def output_shape(self, image_shape: tuple[int, int, int] | None, size: int | None) -> tuple[int, int, int]:
+        """Height, width and channels of the model's input.
+
+        Args:
+          image_shape: of the images of the dataset; None where it varies, which families that take views allow.
+          size: side in pixels that was asked for; None: the family's.
+
+        Raises:
+          ValueError: where such images cannot give this size.
+        """
+        if self.size is None and size is not None:
+            raise ValueError(f"size={size}: preprocessing={self.name!r} leaves images as large as they are")
+        size = self.size if size is None else size
+        if size is not None and size < 1:
+            raise ValueError(f"size={size}: must be at least 1")
+        if size is not None and not self.takes_whole_images:
+            return size, size, _RGB
+        if image_shape is None:
+            raise ValueError(f"preprocessing={self.name!r}: takes whole images, which must all have one shape")
+        if size is None:
+            return image_shape
+        if size > min(image_shape[:2]):
+            raise ValueError(f"size={size}: images of {image_shape[0]} by {image_shape[1]} pixels have no such crop")
+        return size, size, image_shape[2]
+
+
+def get_preprocessing(name: str) -> Preprocessing:
+    """Preprocessing by name.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    if name not in PREPROCESSINGS:
+        raise ValueError(f"preprocessing={name!r}: must be one of {', '.join(PREPROCESSINGS)}")
+    return PREPROCESSINGS[name]
+
+
+def _to_unit_range(images: jax.Array, size: int | None) -> jax.Array:
+    """0 to 255 as -1 to 1."""
+    return images.astype(jnp.float32) / 127.5 - 1.0
+
+
+def _subtract_mean(images: jax.Array, size: int | None) -> jax.Array:
+    return images.astype(jnp.float32) - _of_channels(_IMAGENET_MEAN_OF_255)
+
+
+def _standardize_channels(images: jax.Array, size: int | None) -> jax.Array:
+    images = images.astype(jnp.float32) / 255.0
+    return (images - _of_channels(_IMAGENET_MEAN)) / _of_channels(_IMAGENET_DEVIATION)
+
+
+def _of_channels(values: tuple[float, ...]) -> jax.Array:
+    return jnp.array(values, jnp.float32).reshape(1, 1, 1, -1)
+
+
+def _without_randomness(standardize: Callable) -> Callable:
+    """For families whose training images differ from others by their views alone."""
+    return lambda images, keys, size: standardize(images, size)
+
+
+def _augment_cifar10(images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
+    """Of values up to 255, not 1: the least deviation that whitening divides by is meant for those."""
+    crop, flip, brightness, contrast = color.split_keys(keys, 4)
+    images = color.random_crop(images, crop, size or _CIFAR10_SIZE).astype(jnp.float32)
+    images = color.random_flip(images, flip)
+    images = color.random_brightness(images, brightness, 63.0)
+    images = color.random_contrast(images, contrast, 0.2, 1.8)
+    return color.whiten(images)
+
+
+def _standardize_cifar10(images: jax.Array, size: int | None) -> jax.Array:
+    return color.whiten(color.central_crop(images, size or _CIFAR10_SIZE).astype(jnp.float32))
+
+
+def _augment_inception(images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
+    """The order is that of slim's distort_color, which too clips at the end, and there alone."""
+    brightness, saturation, hue, contrast = color.split_keys(keys, 4)
+    images = images.astype(jnp.float32) / 255.0
+    images = color.random_brightness(images, brightness, 32 / 255)
+    images = color.random_saturation(images, saturation, 0.5, 1.5)
+    images = color.random_hue(images, hue, 0.2)
+    images = color.random_contrast(images, contrast, 0.5, 1.5)
+    return jnp.clip(images, 0.0, 1.0) * 2.0 - 1.0
+
+
+_CIFAR10_SIZE, _IMAGENET_SIZE = 24, 224
+
+PREPROCESSINGS = {
+    each.name: each
+    for each in (
+        Preprocessing("mnist", None, None, None, _without_randomness(_to_unit_range), _to_unit_range),
+        Preprocessing("cifar10", _CIFAR10_SIZE, None, None, _augment_cifar10, _standardize_cifar10),
+        Preprocessing(
+            "alexnet",
+            _IMAGENET_SIZE,
+            views.alexnet_view,
+            views.alexnet_central_view,
+            _without_randomness(_subtract_mean),
+            _subtract_mean,
+        ),
+        Preprocessing(
+            "vgg",
+            _IMAGENET_SIZE,
+            views.vgg_view,
+            views.central_view,
+            _without_randomness(_subtract_mean),
+            _subtract_mean,
+        ),
+        Preprocessing(
+            "inception",  # and GoogLeNet, and ResNet
+            _IMAGENET_SIZE,
+            views.inception_view,
+            views.inception_central_view,
+            _augment_inception,
+            _to_unit_range,
+        ),
+        Preprocessing(
+            "vgg_f",
+            _IMAGENET_SIZE,
+            views.vgg_f_view,
+            views.central_view,
+            _without_randomness(_standardize_channels),
+            _standardize_channels,
+        ),
+    )
+}
