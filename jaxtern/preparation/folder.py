@@ -1,5 +1,6 @@
 """The folder of a dataset: whose plan it follows, which shards it has, and the metadata that make it a dataset."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -39,16 +40,17 @@ def claim_folder(out: Path, identity: dict[str, Any]) -> IO[str] | None:
         (out / WORK).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"OUT={str(out)!r}: cannot be made: {error.strerror}") from None
-    lock = (out / WORK / "lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ValueError(f"OUT={str(out)!r}: another process is preparing there") from None
-    for left in (out / WORK).glob("*.tmp"):  # by a process that was killed
-        left.unlink()
-    if known is None:
-        _write_identity(out, identity, {})
+    with contextlib.ExitStack() as held:
+        lock = held.enter_context((out / WORK / "lock").open("w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"OUT={str(out)!r}: another process is preparing there") from None
+        for left in (out / WORK).glob("*.tmp"):  # by a process that was killed
+            left.unlink()
+        if known is None:
+            _write_identity(out, identity, {})
+        held.pop_all()  # it stays open
     return lock
 
 

@@ -99,6 +99,7 @@ def _read_labels(folder: Path, path: Path | None, synsets: list[str] | None) -> 
 
 def _read_devkit(path: Path) -> list[str]:
     import scipy.io  # which jax has brought
+    from scipy.io.matlab import MatReadError
 
     try:
         with tarfile.open(path) as archive:
@@ -110,7 +111,7 @@ def _read_devkit(path: Path) -> list[str]:
         table = scipy.io.loadmat(io.BytesIO(files["meta.mat"]), simplify_cells=True)["synsets"]
         synsets = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
         words = files[_GROUND_TRUTH].decode().split()
-    except (tarfile.TarError, OSError, EOFError, KeyError, TypeError, ValueError) as error:
+    except (tarfile.TarError, OSError, EOFError, KeyError, TypeError, ValueError, MatReadError) as error:
         raise ValueError(f"labels={str(path)!r}: is no devkit, or is damaged: {error}") from None
     return _number_to_synset(words, synsets, path)
 

@@ -141,8 +141,7 @@ def write_whole(path: Path, text: str) -> None:
 def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> ShardResult:
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    features = make_features(task.class_names, task.rules, task.has_boxes)
-    result = ShardResult()
+    serializer, result = _Serializer(task), ShardResult()
     try:
         writer = ArrayRecordWriter(str(path), _WRITER_OPTIONS)
         try:
@@ -152,7 +151,7 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
                 except DamagedImage as damage:
                     result.left_out.append([item.name, str(damage)])
                 else:
-                    writer.write(_serialize(features, item, stored, task.has_boxes))
+                    writer.write(serializer.serialize(item, stored))
                     result.add(item, stored)
                 on_image()
         finally:
@@ -171,10 +170,21 @@ def _store(task: Task, item: Item) -> Stored:
         raise ValueError(f"{item.name}: {error}") from None
 
 
-def _serialize(features: Any, item: Item, stored: Stored, has_boxes: bool) -> bytes:
-    from tensorflow_datasets import features as kinds
+class _Serializer:
+    """Examples to the bytes that TFDS reads."""
 
-    example = {"image": stored.content, "label": item.label, "file_name": item.name}
-    if has_boxes:
-        example["boxes"] = [kinds.BBox(*box) for box in item.boxes]
-    return features.serialize_example(example)
+    def __init__(self, task: Task):
+        from tensorflow_datasets import features as kinds
+        from tensorflow_datasets.core.example_serializer import ExampleSerializer
+
+        self._features = make_features(task.class_names, task.rules, task.has_boxes)
+        self._serializer = ExampleSerializer(self._features.get_serialized_info())
+        self._has_boxes, self._box = task.has_boxes, kinds.BBox
+
+    def serialize(self, item: Item, stored: Stored) -> bytes:
+        example = {"image": stored.content, "label": item.label, "file_name": item.name}
+        if self._has_boxes:
+            example["boxes"] = [self._box(*box) for box in item.boxes]
+        message: Any = self._serializer.get_tf_example(self._features.encode_example(example))
+        # else the order of features is another in every process
+        return message.SerializeToString(deterministic=True)
