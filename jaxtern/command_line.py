@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import absl.logging
@@ -20,16 +20,20 @@ class UsageError(Exception):
     """What was asked for cannot be done; the message is one line for the user."""
 
 
-def run(main: Callable[[], int]) -> None:
-    """Parses the flags, runs `main`, exits with its status; a UsageError is printed as one line, with status 2."""
+def run(main: Callable[..., int], positionals: Sequence[str] = ()) -> None:
+    """Parses the flags, runs `main`, exits with its status; a UsageError is printed as one line, with status 2.
+
+    Args:
+      main: takes as many strings as there are positionals.
+      positionals: names of the arguments that are no flags, all needed, as ("SOURCE", "OUT").
+    """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
     logging.getLogger("jaxtern").setLevel(logging.INFO)
     # orbax tells of every option, and in a traceback of a second array that it could not read
     absl.logging.set_verbosity(absl.logging.ERROR)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     try:
-        _parse(sys.argv)
-        status = main()
+        status = main(*_parse(sys.argv, positionals))
     except UsageError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         status = USAGE_ERROR
@@ -58,7 +62,8 @@ def recipe_name() -> str:
     return Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
 
 
-def _parse(argv: list[str]) -> None:
+def _parse(argv: list[str], positionals: Sequence[str]) -> list[str]:
+    """Parses the flags; what is left, one string a positional."""
     if any(argument in ("--help", "-help", "-h") for argument in argv):
         print(sys.modules["__main__"].__doc__, flags.FLAGS.main_module_help(), sep="\n")
         if "config" in flags.FLAGS:
@@ -69,12 +74,18 @@ def _parse(argv: list[str]) -> None:
     resolved = [argv[0], *map(_resolve_config, argv[1:])]
     if "config" in flags.FLAGS and not any(argument.startswith("--config=") for argument in resolved):
         resolved.insert(1, f"--config={_recipe_path(DEFAULT_RECIPE)}")
+    flags.FLAGS.set_gnu_getopt(bool(positionals))  # flags may follow what is none
     try:
-        rest = flags.FLAGS(resolved)
+        _, *rest = flags.FLAGS(resolved)
     except flags.Error as error:
         raise UsageError(str(error)) from None
-    if len(rest) > 1:
-        raise UsageError(f"argument {rest[1]!r}: flags start with --, as --config.batch_size=64")
+    if len(rest) < len(positionals):
+        raise UsageError(f"{positionals[len(rest)]} is missing: give {' '.join(positionals)} (--help tells more)")
+    if len(rest) > len(positionals):
+        wanted = f"after {' '.join(positionals)} come flags alone, which" if positionals else "flags"
+        example = "--workers=4" if positionals else "--config.batch_size=64"
+        raise UsageError(f"argument {rest[len(positionals)]!r}: {wanted} start with --, as {example}")
+    return rest
 
 
 def _resolve_config(argument: str) -> str:

@@ -25,11 +25,13 @@ ARROWS = {  # what a part of jaxtern may import, besides itself and the version
     "compression": {"kernels"},
     "models": {"kernels"},
     "data": {"kernels"},
+    "preparation": {"data"},
     "training": PARTS,
     "configs": {"training"},
     "command_line": {*PARTS, "configs"},
     "train": {*PARTS, "command_line", "configs"},
-    **{door: {*PARTS, "command_line"} for door in ("evaluate", "prepare", "export", "predict", "plan", "launch")},
+    "prepare": {"preparation", "command_line"},
+    **{door: {*PARTS, "command_line"} for door in ("evaluate", "export", "predict", "plan", "launch")},
     "": PARTS,  # jaxtern/__init__.py, the public names
 }
 

@@ -1,0 +1,113 @@
+"""What lies at a path: which family of sources it is of."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxtern.preparation.cifar import find_layout, list_archive_names, open_cifar
+from jaxtern.preparation.files import is_tar
+from jaxtern.preparation.folder import INFO
+from jaxtern.preparation.idx_folder import holds_idx, open_idx_folder
+from jaxtern.preparation.image_folder import open_image_folder
+from jaxtern.preparation.imagenet import find_tars, open_imagenet
+from jaxtern.preparation.source import Source, require_sound
+from jaxtern.preparation.tfrecord import find_shards, open_tfrecords
+
+FORMATS = ("idx", "cifar", "tfrecord", "imagenet", "images")  # in the order in which they are looked for
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read a source; most fields mean something to one format alone, and are refused by others.
+
+    Attributes:
+      format: one of FORMATS; None to see from what lies there.
+      validation_fraction: of images without folders of splits; None for a tenth.
+      seed: of the choice of validation images.
+      coarse_labels: the 20 classes of CIFAR-100.
+      labels, synsets, boxes: files of ImageNet, see `open_imagenet`.
+      label_offset: added to the labels of TFRecords.
+    """
+
+    format: str | None = None
+    validation_fraction: float | None = None
+    seed: int = 0
+    coarse_labels: bool = False
+    labels: Path | None = None
+    synsets: Path | None = None
+    boxes: tuple[Path, ...] = ()
+    label_offset: int = 0
+
+    def __post_init__(self):
+        if self.format is not None and self.format not in FORMATS:
+            raise ValueError(f"format={self.format!r}: must be one of {', '.join(FORMATS)}")
+        fraction = self.validation_fraction
+        if fraction is not None and not 0 <= fraction < 1:
+            raise ValueError(f"validation_fraction={fraction}: must be from 0 to less than 1")
+
+
+_MEANT_FOR = {
+    "validation_fraction": "images", "coarse_labels": "cifar", "labels": "imagenet", "synsets": "imagenet",
+    "boxes": "imagenet", "label_offset": "tfrecord",
+}  # fmt: skip
+
+
+def open_source(path: Path, reading: Reading) -> Source:
+    """Reads what lies at a path, but for the images.
+
+    Raises:
+      FileNotFoundError: if there is nothing.
+      ValueError: if it is of no format, or not whole, or a field of `reading` is none of its format's.
+    """
+    found = reading.format or detect_format(path)
+    for field, owner in _MEANT_FOR.items():
+        if owner != found and getattr(reading, field) != getattr(Reading, field):
+            raise ValueError(f"{field}: is for --format={owner}, but SOURCE={str(path)!r} is read as {found}")
+    if found in ("idx", "imagenet", "tfrecord") and not path.is_dir():
+        raise ValueError(f"SOURCE={str(path)!r}: must be a folder to be read as {found}")
+    if found == "idx":
+        source = open_idx_folder(path)
+    elif found == "cifar":
+        source = open_cifar(path, reading.coarse_labels)
+    elif found == "tfrecord":
+        source = open_tfrecords(path, reading.label_offset)
+    elif found == "imagenet":
+        source = open_imagenet(path, reading.labels, reading.synsets, reading.boxes)
+    else:
+        source = open_image_folder(path, reading.validation_fraction, reading.seed)
+    require_sound(source, str(path))
+    return source
+
+
+def detect_format(path: Path) -> str:
+    """One of FORMATS.
+
+    Raises:
+      FileNotFoundError: if there is nothing at the path.
+      ValueError: if it is none.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder")
+    if path.is_dir():
+        return _detect_in_folder(path)
+    if path.suffix.lower() == ".zip":
+        return "images"
+    if find_layout(list_archive_names(path)):
+        return "cifar"
+    if is_tar(path) or ".tar" in path.name.lower() or path.suffix.lower() == ".tgz":
+        return "images"
+    raise ValueError(
+        f"SOURCE={str(path)!r}: is neither a zip or tar of images, nor an archive of CIFAR; folders may also hold"
+        " idx files, TFRecords or ImageNet's tars"
+    )
+
+
+def _detect_in_folder(path: Path) -> str:
+    if (path / INFO).exists():
+        raise ValueError(f"SOURCE={str(path)!r}: is prepared already (it has a {INFO}): train with it as it is")
+    if holds_idx(path):
+        return "idx"
+    if find_layout(list_archive_names(path)):
+        return "cifar"
+    if find_shards(path):
+        return "tfrecord"
+    return "imagenet" if find_tars(path) else "images"

@@ -1,0 +1,178 @@
+"""Files in a folder, a zip or a tar, and in tars within a tar: listed once, then read at random, never unpacked."""
+
+import functools
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from jaxtern.preparation.source import DamagedImage
+
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
+
+
+class Member(NamedTuple):
+    """A file or an empty folder of a container.
+
+    Attributes:
+      name: its path within the container, with forward slashes.
+      location: what the container's `read` takes.
+      size: in bytes; -1 for a folder.
+    """
+
+    name: str
+    location: tuple
+    size: int
+
+    @property
+    def is_folder(self) -> bool:
+        return self.size < 0
+
+
+class Container(NamedTuple):
+    """Members in order of their names, and the function that reads a member's location."""
+
+    members: list[Member]
+    read: Callable[[tuple], bytes]
+
+
+def list_container(path: Path) -> Container:
+    """What lies in a folder, a zip or a tar.
+
+    Raises:
+      ValueError: if it is none of them, or damaged, or a compressed tar, which cannot be read at random.
+    """
+    if path.is_dir():
+        members, read = _list_folder(path), read_file
+    elif zipfile.is_zipfile(path):
+        members, read = _list_zip(path), read_zip_member
+    elif is_tar(path):
+        members, read = list(list_tar(path)), read_span
+    elif starts_compressed(path):
+        raise ValueError(
+            f"SOURCE={str(path)!r}: is compressed as a whole, so that no image can be found in it: unpack it"
+        )
+    else:
+        raise ValueError(f"SOURCE={str(path)!r}: is no folder, zip or tar, or is cut short")
+    return Container(sorted(members), read)
+
+
+def _list_folder(root: Path) -> list[Member]:
+    members = []
+    for folder, _, files in os.walk(root, followlinks=True, onerror=_raise):
+        relative = Path(folder).relative_to(root)
+        if folder != str(root):
+            members.append(Member(relative.as_posix(), (), -1))
+        for name in files:
+            path = Path(folder, name)
+            members.append(Member((relative / name).as_posix(), (str(path),), path.stat().st_size))
+    return members
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _list_zip(path: Path) -> list[Member]:
+    return [
+        Member(info.filename.rstrip("/"), (str(path), info.filename), -1 if info.is_dir() else info.file_size)
+        for info in _open_zip(str(path)).infolist()
+    ]
+
+
+def list_tar(path: Path, within: Member | None = None) -> Iterator[Member]:
+    """The files and folders of an uncompressed tar, or of one that is a member of it, with their place in the file.
+
+    Raises:
+      ValueError: if it is cut short or damaged.
+    """
+    start = within.location[1] if within else 0
+    name = f"{path}: {within.name}" if within else str(path)
+    try:
+        with path.open("rb") as whole:
+            file: IO[bytes] = _Window(whole, start, within.size) if within else whole  # type: ignore[assignment]
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                for info in archive:
+                    if info.isfile() or info.isdir():
+                        location = (str(path), start + info.offset_data, info.size)
+                        yield Member(info.name.removeprefix("./"), location, info.size if info.isfile() else -1)
+    except (tarfile.TarError, EOFError) as error:
+        raise ValueError(f"{name}: is damaged or cut short: {error}") from None
+
+
+class _Window:
+    """A part of a file, as much of a file as tarfile wants."""
+
+    def __init__(self, file: IO[bytes], start: int, size: int):
+        self._file, self._start, self._size, self._place = file, start, size, 0
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int) -> None:
+        self._place = offset
+
+    def read(self, size: int) -> bytes:
+        size = max(0, min(size, self._size - self._place))
+        self._file.seek(self._start + self._place)
+        content = self._file.read(size)
+        self._place += len(content)
+        return content
+
+
+def is_tar(path: Path) -> bool:
+    """Whether a file is a tar that is not compressed."""
+    try:
+        with tarfile.open(path, mode="r:"):
+            return path.stat().st_size > 0
+    except tarfile.TarError:
+        return False
+
+
+def starts_compressed(path: Path) -> bool:
+    """Whether a file begins as gzip, bzip2, xz or zstandard does."""
+    with path.open("rb") as file:
+        return file.read(8).startswith(COMPRESSED)
+
+
+def read_file(location: tuple) -> bytes:
+    """The bytes of the file at a path."""
+    return Path(location[0]).read_bytes()
+
+
+def read_span(location: tuple) -> bytes:
+    """The bytes at a place of a file, of location (path, offset, length).
+
+    Raises:
+      ValueError: if the file ends before.
+    """
+    path, offset, length = location
+    with Path(path).open("rb", buffering=0) as file:
+        content = os.pread(file.fileno(), length, offset)
+    if len(content) < length:
+        raise ValueError(f"{path}: is cut short: it ends within the {length} bytes from {offset} on")
+    return content
+
+
+def read_zip_member(location: tuple) -> bytes:
+    """The bytes of a member of a zip, of location (path, name).
+
+    Raises:
+      DamagedImage: if they are not what the zip says.
+    """
+    path, name = location
+    try:
+        return _open_zip(path).read(name)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise DamagedImage(f"cannot be read from the zip: {error}") from None
+
+
+@functools.lru_cache(maxsize=4)
+def _open_zip(path: str) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"SOURCE={path!r}: is damaged or cut short: {error}") from None

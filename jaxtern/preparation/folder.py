@@ -1,0 +1,156 @@
+"""The folder of a dataset: whose plan it follows, which shards it has, and the metadata that make it a dataset."""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from jaxtern.preparation.plan import Plan
+from jaxtern.preparation.shards import WORK, ShardResult, make_features, read_result, write_whole
+from jaxtern.preparation.source import Source
+
+PLAN = "preparation.json"
+INFO = "dataset_info.json"  # written last: without it there is no dataset
+_VERSION = "1.0.0"
+
+
+def claim_folder(out: Path, identity: dict[str, Any]) -> IO[str] | None:
+    """Takes a folder for a plan, or finds it finished by the same one.
+
+    Returns:
+      The file that holds the claim while it is open; None if the dataset is finished.
+
+    Raises:
+      ValueError: if it holds anything else, or another process prepares there.
+    """
+    known = _read_identity(out)
+    if known is not None and known != identity:
+        raise ValueError(
+            f"OUT={str(out)!r}: holds another preparation ({_tell_apart(known, identity)});"
+            " choose another folder, or delete this one"
+        )
+    if (out / INFO).exists():
+        shutil.rmtree(out / WORK, ignore_errors=True)  # of a run that was killed at its very end
+        return None
+    try:
+        (out / WORK).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"OUT={str(out)!r}: cannot be made: {error.strerror}") from None
+    with contextlib.ExitStack() as held:
+        lock = held.enter_context((out / WORK / "lock").open("w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"OUT={str(out)!r}: another process is preparing there") from None
+        for left in (out / WORK).glob("*.tmp"):  # by a process that was killed
+            left.unlink()
+        if known is None:
+            _write_identity(out, identity, {})
+        held.pop_all()  # it stays open
+    return lock
+
+
+def _tell_apart(known: dict[str, Any], identity: dict[str, Any]) -> str:
+    differing = [name for name in {**known, **identity} if known.get(name) != identity.get(name)]
+    if "source" in differing:
+        return "the source's list of images and labels is not the same"
+    return "; ".join(f"{name} is {known.get(name)} there and {identity.get(name)} here" for name in differing)
+
+
+def _read_identity(out: Path) -> dict[str, Any] | None:
+    """That of the plan that the folder follows; None if it is new or empty."""
+    if not out.exists():
+        return None
+    if not out.is_dir():
+        raise ValueError(f"OUT={str(out)!r}: is no folder")
+    try:
+        return json.loads((out / PLAN).read_text())["plan"]
+    except FileNotFoundError:
+        others = sorted(path.name for path in out.iterdir() if path.name != WORK)
+        if others:
+            raise ValueError(
+                f"OUT={str(out)!r}: holds something else ({others[0]}, …); choose another folder"
+            ) from None
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"OUT={str(out)!r}: its {PLAN} cannot be read; choose another folder") from None
+
+
+def _write_identity(out: Path, identity: dict[str, Any], results: dict[str, Any]) -> None:
+    write_whole(out / PLAN, json.dumps({"plan": identity, "shards": results}, indent=1) + "\n")
+
+
+def find_finished(out: Path, plan: Plan) -> dict[str, ShardResult]:
+    """Results of the shards that are whole, by file name."""
+    results = {shard.file_name: read_result(out, shard.file_name) for shard in plan.shards}
+    return {name: result for name, result in results.items() if result is not None}
+
+
+def read_finished(out: Path, plan: Plan) -> dict[str, ShardResult]:
+    """Results of all shards of a finished dataset.
+
+    Raises:
+      ValueError: if a shard is no longer as it was written.
+    """
+    listed = json.loads((out / PLAN).read_text())["shards"]
+    results = {name: ShardResult(**result) for name, result in listed.items()}
+    for shard in plan.shards:
+        path = out / shard.file_name
+        if not path.is_file() or path.stat().st_size != results[shard.file_name].file_bytes:
+            raise ValueError(
+                f"OUT={str(out)!r}: {path.name} is missing or cut short; delete the folder, and start anew"
+            )
+    return results
+
+
+def finish_folder(out: Path, source: Source, plan: Plan, results: dict[str, ShardResult]) -> None:
+    """Makes the shards a dataset: writes the metadata, last of all dataset_info.json."""
+    _write_identity(out, plan.identity, {shard.file_name: asdict(results[shard.file_name]) for shard in plan.shards})
+    prepared = out / WORK / "metadata"
+    shutil.rmtree(prepared, ignore_errors=True)
+    prepared.mkdir()
+    _write_metadata(prepared, source, plan, results)
+    for path in sorted(prepared.iterdir(), key=lambda path: (path.name == INFO, path.name)):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(path, out / path.name)
+    shutil.rmtree(out / WORK)
+
+
+def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str, ShardResult]) -> None:
+    """features.json, the names of classes, dataset_info.json; nothing in them depends on where or when."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.dataset_info import DatasetIdentity
+    from tensorflow_datasets.core.splits import SplitDict
+
+    shapes = [result.shapes for result in results.values() if result.shapes]
+    low_height, high_height, low_width, high_width = zip(*shapes, strict=True)
+    limits = [min(low_height), max(high_height), min(low_width), max(high_width)]
+    features = make_features(source.class_names, plan.rules, source.has_boxes, limits)
+    identity = DatasetIdentity(
+        name=plan.name, version=tfds.core.Version(_VERSION), data_dir=str(folder), module_name=""
+    )
+    info = tfds.core.DatasetInfo(builder=identity, features=features)
+    info.set_file_format("array_record")
+    info.set_splits(SplitDict([_describe_split(folder, plan, split, results) for split in source.splits]))
+    info.write_to_directory(folder)
+
+
+def _describe_split(folder: Path, plan: Plan, split: str, results: dict[str, ShardResult]) -> Any:
+    import tensorflow_datasets as tfds
+    from etils import epath
+
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=epath.Path(folder), dataset_name=plan.name, split=split, filetype_suffix="array_record"
+    )
+    of_split = [results[shard.file_name] for shard in plan.shards if shard.split == split]
+    return tfds.core.SplitInfo(
+        name=split,
+        shard_lengths=[result.images for result in of_split],
+        num_bytes=sum(result.file_bytes for result in of_split),
+        filename_template=template,
+    )

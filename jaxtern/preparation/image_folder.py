@@ -1,0 +1,146 @@
+"""Images in a folder, a zip or a tar: one folder a class, in folders of splits or not."""
+
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxtern.preparation.files import Member, list_container
+from jaxtern.preparation.source import Item, Source, name_some
+
+SUFFIXES = (".png", ".jpg", ".jpeg")  # in any letter case
+SPLIT_FOLDERS = {  # in any letter case
+    "train": "train", "training": "train", "traindata": "train",
+    "val": "validation", "valid": "validation", "validation": "validation", "validationdata": "validation",
+    "test": "test", "testdata": "test",
+}  # fmt: skip
+VALIDATION_FRACTION = 0.1
+
+
+class _Entry(NamedTuple):
+    """A member, by the parts of its name below the folder that holds all."""
+
+    parts: tuple[str, ...]
+    member: Member
+
+    @property
+    def is_image(self) -> bool:
+        return not self.member.is_folder and self.parts[-1].lower().endswith(SUFFIXES)
+
+
+def open_image_folder(path: Path, validation_fraction: float | None, seed: int) -> Source:
+    """The splits that its folders are called by, else train and validation, as `split_off_validation` takes it.
+
+    Args:
+      path: of a folder, a zip or an uncompressed tar. Folders that hold everything else, hidden files and macOS's are
+        overlooked.
+      validation_fraction: of a class; None for a tenth, and where there are splits.
+      seed: of the choice of validation images.
+
+    Raises:
+      ValueError: if there are no images, or not in folders of classes, or a folder of a class or split has none.
+    """
+    members, read = list_container(path)
+    entries = _strip_wrapping(path, [_Entry(PurePosixPath(m.name).parts, m) for m in members if not _is_hidden(m.name)])
+    splits = _find_splits(path, entries)
+    names = _list_class_names(path, splits)
+    labels = {name: label for label, name in enumerate(names)}
+    items = {
+        split: [
+            Item(e.member.name, labels[e.parts[0]], e.member.location, e.member.size) for e in entries if e.is_image
+        ]
+        for split, entries in splits.items()
+    }
+    if list(items) == ["train"]:
+        fraction = VALIDATION_FRACTION if validation_fraction is None else validation_fraction
+        items = split_off_validation(items["train"], names, fraction, seed)
+    elif validation_fraction is not None:
+        raise ValueError(f"validation_fraction={validation_fraction}: the source has splits: {', '.join(items)}")
+    images = [entry for entries in splits.values() for entry in entries if entry.is_image]
+    other = sum(not e.member.is_folder for e in entries) - len(images)
+    remarks = (f"{other:,} files not taken, which are no PNG or JPEG by their names",) if other else ()
+    encoding = "png" if all(e.parts[-1].lower().endswith(".png") for e in images) else "jpeg"
+    return Source(names, items, read, encoding, remarks=remarks)
+
+
+def split_off_validation(
+    items: list[Item], names: tuple[str, ...], fraction: float, seed: int
+) -> dict[str, list[Item]]:
+    """The splits train and validation; of every class the same fraction, at least one image, goes to validation.
+
+    Raises:
+      ValueError: if a class has too few images for both.
+    """
+    if not fraction:
+        return {"train": items}
+    labels = np.array([item.label for item in items])
+    chosen = np.zeros(len(items), bool)
+    for label, name in enumerate(names):
+        (rows,) = np.nonzero(labels == label)
+        count = max(1, round(fraction * len(rows)))
+        if count >= len(rows):
+            raise ValueError(f"validation_fraction={fraction}: class {name} has {len(rows)} images, too few to split")
+        generator = np.random.Generator(np.random.Philox(key=[seed, label]))
+        chosen[generator.permutation(rows)[:count]] = True
+    return {
+        "train": [item for item, out in zip(items, chosen, strict=True) if not out],
+        "validation": [item for item, out in zip(items, chosen, strict=True) if out],
+    }
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
+
+
+def _strip_wrapping(path: Path, entries: list[_Entry]) -> list[_Entry]:
+    """Entries below the folders that hold all images."""
+    if not any(entry.is_image for entry in entries):
+        raise ValueError(f"SOURCE={str(path)!r}: holds no images (.png, .jpg, .jpeg)")
+    while True:
+        images = [entry.parts for entry in entries if entry.is_image]
+        first = {parts[0] for parts in images}
+        if len(first) > 1 or min(map(len, images)) < 3 or SPLIT_FOLDERS.get(images[0][0].lower()) == "train":
+            return entries
+        entries = [_Entry(e.parts[1:], e.member) for e in entries if e.parts[0] in first and len(e.parts) > 1]
+
+
+def _find_splits(path: Path, entries: list[_Entry]) -> dict[str, list[_Entry]]:
+    """Entries by split, in parts from the class on; all as train if there are no folders of splits."""
+    folders = {entry.parts[0] for entry in entries if entry.is_image or entry.member.is_folder}
+    if "train" not in {SPLIT_FOLDERS.get(folder.lower()) for folder in folders}:
+        return {"train": entries}
+    found: dict[str, str] = {}
+    for folder in sorted(folders):
+        split = SPLIT_FOLDERS.get(folder.lower())
+        if split is None:
+            raise ValueError(f"SOURCE={str(path)!r}: {folder} lies beside a folder of training images, but is no split")
+        if split in found:
+            raise ValueError(f"SOURCE={str(path)!r}: {found[split]} and {folder} are both the split {split}")
+        found[split] = folder
+    order = [split for split in ("train", "validation", "test") if split in found]
+    splits = {
+        split: [_Entry(e.parts[1:], e.member) for e in entries if e.parts[0] == found[split] and len(e.parts) > 1]
+        for split in order
+    }
+    for split, inside in splits.items():
+        if not any(entry.is_image for entry in inside):
+            raise ValueError(f"SOURCE={str(path)!r}: the folder {found[split]} holds no images")
+    return splits
+
+
+def _list_class_names(path: Path, splits: dict[str, list[_Entry]]) -> tuple[str, ...]:
+    """The names of all classes, sorted."""
+    names: set[str] = set()
+    for split, entries in splits.items():
+        loose = [entry.member.name for entry in entries if entry.is_image and len(entry.parts) == 1]
+        if loose:
+            raise ValueError(f"SOURCE={str(path)!r}: {name_some(loose, 'image', 'images')} in no folder of a class")
+        full = {entry.parts[0] for entry in entries if entry.is_image}
+        empty = {entry.parts[0] for entry in entries if entry.member.is_folder} - full
+        if empty:
+            what = name_some(sorted(empty), "the folder of class", "the folders of classes")
+            raise ValueError(f"SOURCE={str(path)!r}: {what} in split {split} without images")
+        names |= full
+    if len(names) < 2:
+        raise ValueError(f"SOURCE={str(path)!r}: has images of one class alone: {', '.join(names)}")
+    return tuple(sorted(names))

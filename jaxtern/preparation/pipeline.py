@@ -1,0 +1,135 @@
+"""From a source to a dataset's folder: the whole way."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxtern.preparation.detection import Reading, open_source
+from jaxtern.preparation.folder import claim_folder, find_finished, finish_folder, read_finished
+from jaxtern.preparation.plan import Options, Plan, make_plan
+from jaxtern.preparation.shards import ShardResult, Task
+from jaxtern.preparation.source import Source
+from jaxtern.preparation.table import SplitSummary, format_table, summarize_split
+from jaxtern.preparation.workers import write_shards
+
+logger = logging.getLogger(__name__)
+
+_NAMED = 20  # damaged images that get a line of their own
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a preparation came to.
+
+    Attributes:
+      out: the dataset's folder.
+      splits: a line of the table each.
+      remarks: on the source.
+    """
+
+    out: Path
+    splits: list[SplitSummary]
+    remarks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([format_table(self.splits), *self.remarks])
+
+
+def prepare(
+    path: Path,
+    out: Path,
+    reading: Reading | None = None,
+    options: Options | None = None,
+    workers: int = 1,
+    max_bad: int = 0,
+    say: Callable[[str], None] = logger.info,
+) -> Report:
+    """Writes the dataset of `path` to the folder `out`, or finishes what an earlier call with the same plan began.
+
+    Args:
+      path: of a file or folder, see `open_source`.
+      out: may not exist, be empty, or hold a preparation by the same plan, of which whole shards stay as they are.
+      reading: how to read the source.
+      options: what to write; the bytes depend on these, the reading and the source alone.
+      workers: processes.
+      max_bad: damaged images that may be left out.
+      say: takes a line on what is about to happen.
+
+    Raises:
+      ValueError: if the source, an option or `out` is not as it must be, or more images are damaged than may be; the
+        finished shards stay.
+      OSError: if something cannot be read or written.
+    """
+    if workers < 1:
+        raise ValueError(f"workers={workers}: must be 1 or more")
+    if max_bad < 0:
+        raise ValueError(f"max_bad={max_bad}: must be 0 or more")
+    if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
+        raise ValueError(f"OUT={str(out)!r}: lies in SOURCE={str(path)!r}; choose another folder")
+    source = open_source(path, reading or Reading())
+    plan = make_plan(source, str(path), options or Options())
+    claim = claim_folder(out, plan.identity)
+    if claim is None:
+        say(f"{out} is prepared already")
+        return _report(out, source, plan, read_finished(out, plan))
+    with claim:
+        results = _write_missing(out, source, plan, workers, say)
+        _require_few_bad(results, max_bad)
+        for split in source.splits:
+            if not any(results[shard.file_name].images for shard in plan.shards if shard.split == split):
+                raise ValueError(f"SOURCE={str(path)!r}: no image of split {split} can be decoded")
+        finish_folder(out, source, plan, results)
+    return _report(out, source, plan, results)
+
+
+def _write_missing(
+    out: Path, source: Source, plan: Plan, workers: int, say: Callable[[str], None]
+) -> dict[str, ShardResult]:
+    """Results of all shards, of which those that are not finished are written."""
+    results = find_finished(out, plan)
+    images = sum(map(len, source.splits.values()))
+    done = f"; {len(results)} were done already" if results else ""
+    say(f"{images:,} images of {len(source.class_names):,} classes in {len(plan.shards):,} shards, to {out}{done}")
+    named = _name_damage(list(results.values()), 0)
+    tasks = [
+        Task(out, shard, source.read, plan.rules, source.class_names, source.has_boxes)
+        for shard in plan.shards
+        if shard.file_name not in results
+    ]
+    with contextlib.closing(write_shards(tasks, workers)) as written:
+        for task, result in written:
+            results[task.shard.file_name] = result
+            named = _name_damage([result], named)
+    return results
+
+
+def _name_damage(results: list[ShardResult], named: int) -> int:
+    """A warning for each damaged image, as long as they are few; how many there have been by now."""
+    for name, reason in (left for result in results for left in result.left_out):
+        if named < _NAMED:
+            logger.warning("%s: left out: %s", name, reason)
+        elif named == _NAMED:
+            logger.warning("more damaged images are not named here")
+        named += 1
+    return named
+
+
+def _require_few_bad(results: dict[str, ShardResult], max_bad: int) -> None:
+    bad = [name for result in results.values() for name, _ in result.left_out]
+    if len(bad) > max_bad:
+        first = ", ".join(sorted(bad)[:3])
+        raise ValueError(
+            f"{len(bad):,} images are damaged, and max_bad={max_bad}: {first}{', …' if len(bad) > 3 else ''}."
+            f" To leave them out, run this again with --max_bad={len(bad)}: what is done stays; or mend the source and"
+            " prepare it into another folder"
+        )
+
+
+def _report(out: Path, source: Source, plan: Plan, results: dict[str, ShardResult]) -> Report:
+    summaries = [
+        summarize_split(split, [results[shard.file_name] for shard in plan.shards if shard.split == split])
+        for split in source.splits
+    ]
+    return Report(out, summaries, source.remarks)

@@ -1,0 +1,190 @@
+"""One shard: its examples read, looked at and written, under its name only when whole."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxtern.preparation.images import Rules, Stored, store_image
+from jaxtern.preparation.plan import Shard
+from jaxtern.preparation.source import DamagedImage, Item
+
+WORK = ".preparation"  # the folder within OUT that holds what is not finished
+# A record alone, so that it can be read alone; images do not shrink, and trying makes writing six times slower.
+_WRITER_OPTIONS = "group_size:1,uncompressed"
+
+
+@dataclass
+class ShardResult:
+    """What became of a shard.
+
+    Attributes:
+      images: in it.
+      image_bytes: of these, as stored.
+      file_bytes: of the shard.
+      classes: images by label.
+      repaired: names of the images that were encoded anew because they were not what their names say.
+      left_out: name and reason of the images that are damaged.
+      shapes: least and greatest height, least and greatest width; empty without images.
+    """
+
+    images: int = 0
+    image_bytes: int = 0
+    file_bytes: int = 0
+    classes: dict[str, int] = field(default_factory=dict)
+    repaired: list[str] = field(default_factory=list)
+    left_out: list[list[str]] = field(default_factory=list)
+    shapes: list[int] = field(default_factory=list)
+
+    def add(self, item: Item, stored: Stored) -> None:
+        height, width = stored.shape
+        low_height, high_height, low_width, high_width = self.shapes or [height, height, width, width]
+        self.shapes = [min(low_height, height), max(high_height, height), min(low_width, width), max(high_width, width)]
+        self.images += 1
+        content = stored.content
+        self.image_bytes += content.nbytes if isinstance(content, np.ndarray) else len(content)
+        self.classes[str(item.label)] = self.classes.get(str(item.label), 0) + 1
+        if stored.repaired:
+            self.repaired.append(item.name)
+
+
+class Task(NamedTuple):
+    """A shard to write, with all that it takes; it can be pickled.
+
+    Attributes:
+      out: the dataset's folder.
+      shard: what goes where.
+      read: of the source.
+      rules: how images are stored.
+      class_names: of the source.
+      has_boxes: whether examples have boxes.
+    """
+
+    out: Path
+    shard: Shard
+    read: Callable[[tuple], bytes | np.ndarray]
+    rules: Rules
+    class_names: tuple[str, ...]
+    has_boxes: bool
+
+
+def make_features(class_names: tuple[str, ...], rules: Rules, has_boxes: bool, shapes: list[int] | None = None) -> Any:
+    """The features of an example as TFDS knows them; height and width are named where all images have the same."""
+    from tensorflow_datasets import features  # here, because it takes half a second
+
+    low_height, high_height, low_width, high_width = shapes or [0, 1, 0, 1]
+    height = low_height if low_height == high_height else None
+    width = low_width if low_width == high_width else None
+    if rules.encoding == "raw":
+        image: Any = features.Tensor(shape=rules.shape or (), dtype=np.uint8, encoding=features.Encoding.BYTES)
+    else:
+        image = features.Image(shape=(height, width, rules.channels), encoding_format=rules.encoding)
+    known = {"image": image, "label": features.ClassLabel(names=list(class_names)), "file_name": features.Text()}
+    return features.FeaturesDict(known | ({"boxes": features.Sequence(features.BBoxFeature())} if has_boxes else {}))
+
+
+def write_shard(task: Task, on_image: Callable[[], object]) -> ShardResult:
+    """Writes a shard and its result, then gives it its name; the same bytes whenever and wherever it is done.
+
+    Args:
+      task: the shard.
+      on_image: called after every image; what it raises stops the shard.
+
+    Raises:
+      OSError: if it cannot be written.
+      ValueError: if an image cannot be stored as the rules want.
+    """
+    path = task.out / task.shard.file_name
+    temporary = task.out / WORK / f"{path.name}.{os.getpid()}.tmp"
+    try:
+        result = _write_records(task, temporary, on_image)
+        result.file_bytes = temporary.stat().st_size
+        write_whole(result_path(task.out, path.name), json.dumps(asdict(result)))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return result
+
+
+def result_path(out: Path, file_name: str) -> Path:
+    """Where the result of a shard lies until all are there."""
+    return out / WORK / f"{file_name}.json"
+
+
+def read_result(out: Path, file_name: str) -> ShardResult | None:
+    """The result of a finished shard; None if it is not finished, or has another size than it had then."""
+    try:
+        result = ShardResult(**json.loads(result_path(out, file_name).read_text()))
+        whole = (out / file_name).stat().st_size == result.file_bytes
+    except (OSError, ValueError, TypeError):
+        return None
+    return result if whole else None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that under its name there is all or nothing of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> ShardResult:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    serializer, result = _Serializer(task), ShardResult()
+    try:
+        writer = ArrayRecordWriter(str(path), _WRITER_OPTIONS)
+        try:
+            for item in task.shard.items:
+                try:
+                    stored = _store(task, item)
+                except DamagedImage as damage:
+                    result.left_out.append([item.name, str(damage)])
+                else:
+                    writer.write(serializer.serialize(item, stored))
+                    result.add(item, stored)
+                on_image()
+        finally:
+            writer.close()
+    except RuntimeError as error:  # the writer's only word for a full disk
+        raise OSError(f"{path.parent.parent}: cannot be written: {error}") from None
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return result
+
+
+def _store(task: Task, item: Item) -> Stored:
+    try:
+        return store_image(task.read(item.location), task.rules)
+    except ValueError as error:
+        raise ValueError(f"{item.name}: {error}") from None
+
+
+class _Serializer:
+    """Examples to the bytes that TFDS reads."""
+
+    def __init__(self, task: Task):
+        from tensorflow_datasets import features as kinds
+        from tensorflow_datasets.core.example_serializer import ExampleSerializer
+
+        self._features = make_features(task.class_names, task.rules, task.has_boxes)
+        self._serializer = ExampleSerializer(self._features.get_serialized_info())
+        self._has_boxes, self._box = task.has_boxes, kinds.BBox
+
+    def serialize(self, item: Item, stored: Stored) -> bytes:
+        example = {"image": stored.content, "label": item.label, "file_name": item.name}
+        if self._has_boxes:
+            example["boxes"] = [self._box(*box) for box in item.boxes]
+        message: Any = self._serializer.get_tf_example(self._features.encode_example(example))
+        # else the order of features is another in every process
+        return message.SerializeToString(deterministic=True)

@@ -1,0 +1,87 @@
+"""What every source of images comes down to: named, labelled items by split, and a function that reads any of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Encoding = Literal["jpeg", "png"]
+Box = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax, as shares of the image's height and width
+
+
+class Item(NamedTuple):
+    """One example.
+
+    Attributes:
+      name: where it came from, for a person who looks for it.
+      label: its class, from 0.
+      location: what the source's `read` takes.
+      size: bytes of the image as it lies in the source.
+      boxes: of objects in the image; none if not known.
+    """
+
+    name: str
+    label: int
+    location: tuple
+    size: int
+    boxes: tuple[Box, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """Labelled images.
+
+    Attributes:
+      class_names: one a label.
+      splits: items by name of the split, in the source's own order.
+      read: a location to the file's bytes, or to pixels uint8[H, W, C]; a function that can be pickled, so that worker
+        processes read any item. Raises DamagedImage if this image is lost, ValueError or OSError if more is.
+      encoding: how to store images: "png" if all are lossless in the source, else "jpeg".
+      grey: whether all images have one channel; None if that has to be seen from them.
+      has_boxes: whether examples have boxes.
+      remarks: what a person should know of how it was read, a line each.
+    """
+
+    class_names: tuple[str, ...]
+    splits: dict[str, list[Item]]
+    read: Callable[[tuple], bytes | np.ndarray]
+    encoding: Encoding
+    grey: bool | None = None
+    has_boxes: bool = False
+    remarks: tuple[str, ...] = ()
+
+
+class DamagedImage(Exception):
+    """This image cannot be decoded; the message says why."""
+
+
+def require_sound(source: Source, path: str) -> None:
+    """Refuses a source without images, with labels out of range, or with a split that lacks a class.
+
+    Raises:
+      ValueError: naming the split and the class or item.
+    """
+    if not any(source.splits.values()):
+        raise ValueError(f"SOURCE={path!r}: holds no images")
+    num_classes = len(source.class_names)
+    for split, items in source.splits.items():
+        counts = np.zeros(num_classes, np.int64)
+        for item in items:
+            if not 0 <= item.label < num_classes:
+                raise ValueError(
+                    f"SOURCE={path!r}: {item.name} has label {item.label}, which must be from 0 to {num_classes - 1}"
+                )
+            counts[item.label] += 1
+        missing = [source.class_names[label] for label in np.flatnonzero(counts == 0)]
+        if missing:
+            raise ValueError(
+                f"SOURCE={path!r}: split {split} has no images of {name_some(missing, 'class', 'classes')};"
+                " every split must have all classes"
+            )
+
+
+def name_some(names: list[str], one: str, many: str) -> str:
+    """The first three of some names in words, as "classes a, b, c and 7 more"."""
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{one if len(names) == 1 else many} {', '.join(names[:3])}{rest}"

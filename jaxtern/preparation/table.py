@@ -1,0 +1,80 @@
+"""What a preparation came to, in a table."""
+
+from typing import NamedTuple
+
+from jaxtern.preparation.shards import ShardResult
+
+
+class SplitSummary(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+      name: of the split.
+      shards: files.
+      images: in it.
+      classes: that have images.
+      least, most: images of a class.
+      file_bytes: of all shards.
+      repaired: images encoded anew because they were not what their names say.
+      left_out: damaged images.
+    """
+
+    name: str
+    shards: int
+    images: int
+    classes: int
+    least: int
+    most: int
+    file_bytes: int
+    repaired: int
+    left_out: int
+
+
+def summarize_split(name: str, results: list[ShardResult]) -> SplitSummary:
+    """One split's line from its shards."""
+    counts: dict[str, int] = {}
+    for result in results:
+        for label, count in result.classes.items():
+            counts[label] = counts.get(label, 0) + count
+    return SplitSummary(
+        name,
+        len(results),
+        sum(result.images for result in results),
+        len(counts),
+        min(counts.values(), default=0),
+        max(counts.values(), default=0),
+        sum(result.file_bytes for result in results),
+        sum(len(result.repaired) for result in results),
+        sum(len(result.left_out) for result in results),
+    )
+
+
+def format_table(summaries: list[SplitSummary]) -> str:
+    """The lines of all splits under their headings."""
+    head = ("split", "shards", "images", "classes", "images a class", "size", "repaired", "left out")
+    rows = [
+        (
+            s.name, f"{s.shards:,}", f"{s.images:,}", f"{s.classes:,}",
+            f"{s.least:,}" if s.least == s.most else f"{s.least:,} to {s.most:,}",
+            format_bytes(s.file_bytes), f"{s.repaired:,}", f"{s.left_out:,}",
+        )
+        for s in summaries
+    ]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in (head, *rows)
+    ]
+    return "\n".join(lines)
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes with three digits and its unit."""
+    size, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 999.5:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.3g} {unit}"

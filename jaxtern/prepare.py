@@ -1,0 +1,102 @@
+"""python -m jaxtern.prepare SOURCE OUT: a source of images to a dataset that training reads at random from disk.
+
+    python -m jaxtern.prepare photos.zip data/photos --resize_shortest=256
+    python -m jaxtern.prepare imagenet_tars data/imagenet --boxes=ILSVRC2012_bbox_train_v2.tar.gz --max_bad=3
+
+SOURCE is a folder, zip or tar of images in one folder a class; the idx files of MNIST and its like; an archive of
+CIFAR-10 or CIFAR-100; a folder of ImageNet's original tars, or of TFRecords; or a dataset's name in TensorFlow
+Datasets. OUT is a folder to be made. The same command again continues one that was stopped, and gives the same bytes.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from jaxtern import command_line
+from jaxtern.preparation import detection
+from jaxtern.preparation.pipeline import Report, prepare
+from jaxtern.preparation.plan import Options
+from jaxtern.preparation.tfds_names import is_tfds_name, prepare_by_name
+
+FORMAT = flags.DEFINE_enum("format", None, [*detection.FORMATS, "tfds"], "what SOURCE is [seen from what lies there]")
+NAME = flags.DEFINE_string("name", None, "of the dataset [SOURCE's]")
+SHARDS = flags.DEFINE_integer("shards", None, "files of each split [one for about 128 MB]")
+WORKERS = flags.DEFINE_integer("workers", len(os.sched_getaffinity(0)), "processes, each with a shard at a time")
+RESIZE_SHORTEST = flags.DEFINE_integer(
+    "resize_shortest", None, "pixels; images whose shorter side is longer are shrunk to it, none is enlarged"
+)
+QUALITY = flags.DEFINE_integer("quality", 95, "of images encoded as JPEG, 1 to 100; others stay byte for byte")
+RAW_PIXELS = flags.DEFINE_bool("raw_pixels", False, "store pixels, not files; all images must have one shape")
+SEED = flags.DEFINE_integer("seed", 0, "of the order of examples, and of the choice of validation images")
+VALIDATION_FRACTION = flags.DEFINE_float(
+    "validation_fraction", None, "of each class, where the source has no splits [0.1]"
+)
+MAX_BAD = flags.DEFINE_integer("max_bad", 0, "damaged images that may be left out")
+COARSE_LABELS = flags.DEFINE_bool("coarse_labels", False, "the 20 classes of CIFAR-100")
+LABELS = flags.DEFINE_string(
+    "labels", None, "of ImageNet's validation images: the devkit's tar, or a synset or number a line, in files' order"
+)
+SYNSETS = flags.DEFINE_string(
+    "synsets", None, "ImageNet's, one a line, in the order that --labels counts, where these are numbers"
+)
+BOXES = flags.DEFINE_multi_string("boxes", [], "folder or tar of ImageNet's XML annotations; may be given twice")
+LABEL_OFFSET = flags.DEFINE_integer("label_offset", 0, "added to labels of TFRecords; -1 where 0 is the background")
+
+_OF_TFDS = ("format",)
+
+
+def main(source: str, out: str) -> int:
+    try:
+        report = run(source, Path(out))
+    except (ValueError, OSError) as error:
+        raise command_line.UsageError(str(error)) from None
+    except KeyboardInterrupt:
+        print("stopped: whole shards stay, the same command continues", file=sys.stderr)
+        return 130
+    print(report)
+    print(f"to train: python -m jaxtern.train --config=RECIPE --config.data_dir={out}")
+    return 0
+
+
+def run(source: str, out: Path) -> Report:
+    """Prepares a path, or by name what is no path."""
+    path, by_name = Path(source), FORMAT.value == "tfds"
+    if by_name or (FORMAT.value is None and not path.exists() and is_tfds_name(source)):
+        _require_no_options()
+        logging.disable(logging.WARNING)  # TensorFlow's and the builders'
+        return Report(out, prepare_by_name(source, out))
+    if not path.exists():
+        raise ValueError(f"SOURCE={source!r}: no such file or folder, and TensorFlow Datasets has none of that name")
+    reading = detection.Reading(
+        format=FORMAT.value,
+        validation_fraction=VALIDATION_FRACTION.value,
+        seed=SEED.value,
+        coarse_labels=COARSE_LABELS.value,
+        labels=Path(LABELS.value) if LABELS.value else None,
+        synsets=Path(SYNSETS.value) if SYNSETS.value else None,
+        boxes=tuple(map(Path, BOXES.value)),
+        label_offset=LABEL_OFFSET.value,
+    )
+    options = Options(
+        name=NAME.value,
+        shards=SHARDS.value,
+        resize_shortest=RESIZE_SHORTEST.value,
+        quality=QUALITY.value,
+        raw_pixels=RAW_PIXELS.value,
+        seed=SEED.value,
+    )
+    return prepare(path, out, reading, options, WORKERS.value, MAX_BAD.value, lambda line: print(line, flush=True))
+
+
+def _require_no_options() -> None:
+    own = flags.FLAGS.get_flags_for_module(sys.modules[__name__])
+    given = [flag.name for flag in own if flag.present and flag.name not in _OF_TFDS]
+    if given:
+        raise ValueError(f"--{given[0]}: TensorFlow Datasets decides itself how it prepares a dataset")
+
+
+if __name__ == "__main__":
+    command_line.run(main, ("SOURCE", "OUT"))

@@ -1,0 +1,164 @@
+"""Images in one folder a class, wherever they lie."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxtern.preparation.detection import Reading
+from jaxtern.preparation.pipeline import prepare
+from jaxtern.preparation.plan import Options
+
+CLASSES = ("ant", "bee", "cow")
+
+
+def put(make, kind: str, path: Path, files: dict[str, bytes]) -> Path:
+    return {"folder": make.folder, "zip": make.zip, "tar": make.tar}[kind](path.with_suffix(f".{kind}"), files)
+
+
+@pytest.mark.parametrize("wrapping", ["", "data/", "a/b/"])
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_folders_of_classes_come_back_once_byte_for_byte(
+    tmp_path: Path, make, read_back: Callable, read_class_names: Callable, class_folders, kind: str, wrapping: str
+):
+    files = {wrapping + name: content for name, content in class_folders.items()}
+    junk = {f"{wrapping}.DS_Store": b"x", f"{wrapping}train/ant/._0.jpg": b"x", "__MACOSX/train/ant/0.jpg": b"x"}
+    source = put(make, kind, tmp_path / "source", files | junk | {f"{wrapping}train/ant/readme.txt": b"x"})
+    report = prepare(source, tmp_path / "out")
+    assert read_class_names(tmp_path / "out") == list(CLASSES)
+    examples = read_back(tmp_path / "out")
+    assert set(examples) == {"train", "test"}
+    found = {name: (split, e.label, e.image) for split, inside in examples.items() for name, e in inside.items()}
+    parts = {name: name.removeprefix(wrapping).split("/") for name in files}
+    assert found == {name: (parts[name][0], CLASSES.index(parts[name][1]), files[name]) for name in files}
+    assert [(s.name, s.images, s.least, s.most, s.repaired, s.left_out) for s in report.splits] == [
+        ("train", 15, 5, 5, 0, 0),
+        ("test", 6, 2, 2, 0, 0),
+    ]
+    assert report.remarks == ("1 files not taken, which are no PNG or JPEG by their names",)
+
+
+@pytest.mark.parametrize(
+    ("train", "other", "split"),
+    [
+        ("train", "validation", "validation"),
+        ("train", "val", "validation"),
+        ("TrainData", "ValidationData", "validation"),
+        ("Training", "Test", "test"),
+    ],
+)
+def test_folders_of_splits_go_by_many_names(tmp_path: Path, make, read_back, train: str, other: str, split: str):
+    source = make.folder(
+        tmp_path / "source", {f"{folder}/{c}/1.png": make.png(1) for folder in (train, other) for c in CLASSES}
+    )
+    prepare(source, tmp_path / "out")
+    assert {name: len(examples) for name, examples in read_back(tmp_path / "out").items()} == {"train": 3, split: 3}
+
+
+@pytest.mark.parametrize("top", ["", "train/"])
+def test_images_without_splits_are_split_by_class_always_alike(tmp_path: Path, make, read_back: Callable, top: str):
+    image = make.jpeg(0)
+    counts = {"ant": 40, "bee": 20, "cow": 2}
+    source = make.folder(tmp_path / "source", {f"{top}{c}/{i}.jpg": image for c, n in counts.items() for i in range(n)})
+    seen = []
+    for out, seed in (("a", 0), ("b", 0), ("c", 1)):
+        prepare(source, tmp_path / out, Reading(seed=seed, validation_fraction=0.25), Options(name="x"))
+        examples = read_back(tmp_path / out)
+        assert set(examples["train"]) | set(examples["validation"]) == {
+            f"{top}{c}/{i}.jpg" for c, n in counts.items() for i in range(n)
+        }
+        assert not set(examples["train"]) & set(examples["validation"])
+        assert np.bincount([e.label for e in examples["validation"].values()]).tolist() == [10, 5, 1]
+        seen.append(set(examples["validation"]))
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_a_tenth_is_for_validation_unless_told(tmp_path: Path, make, read_back: Callable):
+    image = make.jpeg(0)
+    source = make.folder(tmp_path / "source", {f"{c}/{i}.jpg": image for c in CLASSES for i in range(20)})
+    prepare(source, tmp_path / "out")
+    assert {name: len(e) for name, e in read_back(tmp_path / "out").items()} == {"train": 54, "validation": 6}
+    prepare(source, tmp_path / "all", Reading(validation_fraction=0))
+    assert {name: len(e) for name, e in read_back(tmp_path / "all").items()} == {"train": 60}
+
+
+def test_examples_are_shuffled_over_shards_by_the_seed(tmp_path: Path, make, read_back: Callable):
+    image = make.jpeg(0)
+    source = make.folder(tmp_path / "source", {f"{c}/{i:02d}.jpg": image for c in CLASSES for i in range(40)})
+    orders = []
+    for out, seed in (("a", 0), ("b", 1)):
+        prepare(source, tmp_path / out, Reading(validation_fraction=0), Options(name="x", shards=4, seed=seed))
+        names = list(read_back(tmp_path / out)["train"])
+        orders.append(names)
+        assert len(list((tmp_path / out).glob("x-train.array_record-0000?-of-00004"))) == 4
+        for start in range(0, 120, 30):  # each shard has some of each class: missing one has a chance of 1e-6
+            assert {name[:3] for name in names[start : start + 30]} == set(CLASSES)
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+
+
+BAD = {
+    "nothing": ({}, ["holds no images"]),
+    "no image": ({"a/1.txt": b"x"}, ["holds no images"]),
+    "loose image": ({"a/1.png": b"", "b/1.png": b"", "3.png": b""}, ["image 3.png in no folder of a class"]),
+    "one class": ({"a/1.png": b"", "a/2.png": b""}, ["has images of one class alone: a"]),
+    "empty class": ({"a/1.png": b"", "b/1.png": b"", "c/1.txt": b""}, ["class c in split train without images"]),
+    "empty class of a split": (
+        {"train/a/1.png": b"", "train/b/1.png": b"", "test/a/1.png": b"", "test/b/1.txt": b""},
+        ["class b in split test without images"],
+    ),
+    "class missing in a split": (
+        {"train/a/1.png": b"", "train/b/1.png": b"", "test/a/1.png": b""},
+        ["split test has no images of class b"],
+    ),
+    "empty split": ({"train/a/1.png": b"", "train/b/1.png": b"", "test/x.txt": b""}, ["test holds no images"]),
+    "empty split folder": ({"train/a/1.png": b"", "train/b/1.png": b"", "test/a/x.txt": b""}, ["test holds no images"]),
+    "one split twice": (
+        {f"{split}/{c}/1.png": b"" for split in ("train", "val", "validation") for c in "ab"},
+        ["val and validation are both the split validation"],
+    ),
+    "a folder beside": (
+        {f"{split}/{c}/1.png": b"" for split in ("train", "extra") for c in "ab"},
+        ["extra lies beside"],
+    ),
+    "too few to split": ({"a/1.png": b"", "b/1.png": b"", "b/2.png": b""}, ["class a has 1 images, too few to split"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_folders_that_are_not_as_they_must_be_are_refused(tmp_path: Path, make, case: str):
+    files, words = BAD[case]
+    (tmp_path / "source").mkdir()
+    source = make.folder(tmp_path / "source", files)
+    with pytest.raises(ValueError, match=r"source|class") as caught:
+        prepare(source, tmp_path / "out")
+    for word in words:
+        assert word in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tar_cut_short_is_refused(tmp_path: Path, make, class_folders):
+    source = make.tar(tmp_path / "source.tar", class_folders)
+    source.write_bytes(source.read_bytes()[:1500])
+    with pytest.raises(ValueError, match=r"source\.tar: is damaged or cut short"):
+        prepare(source, tmp_path / "out")
+
+
+def test_a_zip_cut_short_is_refused(tmp_path: Path, make, class_folders):
+    source = make.zip(tmp_path / "source.zip", class_folders)
+    source.write_bytes(source.read_bytes()[:-40])
+    with pytest.raises(ValueError, match="cut short"):
+        prepare(source, tmp_path / "out")
+
+
+def test_a_compressed_tar_is_refused_with_the_remedy(tmp_path: Path, make, class_folders):
+    source = make.tar(tmp_path / "source.tar.gz", class_folders, "w:gz")
+    with pytest.raises(ValueError, match=r"is compressed as a whole.*: unpack it"):
+        prepare(source, tmp_path / "out")
+
+
+def test_a_fraction_for_a_source_with_splits_is_refused(tmp_path: Path, make, class_folders):
+    source = make.folder(tmp_path / "source", class_folders)
+    with pytest.raises(ValueError, match=r"validation_fraction=0\.2: the source has splits: train, test"):
+        prepare(source, tmp_path / "out", Reading(validation_fraction=0.2))

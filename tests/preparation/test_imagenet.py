@@ -1,0 +1,205 @@
+"""ImageNet from its original tars, in small: tars in a tar, odd files, labels in three ways, boxes."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import simplejpeg
+from PIL import Image
+
+from jaxtern.preparation.boxes import clean_boxes, read_boxes
+from jaxtern.preparation.detection import Reading
+from jaxtern.preparation.pipeline import prepare
+from jaxtern.preparation.plan import Options
+
+SYNSETS = ("n01440764", "n02100000", "n03000000", "n15075141")
+VALIDATION = [2, 0, 3, 1, 1, 0, 2, 3]  # classes in order of the files
+DEVKIT_ORDER = (SYNSETS[3], SYNSETS[1], SYNSETS[0], SYNSETS[2])  # numbers 1 to 4
+
+
+def annotate(width: int, height: int, *boxes: tuple[int, int, int, int]) -> bytes:
+    """The XML of boxes (xmin, ymin, xmax, ymax), in pixels."""
+    objects = "".join(
+        f"<object><name>x</name><bndbox><xmin>{a}</xmin><ymin>{b}</ymin><xmax>{c}</xmax><ymax>{d}</ymax></bndbox></object>"
+        for a, b, c, d in boxes
+    )
+    size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+    return f"<annotation><filename>%s</filename>{size}{objects}</annotation>".encode()
+
+
+def make_images(make) -> dict[str, dict[str, bytes]]:
+    """Files by synset, among them a CMYK JPEG and a PNG that is called JPEG."""
+    images = {
+        synset: {f"{synset}_{i}.JPEG": make.jpeg(10 * label + i) for i in range(4)}
+        for label, synset in enumerate(SYNSETS)
+    }
+    cmyk = Image.fromarray(make.pixels(77)).convert("CMYK")
+    images[SYNSETS[1]][f"{SYNSETS[1]}_1.JPEG"] = make.file(cmyk, "JPEG", quality=95)
+    images[SYNSETS[2]][f"{SYNSETS[2]}_3.JPEG"] = make.png(78)
+    return images
+
+
+def write_devkit(make, path: Path) -> Path:
+    table = np.array(
+        [(number, synset) for number, synset in enumerate(DEVKIT_ORDER, start=1)] + [(5, "n99999999")],
+        [("ILSVRC2012_ID", "O"), ("WNID", "O")],
+    )
+    meta = io.BytesIO()
+    scipy.io.savemat(meta, {"synsets": table})
+    numbers = "".join(f"{1 + DEVKIT_ORDER.index(SYNSETS[label])}\n" for label in VALIDATION)
+    folder = "ILSVRC2012_devkit_t12/data"
+    files = {
+        f"{folder}/meta.mat": meta.getvalue(),
+        f"{folder}/ILSVRC2012_validation_ground_truth.txt": numbers.encode(),
+    }
+    return make.tar(path, files, "w:gz")
+
+
+@pytest.fixture
+def tars(tmp_path: Path, make) -> Path:
+    """The folder of both tars; the inner tars lie in an order of their own."""
+    folder = tmp_path / "imagenet"
+    folder.mkdir()
+    inner = {}
+    for synset, files in reversed(make_images(make).items()):
+        inner[f"{synset}.tar"] = make.tar(tmp_path / "inner.tar", files).read_bytes()
+    make.tar(folder / "ILSVRC2012_img_train.tar", inner)
+    files = {f"ILSVRC2012_val_{i:08d}.JPEG": make.jpeg(900 + i) for i in range(1, 9)}
+    make.tar(folder / "ILSVRC2012_img_val.tar", dict(reversed(files.items())))
+    return folder
+
+
+def write_labels(folder: Path) -> Path:
+    path = folder / "imagenet_2012_validation_synset_labels.txt"
+    path.write_text("".join(f"{SYNSETS[label]}\n" for label in VALIDATION))
+    return path
+
+
+def check(make, examples: dict, names: list[str]) -> None:
+    assert names == list(SYNSETS)
+    files = {name: content for inside in make_images(make).values() for name, content in inside.items()}
+    assert set(examples["train"]) == set(files)
+    odd = {f"{SYNSETS[1]}_1.JPEG": 77, f"{SYNSETS[2]}_3.JPEG": 78}
+    for name, example in examples["train"].items():
+        assert SYNSETS[example.label] == name.split("_")[0]
+        if name in odd:
+            assert simplejpeg.decode_jpeg_header(example.image)[2] == "YCbCr"
+            difference = simplejpeg.decode_jpeg(example.image).astype(int) - make.pixels(odd[name])
+            assert np.abs(difference).mean() < 12  # 16 pixels wide, with colours at half of that
+        else:
+            assert example.image == files[name]
+    assert {name: (e.label, e.image) for name, e in examples["validation"].items()} == {
+        f"ILSVRC2012_val_{i:08d}.JPEG": (label, make.jpeg(900 + i)) for i, label in enumerate(VALIDATION, start=1)
+    }
+
+
+@pytest.mark.parametrize("way", ["labels", "labels beside", "devkit", "devkit beside", "numbers"])
+def test_imagenet_comes_back_with_its_labels(
+    tmp_path: Path, make, tars: Path, read_back: Callable, read_class_names: Callable, way: str
+):
+    reading = Reading()
+    if way == "labels":
+        (tmp_path / "elsewhere").mkdir()
+        reading = Reading(labels=write_labels(tmp_path / "elsewhere"))
+    elif way == "labels beside":
+        write_labels(tars)
+    elif way == "devkit":
+        reading = Reading(labels=write_devkit(make, tmp_path / "kit.tar.gz"))
+    elif way == "devkit beside":
+        write_devkit(make, tars / "ILSVRC2012_devkit_t12.tar.gz")
+    else:
+        (tmp_path / "numbers").write_text(
+            "\n".join(str(1 + DEVKIT_ORDER.index(SYNSETS[label])) for label in VALIDATION)
+        )
+        (tmp_path / "synsets").write_text("".join(f"{synset} a name, in words\n" for synset in DEVKIT_ORDER))
+        reading = Reading(labels=tmp_path / "numbers", synsets=tmp_path / "synsets")
+    report = prepare(tars, tmp_path / "out", reading, Options(shards=2))
+    check(make, read_back(tmp_path / "out"), read_class_names(tmp_path / "out"))
+    assert [(s.images, s.repaired) for s in report.splits] == [(16, 2), (8, 0)]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_imagenet_boxes_are_shares_of_the_image(tmp_path: Path, make, tars: Path, read_back: Callable, packed: bool):
+    write_labels(tars)
+    name = f"{SYNSETS[0]}_2"
+    train = {
+        f"{SYNSETS[0]}/{name}.xml": annotate(200, 100, (20, 10, 100, 50), (-20, 0, 400, 100), (5, 5, 5, 9)),
+        f"{SYNSETS[3]}/{SYNSETS[3]}_0.xml": annotate(10, 10, (9, 9, 1, 1)),
+    }
+    validation = {"val/ILSVRC2012_val_00000003.xml": annotate(100, 100, (50, 0, 100, 25))}
+    if packed:
+        boxes = (make.tar(tmp_path / "b.tar.gz", train, "w:gz"), make.tar(tmp_path / "v.tgz", validation, "w:gz"))
+    else:
+        boxes = (make.folder(tmp_path / "b", train | validation),)
+    report = prepare(tars, tmp_path / "out", Reading(boxes=boxes))
+    examples = read_back(tmp_path / "out")
+    found = {key: e.boxes for inside in examples.values() for key, e in inside.items() if e.boxes}
+    assert set(found) == {f"{name}.JPEG", "ILSVRC2012_val_00000003.JPEG"}
+    np.testing.assert_allclose(found[f"{name}.JPEG"], [[0.1, 0.1, 0.5, 0.5], [0, 0, 1, 1]])
+    np.testing.assert_allclose(found["ILSVRC2012_val_00000003.JPEG"], [[0, 0.5, 0.25, 1]])
+    assert report.remarks == ("2 boxes without area dropped",)
+
+
+def test_boxes_are_clipped_and_those_without_area_dropped():
+    assert clean_boxes([(-1.0, 0.25, 2.0, 0.5), (0.5, 0.0, 0.5, 1.0), (1.5, 0.0, 2.0, 1.0), (0.0, 0.0, 1.0, 1.0)]) == (
+        (0.0, 0.25, 1.0, 0.5),
+        (0.0, 0.0, 1.0, 1.0),
+    )
+
+
+def test_boxes_that_are_none_are_refused(tmp_path: Path, make):
+    for name, content, words in (
+        ("a", b"<annotation>", "is no annotation of boxes"),
+        ("b", b"<annotation></annotation>", "it has no size/width"),
+        ("c", annotate(0, 10, (1, 1, 2, 2)), "is no annotation of boxes"),
+        ("d", b"", "is no annotation of boxes"),
+    ):
+        with pytest.raises(ValueError, match=rf"x\.xml: .*{words}" if name == "b" else words):
+            read_boxes([make.folder(tmp_path / name, {"x.xml": content})])
+    with pytest.raises(ValueError, match="no such file or folder"):
+        read_boxes([tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="holds no annotations"):
+        read_boxes([make.folder(tmp_path / "e", {"x.txt": b""})])
+    (tmp_path / "f.tar.gz").write_bytes(b"\x1f\x8b and no more")
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        read_boxes([tmp_path / "f.tar.gz"])
+
+
+def refuse(tars: Path, words: str, reading: Reading | None = None) -> None:
+    with pytest.raises(ValueError, match=words):
+        prepare(tars, tars.parent / "out", reading or Reading())
+    assert not (tars.parent / "out").exists()
+
+
+def test_imagenet_that_does_not_fit_together_is_refused(tmp_path: Path, make, tars: Path):
+    refuse(tars, "labels is not set: give the classes of the validation images")
+    refuse(tars, r"labels='.*nowhere': no such file", Reading(labels=tmp_path / "nowhere"))
+    labels = tmp_path / "labels"
+    labels.write_text("n01440764\n" * 7)
+    refuse(tars, "labels: there are 7 for the 8 images", Reading(labels=labels))
+    labels.write_text("n01440764\n" * 7 + "n77777777")
+    refuse(tars, "synset n77777777 is none of the training images", Reading(labels=labels))
+    labels.write_text("n01440764\n" * 8)
+    refuse(tars, "split validation has no images of classes n02100000, n03000000, n15075141", Reading(labels=labels))
+    labels.write_text("1\n" * 8)
+    refuse(tars, "has numbers, which need --synsets", Reading(labels=labels))
+    synsets = tmp_path / "synsets"
+    synsets.write_text("\n".join(SYNSETS[:3]))
+    refuse(tars, r"lacks synset n15075141 of .*img_train\.tar", Reading(labels=labels, synsets=synsets))
+    synsets.write_text("\n".join(SYNSETS))
+    labels.write_text("5\n" * 8)
+    refuse(tars, "number 5 must be from 1 to 4", Reading(labels=labels, synsets=synsets))
+    kit = make.tar(tmp_path / "kit.tar.gz", {"x/data/meta.mat": b"no matrix"}, "w:gz")
+    refuse(tars, "is no devkit, or is damaged", Reading(labels=kit))
+
+
+def test_imagenet_cut_short_is_refused(tars: Path):
+    write_labels(tars)
+    path = tars / "ILSVRC2012_img_train.tar"
+    whole = path.read_bytes()
+    for end in (3000, len(whole) // 2, 100):
+        path.write_bytes(whole[:end])
+        refuse(tars, r"img_train\.tar.*cut short")

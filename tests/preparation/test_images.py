@@ -1,0 +1,171 @@
+"""What becomes of one image: kept, stored anew, or known to be damaged."""
+
+import io
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+from jaxtern.preparation.images import Rules, is_grey, store_image
+from jaxtern.preparation.source import DamagedImage
+
+JPEG, PNG = Rules("jpeg", 3), Rules("png", 3)
+
+
+def open_pixels(content: bytes) -> np.ndarray:
+    pixels = np.asarray(Image.open(io.BytesIO(content)))
+    return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jpeg_that_fits_stays_byte_for_byte(make, channels: int):
+    raw = make.jpeg(1, channels=channels)
+    for rules in (JPEG, Rules("jpeg", 3, shortest=12), Rules("jpeg", 3, quality=10)):
+        assert store_image(raw, rules) == (raw, (12, 16), False)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_png_that_fits_stays_byte_for_byte(make, channels: int):
+    raw = make.png(1, channels=channels)
+    assert store_image(raw, PNG) == (raw, (12, 16), False)
+
+
+def test_progressive_jpeg_stays(make):
+    raw = make.file(Image.fromarray(make.pixels(3, 40, 60)), "JPEG", progressive=True)
+    assert store_image(raw, JPEG).content == raw
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "WEBP"])
+def test_other_files_called_jpeg_are_encoded_as_jpeg(make, kind: str):
+    pixels = make.pixels(2, 40, 60)
+    options = {"lossless": True} if kind == "WEBP" else {}
+    content, shape, repaired = store_image(make.file(Image.fromarray(pixels), kind, **options), JPEG)
+    assert (shape, repaired) == ((40, 60), True)
+    assert simplejpeg.decode_jpeg_header(content)[2] == "YCbCr"
+    # a palette of 256 colours costs more than the encoding
+    assert np.abs(simplejpeg.decode_jpeg(content).astype(int) - pixels).mean() < (8 if kind == "GIF" else 2)
+
+
+def test_cmyk_jpeg_is_encoded_as_rgb(make):
+    pixels = make.pixels(2, 40, 60)
+    raw = make.file(Image.fromarray(pixels).convert("CMYK"), "JPEG", quality=95)
+    assert simplejpeg.decode_jpeg_header(raw)[2] == "CMYK"
+    content, _, repaired = store_image(raw, JPEG)
+    assert repaired
+    assert simplejpeg.decode_jpeg_header(content)[2] == "YCbCr"
+    assert np.abs(simplejpeg.decode_jpeg(content).astype(int) - pixels).mean() < 3
+
+
+PNG_KINDS = {
+    "alpha": lambda p: (Image.fromarray(np.dstack([p, p[..., :1]])), p),
+    "grey alpha": lambda p: (Image.fromarray(p[..., :2], "LA"), np.repeat(p[..., :1], 3, 2)),
+    "palette": lambda p: (Image.fromarray(p).quantize(200), None),
+    "black and white": lambda p: (Image.fromarray(p[..., 0] > 99), np.repeat((p[..., :1] > 99) * 255, 3, 2)),
+    "16 bit": lambda p: (Image.fromarray(p[..., 0].astype(np.uint16) * 257), np.repeat(p[..., :1], 3, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated")
+@pytest.mark.parametrize("kind", PNG_KINDS)
+def test_png_of_other_kinds_becomes_eight_bit_rgb(make, kind: str):
+    image, expected = PNG_KINDS[kind](make.pixels(4))
+    content, shape, repaired = store_image(make.file(image, "PNG"), PNG)
+    assert (shape, repaired) == ((12, 16), True)
+    expected = np.asarray(image.convert("RGB")) if expected is None else expected
+    np.testing.assert_array_equal(open_pixels(content), expected)
+
+
+def test_png_of_16_bit_colours_becomes_eight_bit(make):
+    pixels = make.pixels(4)
+    raw = cv2.imencode(".png", pixels[..., ::-1].astype(np.uint16) * 257)[1].tobytes()
+    content, _, repaired = store_image(raw, PNG)
+    assert repaired
+    np.testing.assert_array_equal(open_pixels(content), pixels)
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "png"])
+def test_grey_images_keep_one_channel_where_all_are_grey(make, encoding: str):
+    raw = {"jpeg": make.jpeg, "png": make.png}[encoding](1, 40, 60, 1)
+    assert store_image(raw, Rules(encoding, 1)).content == raw
+    shrunk = store_image(raw, Rules(encoding, 1, shortest=20))
+    assert shrunk.shape == (20, 30)
+    assert is_grey(shrunk.content)
+    assert open_pixels(shrunk.content).shape == (20, 30, 1)
+
+
+def test_grey_is_seen_from_the_header(make):
+    for channels, grey in ((1, True), (3, False)):
+        assert is_grey(make.jpeg(1, channels=channels)) is grey
+        assert is_grey(make.png(1, channels=channels)) is grey
+        assert is_grey(make.pixels(1, channels=channels)) is grey
+    with pytest.raises(DamagedImage):
+        is_grey(b"nothing")
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [(40, 60, (20, 30)), (61, 40, (30, 20)), (20, 300, (20, 300)), (21, 1000, (20, 952)), (19, 90, (19, 90))],
+)
+def test_resize_shrinks_the_shorter_side_and_enlarges_none(make, height: int, width: int, expected: tuple[int, int]):
+    for raw, encoding in ((make.jpeg(5, height, width), "jpeg"), (make.png(5, height, width), "png")):
+        stored = store_image(raw, Rules(encoding, 3, shortest=20))
+        assert stored.shape == expected == open_pixels(stored.content).shape[:2]
+        assert not stored.repaired
+        assert (stored.content == raw) == (min(height, width) <= 20)
+
+
+def test_resize_averages_areas(make):
+    pixels = make.pixels(6, 40, 60)
+    stored = store_image(pixels, Rules("raw", 3, shortest=20))
+    means = pixels.reshape(20, 2, 30, 2, 3).mean((1, 3))
+    np.testing.assert_allclose(stored.content, means, atol=0.51)
+
+
+def test_quality_is_that_of_the_encoder(make):
+    raw = make.png(7, 60, 80)
+    sizes = [len(store_image(raw, Rules("jpeg", 3, quality=quality)).content) for quality in (30, 95)]
+    assert sizes[0] < sizes[1]
+
+
+def test_pixels_of_an_array_are_stored_without_loss(make):
+    for channels in (1, 3):
+        pixels = make.pixels(8, channels=channels)
+        np.testing.assert_array_equal(open_pixels(store_image(pixels, Rules("png", channels)).content), pixels)
+        assert store_image(pixels, Rules("raw", channels)).content is pixels
+
+
+def test_raw_pixels_of_another_shape_are_refused(make):
+    rules = Rules("raw", 3, shape=(12, 16, 3))
+    np.testing.assert_array_equal(store_image(make.png(1), rules).content, make.pixels(1))
+    with pytest.raises(ValueError, match=r"raw_pixels: all images must have one shape, but this has \(13, 16, 3\)"):
+        store_image(make.png(1, 13), rules)
+
+
+@pytest.mark.parametrize("rules", [JPEG, PNG, Rules("raw", 3), Rules("jpeg", 3, shortest=5)])
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    # of a PNG the last four bytes are the checksum of nothing, which no decoder misses
+    [(k, n) for k in ("jpeg", "png", "cmyk") for n in (0, 1, 3, 10, 0.3, 0.6, -30, -14, -2) if (k, n) != ("png", -2)],
+)
+def test_images_cut_short_anywhere_are_damaged(make, kind: str, kept: float, rules: Rules):
+    whole = {
+        "jpeg": make.jpeg(9, 40, 60),
+        "png": make.png(9, 40, 60),
+        "cmyk": make.file(Image.fromarray(make.pixels(9, 40, 60)).convert("CMYK"), "JPEG"),
+    }[kind]
+    cut = whole[: int(kept * len(whole)) if isinstance(kept, float) else kept]
+    with pytest.raises(DamagedImage, match=r".") as caught:
+        store_image(cut, rules)
+    assert "\n" not in str(caught.value)
+    assert " at 0x" not in str(caught.value)
+
+
+def test_garbled_jpeg_and_png_are_damaged(make):
+    jpeg, png = bytearray(make.jpeg(9, 60, 80)), bytearray(make.png(9, 60, 80))
+    jpeg[len(jpeg) // 2 : len(jpeg) // 2 + 30] = bytes([0xFF, 0x01] * 15)
+    png[len(png) // 2] ^= 0x55
+    for raw in (bytes(jpeg), bytes(png), b"no image at all", b"GIF89a and no more"):
+        with pytest.raises(DamagedImage):
+            store_image(raw, JPEG)

@@ -1,0 +1,348 @@
+"""A preparation that is killed and goes on ends like one that never was, and what is half done is no dataset."""
+
+import dataclasses
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxtern.preparation import workers
+from jaxtern.preparation.pipeline import prepare
+from jaxtern.preparation.plan import Options
+from jaxtern.preparation.shards import WORK
+
+CLASSES = ("ant", "bee")
+OPTIONS = Options(name="toy", shards=6)
+
+
+@pytest.fixture
+def source(tmp_path: Path, make) -> Path:
+    """60 images to train, of all sizes, and 12 to test, in six shards each."""
+    return make.folder(
+        tmp_path / "source",
+        {
+            f"{split}/{c}/{i:02d}.jpg": make.jpeg(i, 12 + i)
+            for split, count in (("train", 30), ("test", 6))
+            for c in CLASSES
+            for i in range(count)
+        },
+    )
+
+
+@pytest.fixture
+def straight(tmp_path: Path, source: Path) -> Path:
+    """The dataset, never interrupted."""
+    prepare(source, tmp_path / "straight", options=OPTIONS)
+    return tmp_path / "straight"
+
+
+def list_shards(out: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of every finished shard."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.glob("*array_record*")}
+
+
+def require_no_dataset(out: Path) -> None:
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.dataset_info import DatasetInfoFileError
+
+    assert not (out / "dataset_info.json").exists()
+    with pytest.raises(DatasetInfoFileError):
+        tfds.builder_from_directory(out)
+
+
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, source: Path, straight: Path, snapshot: Callable):
+    prepare(source, tmp_path / "three", options=OPTIONS, workers=3)
+    assert snapshot(tmp_path / "three") == snapshot(straight)
+    assert len(list_shards(straight)) == 12
+
+
+class Killed(Exception):
+    pass
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, images: int) -> None:
+    """Makes the one worker end as at a crash after so many images."""
+    real, count = workers.write_shard, 0
+
+    def write_shard(task, on_image):
+        def count_image():
+            nonlocal count
+            count += 1
+            if count > images:
+                raise Killed
+            on_image()
+
+        return real(task, count_image)
+
+    monkeypatch.setattr(workers, "write_shard", write_shard)
+
+
+@pytest.mark.parametrize("images", [0, 9, 10, 35, 60, 71])
+def test_interrupted_anywhere_it_goes_on_to_the_same_bytes(
+    tmp_path: Path, source: Path, straight: Path, snapshot, monkeypatch: pytest.MonkeyPatch, images: int
+):
+    out, said = tmp_path / "out", []
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, images)
+        with pytest.raises(Killed):
+            prepare(source, out, options=OPTIONS)
+    finished = list_shards(out)
+    assert len(finished) == (images // 10 if images < 60 else 6 + (images - 60) // 2)
+    require_no_dataset(out)
+    prepare(source, out, options=OPTIONS, say=said.append)
+    assert (f"{len(finished)} were done already" in said[0]) == bool(finished)
+    assert snapshot(out) == snapshot(straight)
+    assert {name: place for name, place in list_shards(out).items() if name in finished} == finished
+
+
+def test_killed_between_the_last_files_it_goes_on(
+    tmp_path: Path, source: Path, snapshot: Callable, monkeypatch: pytest.MonkeyPatch
+):
+    """Each of the moves that end a preparation is once the last that happens."""
+    real, last = os.replace, 0
+    for last in range(100):
+        out, moves = tmp_path / f"out{last}", iter(range(100))
+
+        def replace(old, new, moves=moves, last=last):
+            if next(moves) >= last:
+                raise Killed
+            real(old, new)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            try:
+                prepare(source, out, options=dataclasses.replace(OPTIONS, shards=1))
+            except Killed:
+                if last:  # before, nothing is known of the plan
+                    require_no_dataset(out)
+            else:
+                break
+        prepare(source, out, options=dataclasses.replace(OPTIONS, shards=1))
+        assert not (out / WORK).exists()
+        assert sorted(snapshot(out)) == sorted(snapshot(tmp_path / "out0"))
+        assert snapshot(out) == snapshot(tmp_path / "out0")
+    assert last == 9  # plan, two shards with their results, plan with results, features, labels, dataset_info
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from jaxtern.preparation import image_folder, files, pipeline, plan
+
+def main():
+    pipeline.prepare(Path(sys.argv[1]), Path(sys.argv[2]), options=plan.Options(name="toy", shards=6), workers=2)
+
+real = files.read_file
+def slow(location):
+    time.sleep(0.02)
+    return real(location)
+files.read_file = slow  # in the worker processes too, which import this file
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_with_its_workers_it_goes_on_to_the_same_bytes(
+    tmp_path: Path, source: Path, straight: Path, snapshot, number: signal.Signals
+):
+    script, out = tmp_path / "slow.py", tmp_path / "out"
+    script.write_text(SLOW)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen([sys.executable, str(script), str(source), str(out)], env=environment)
+    try:
+        deadline = time.monotonic() + 200
+        while not list_shards(out):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        process.send_signal(number)
+        assert process.wait(60) == -number
+    finished = list_shards(out)
+    assert 0 < len(finished) < 12
+    while True:  # the workers end by themselves, and let go of what they were writing
+        held = dict(list_shards(out))
+        time.sleep(1.0)
+        if held == list_shards(out):
+            break
+    finished = list_shards(out)
+    assert len(finished) < 12
+    require_no_dataset(out)
+    prepare(source, out, options=OPTIONS, workers=2)
+    assert snapshot(out) == snapshot(straight)
+    assert {name: place for name, place in list_shards(out).items() if name in finished} == finished
+
+
+def test_a_finished_dataset_stays_as_it_is(source: Path, straight: Path, snapshot: Callable):
+    before, files, said = list_shards(straight), snapshot(straight), []
+    report = prepare(source, straight, options=OPTIONS, workers=2, say=said.append)
+    assert (list_shards(straight), snapshot(straight)) == (before, files)
+    assert said == [f"{straight} is prepared already"]
+    assert [s.images for s in report.splits] == [60, 12]
+
+
+def test_a_finished_dataset_that_lost_a_shard_is_named(source: Path, straight: Path):
+    path = straight / "toy-train.array_record-00002-of-00006"
+    os.truncate(path, 1000)
+    with pytest.raises(ValueError, match=r"toy-train\.array_record-00002-of-00006 is missing or cut short"):
+        prepare(source, straight, options=OPTIONS)
+
+
+def test_a_shard_cut_short_meanwhile_is_written_again(
+    tmp_path: Path, source: Path, straight: Path, snapshot, monkeypatch: pytest.MonkeyPatch
+):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 25)
+        with pytest.raises(Killed):
+            prepare(source, out, options=OPTIONS)
+    os.truncate(out / "toy-train.array_record-00001-of-00006", 1000)
+    prepare(source, out, options=OPTIONS)
+    assert snapshot(out) == snapshot(straight)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"shards": 3}, r"shards is \{'train': 6, 'test': 6\} there and \{'train': 3, 'test': 3\} here"),
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"quality": 90}, "quality is 95 there and 90 here"),
+        ({"resize_shortest": 12}, "resize_shortest is None there and 12 here"),
+        ({"name": "other"}, "name is toy there and other here"),
+    ],
+)
+def test_another_plan_is_refused_and_changes_nothing(source: Path, straight: Path, snapshot, change: dict, words: str):
+    before = snapshot(straight)
+    with pytest.raises(ValueError, match=f"holds another preparation .*{words}"):
+        prepare(source, straight, options=dataclasses.replace(OPTIONS, **change))
+    assert snapshot(straight) == before
+
+
+def test_another_source_is_refused(make, source: Path, straight: Path):
+    make.folder(source, {"train/ant/new.jpg": make.jpeg(1)})
+    with pytest.raises(ValueError, match="the source's list of images and labels is not the same"):
+        prepare(source, straight, options=OPTIONS)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, source: Path, snapshot: Callable):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds something else \(thesis\.tex"):
+        prepare(source, tmp_path / "out")
+    with pytest.raises(ValueError, match="is no folder"):
+        prepare(source, tmp_path / "file")
+    with pytest.raises(ValueError, match="lies in SOURCE"):
+        prepare(source, source / "out")
+    assert list(snapshot(tmp_path / "out")) == ["thesis.tex"]
+
+
+def test_two_at_once_are_refused(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch):
+    messages = []
+
+    def write_shard(*_):
+        with pytest.raises(ValueError, match="another process is preparing there") as caught:
+            prepare(source, tmp_path / "out", options=OPTIONS)
+        messages.append(str(caught.value))
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "write_shard", write_shard)
+        with pytest.raises(Killed):
+            prepare(source, tmp_path / "out", options=OPTIONS)
+    assert len(messages) == 1
+    prepare(source, tmp_path / "out", options=OPTIONS)
+
+
+def test_damaged_images_are_named_and_fail_the_run_until_allowed(
+    tmp_path: Path, make, source: Path, read_back, caplog: pytest.LogCaptureFixture
+):
+    whole = make.jpeg(0, 30)
+    bad = {f"train/ant/bad{i}.jpg": whole[: -10 - i] for i in range(4)} | {"test/bee/bad.jpg": b""}
+    make.folder(source, bad)
+    out = tmp_path / "out"
+    words = r"5 images are damaged, and max_bad=4: test/bee/bad\.jpg, train/ant/bad0\.jpg, train/ant/bad1\.jpg, …"
+    with pytest.raises(ValueError, match=words + r".* --max_bad=5") as caught:
+        prepare(source, out, options=OPTIONS, max_bad=4)
+    assert "\n" not in str(caught.value)
+    lines = sorted(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert lines == [
+        "test/bee/bad.jpg: left out: is empty",
+        *(f"train/ant/bad{i}.jpg: left out: Premature end of JPEG file" for i in range(4)),
+    ]
+    require_no_dataset(out)
+    finished = list_shards(out)
+    report = prepare(source, out, options=OPTIONS, max_bad=5)
+    assert list_shards(out) == finished
+    assert [(s.images, s.left_out) for s in report.splits] == [(60, 4), (12, 1)]
+    examples = read_back(out)
+    assert {name for inside in examples.values() for name in inside} == {
+        str(path.relative_to(source)) for path in source.rglob("*.jpg")
+    } - set(bad)
+    left = [name for shard in json.loads((out / "preparation.json").read_text())["shards"].values()
+            for name, _ in shard["left_out"]]  # fmt: skip
+    assert sorted(left) == sorted(bad)
+
+
+def test_a_source_of_nothing_but_damage_is_refused(tmp_path: Path, make):
+    source = make.folder(tmp_path / "source", {f"{s}/{c}/1.jpg": b"x" for s in ("train", "test") for c in CLASSES})
+    with pytest.raises(ValueError, match="none of its images can be decoded"):
+        prepare(source, tmp_path / "out", max_bad=9)
+    for c in CLASSES:
+        (source / "train" / c / "1.jpg").write_bytes(make.jpeg(1))
+    with pytest.raises(ValueError, match="no image of split test can be decoded"):
+        prepare(source, tmp_path / "out", max_bad=9)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_full_disk_is_named_and_the_run_can_go_on(tmp_path: Path, make, run_door: Callable, count: int):
+    image = make.jpeg(3, 400, 500)
+    source = make.folder(tmp_path / "source", {f"train/{c}/{i}.jpg": image for c in CLASSES for i in range(9)})
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    out = tmp_path / "out"
+    arguments = (source, out, "--shards=1", "--validation_fraction=0", "--name=x", f"--workers={count}")
+    done = run_door(*arguments, preexec_fn=limit)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {out}: cannot be written: ")
+    assert "File too large" in line
+    require_no_dataset(out)
+    assert not list_shards(out)
+    assert run_door(*arguments).returncode == 0
+
+
+def test_raw_pixels_of_many_shapes_are_refused(tmp_path: Path, source: Path):
+    with pytest.raises(ValueError, match=r"\.jpg: raw_pixels: all images must have one shape"):
+        prepare(source, tmp_path / "out", options=dataclasses.replace(OPTIONS, raw_pixels=True), workers=2)
+
+
+def test_more_shards_than_images_are_refused(tmp_path: Path, source: Path):
+    with pytest.raises(ValueError, match="shards=13: split test has only 12 images"):
+        prepare(source, tmp_path / "out", options=Options(shards=13))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("shards", 0, "shards=0: must be 1 or more"),
+        ("quality", 101, "quality=101: must be from 1 to 100"),
+        ("resize_shortest", 0, "resize_shortest=0: must be 1 or more"),
+        ("seed", -1, "seed=-1: must be from 0"),
+        ("name", "My Data", "name='My Data': must be small letters"),
+    ],
+)
+def test_options_out_of_range_are_refused(field: str, value: object, words: str):
+    with pytest.raises(ValueError, match=words):
+        Options(**{field: value})

@@ -1,0 +1,91 @@
+"""Datasets by their names in TensorFlow Datasets, which are written by TensorFlow alone."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jaxtern.preparation.tfds_names import is_tfds_name, prepare_by_name
+
+TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
+ROOT = Path(__file__).resolve().parents[2]
+
+# In a process of its own: TensorFlow warns, and registers what cannot be taken back.
+BUILD = """
+import sys
+from pathlib import Path
+import numpy as np
+import tensorflow_datasets as tfds
+
+class TinyPictures(tfds.core.GeneratorBasedBuilder):
+    VERSION = tfds.core.Version("2.1.0")
+
+    def _info(self):
+        features = {"image": tfds.features.Image(shape=(4, 5, 3)), "label": tfds.features.ClassLabel(names=["a", "b"])}
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, manager):
+        return {"train": self._generate_examples(6), "test": self._generate_examples(4)}
+
+    def _generate_examples(self, count):
+        for i in range(count):
+            yield i, {"image": np.full((4, 5, 3), 10 * i, np.uint8), "label": i % 2}
+
+class TinyTexts(TinyPictures):
+    def _info(self):
+        return self.dataset_info_from_configs(features=tfds.features.FeaturesDict({"text": tfds.features.Text()}))
+
+from jaxtern.preparation.tfds_names import is_tfds_name, prepare_by_name
+
+out = Path(sys.argv[1])
+assert is_tfds_name("tiny_pictures")
+for _ in range(2):  # the second time it is there
+    splits = prepare_by_name("tiny_pictures", out)
+    assert [(s.name, s.images, s.classes, s.least) for s in splits] == [("train", 6, 2, 3), ("test", 4, 2, 2)], splits
+names = sorted(path.name for path in out.iterdir())
+assert "dataset_info.json" in names and "preparation.json" in names and ".preparation" not in names, names
+assert "tiny_pictures-train.array_record-00000-of-00001" in names, names
+source = tfds.builder_from_directory(out).as_data_source("train")
+assert sorted((int(e["image"].max()), int(e["label"])) for e in source) == [(10 * i, i % 2) for i in range(6)]
+for name, words in (("tiny_texts", "has no image and label, but text"), ("tiny_pictures:9.9.9", "cannot prepare it: ")):
+    try:
+        prepare_by_name(name, out.with_name("other"))
+    except ValueError as error:
+        assert words in str(error) and "\\n" not in str(error), error
+    else:
+        raise AssertionError(name)
+assert not (out.with_name("other") / "dataset_info.json").exists()
+print("as it must be")
+"""
+
+
+@pytest.mark.skipif(not TENSORFLOW, reason="tensorflow is not installed")
+def test_a_builders_dataset_is_written_and_moved_as_a_whole(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(tmp_path / "out")], cwd=ROOT, text=True, capture_output=True, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["as it must be"], done.stderr
+
+
+def test_names_are_known_without_tensorflow():
+    assert is_tfds_name("cifar10")
+    assert is_tfds_name("imagenet2012:5.*.*")
+    assert is_tfds_name("imagenet2012_subset/1pct:5.0.0")
+    for name in ("nowhere", "./cifar10", "data/cifar10", "cifar10.zip", "", "Cifar10"):
+        assert not is_tfds_name(name)
+
+
+@pytest.mark.skipif(TENSORFLOW, reason="tensorflow is installed")
+def test_a_name_without_tensorflow_is_refused_with_the_remedy(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"cifar10.*needs TensorFlow.*pip install 'jaxtern\[prepare\]'"):
+        prepare_by_name("cifar10", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_door_refuses_options_for_a_name(tmp_path: Path, run_door: Callable):
+    done = run_door("cifar10", tmp_path / "out", "--shards=3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: --shards: TensorFlow Datasets decides itself how it prepares a dataset\n"
