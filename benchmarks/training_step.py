@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern import Network, Ternary, compressed_mean, state_specs, wire_report
 from jaxtern.compression.report import WireReport
-from jaxtern.data.preprocessing.families import MNIST
+from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.models import create_model
 from jaxtern.models.alexnet import AlexNet
 
@@ -83,10 +83,12 @@ def create_step(graph: Any, optimizer: optax.GradientTransformation, specs: Stat
     """The compiled step (state, images, labels) -> (state, float32[hosts] losses); the state is donated."""
 
     def step(state: State, images: jax.Array, labels: jax.Array) -> tuple[State, jax.Array]:
+        standardize = get_preprocessing("mnist").standardize
+
         def loss(params: Any) -> tuple[jax.Array, Any]:
             network = nnx.merge(graph, params, state.moments)
             keys = (_dropout_key(state.step),) if isinstance(network, AlexNet) else ()
-            logits = network(MNIST.standardize(images, None), *keys)
+            logits = network(standardize(images, None), *keys)
             value = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
             return value, nnx.to_pure_dict(nnx.state(network, nnx.BatchStat))
 

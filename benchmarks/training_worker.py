@@ -24,10 +24,10 @@ from benchmarks.training_step import (
     report,
 )
 from jaxtern import Network, calibrate
-from jaxtern.data.dataset import Dataset
+from jaxtern.data.dataset import Split
 from jaxtern.data.idx import load_mnist
 from jaxtern.data.order import ExampleOrder
-from jaxtern.data.preprocessing.families import MNIST
+from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.training.evaluation import evaluate
 
 
@@ -38,7 +38,7 @@ class Worker:
         self.hosts, self.host = int(os.environ["NETLAB_HOSTS"]), int(os.environ["NETLAB_HOST"])
         self.mesh = jax.make_mesh((self.hosts,), (AXIS,))
         self.seed, self.network = seed, Network()
-        self.data: Dataset | None = load_mnist(data_dir) if data_dir else None
+        self.data: tuple[Split, Split] | None = load_splits(data_dir) if data_dir else None
         everywhere = PartitionSpec()
         add = over(self.mesh, lambda x: lax.psum(x, AXIS), everywhere, everywhere)
         one = place(self.mesh, np.ones(1, np.float32))
@@ -89,7 +89,7 @@ class Worker:
     def train(self, first: int, steps: int, batch: int) -> dict:
         """Seconds of so many steps on the training split, from the examples in memory to the last weights."""
         assert self.data is not None
-        split, order = self.data.train, ExampleOrder(self.data.train.size, self.seed)
+        split, order = self.data[0], ExampleOrder(self.data[0].size, self.seed)
         all_examples = batch * self.hosts
         self.barrier()
         start, pending = time.perf_counter(), None
@@ -106,8 +106,8 @@ class Worker:
         """How many of this host's part of the test split are right."""
         assert self.data is not None
         params = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state.params)
-        own = type(self.data.test)(*(array[self.host :: self.hosts] for array in self.data.test))
-        found = evaluate(self.graph, params, own, MNIST)
+        own = Split(*(array[self.host :: self.hosts] for array in self.data[1]))
+        found = evaluate(self.graph, params, own, get_preprocessing("mnist"))
         return {"right": round(found.precision_at_1 * found.num_examples), "examples": found.num_examples}
 
     def distribute(self, images: np.ndarray, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:
@@ -121,6 +121,14 @@ class Worker:
         """Frees the memory of a run."""
         self.state = self.graph = self.step = None
         return {}
+
+
+def load_splits(data_dir: str) -> tuple[Split, Split]:
+    """MNIST's training and test split."""
+    dataset = load_mnist(data_dir)
+    assert isinstance(dataset.train, Split)
+    assert isinstance(dataset.test, Split)
+    return dataset.train, dataset.test
 
 
 def main(data_dir: str | None, seed: int) -> None:

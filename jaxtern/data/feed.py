@@ -6,7 +6,7 @@ a run stands is one number: the examples seen so far.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import grain
@@ -41,7 +41,7 @@ class ResidentFeed:
         self._batch_size, self._share = batch_size, share or Share()
         require_batch(batch_size, split.size, self._share)
 
-    def batches(self, start: int) -> Iterator[Batch]:
+    def batches(self, start: int) -> Generator[Batch]:
         """This host's part of every batch, endlessly, after `start` examples have been seen."""
         for first in itertools.count(start, self._batch_size):
             place = self._share.of(first, self._batch_size)
@@ -83,7 +83,7 @@ class StreamingFeed:
         self._arguments = split, preprocessing, size, batch_size, seed, share
         self._threads, self._processes = threads, processes
 
-    def batches(self, start: int) -> Iterator[Batch]:
+    def batches(self, start: int) -> Generator[Batch]:
         """This host's part of every batch, endlessly, after `start` examples have been seen."""
         return _stream(TrainingBatches(*self._arguments, start), self._threads, self._processes)
 
@@ -103,7 +103,7 @@ def evaluation_batches(
     size: int | None = None,
     threads: int = 2,
     share: Share | None = None,
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+) -> Generator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """This host's part of a split, every example once: uint8[B, H, W, C], int32[B], and bool[B], false where padded.
 
     Raises:
@@ -128,7 +128,7 @@ def load_split(split: Split | Records, threads: int) -> Split:
     return Split(images[present], labels[present])
 
 
-def _stream(source: Any, threads: int, processes: int) -> Iterator[Any]:
+def _stream(source: Any, threads: int, processes: int) -> Generator[Any]:
     """The batches of a source in order, made ahead of their use; the workers end with the iterator."""
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, _READ_AHEAD))
     dataset = grain.MapDataset.source(source).to_iter_dataset(options)

@@ -115,9 +115,9 @@ def open_builder(builder: Any, test_split: str | None) -> Dataset:
     for name in (TRAIN_SPLIT, *(names or TEST_SPLITS[:1])):
         if name not in info.splits:
             raise ValueError(f"dataset={str(path)!r}: has no split {name!r}; there is {found}")
-    features = dict(info.features.items())
+    features: dict[str, Any] = dict(info.features.items())
     label, image = features.get("label"), features.get("image")
-    if image is None or not hasattr(label, "num_classes") or len(image.shape) != 3:
+    if image is None or len(image.shape) != 3 or label is None or not hasattr(label, "num_classes"):
         have = ", ".join(features)
         raise ValueError(f"dataset={str(path)!r}: must have features image and label, with classes; there is {have}")
     for name in (TRAIN_SPLIT, *names):

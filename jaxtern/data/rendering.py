@@ -63,8 +63,7 @@ class _Renderer:
 
     def __init__(self, split: Split | Records, preprocessing: Preprocessing | None, size: int | None):
         """With no preprocessing, or one that has no views, images are taken whole."""
-        self._split = split
-        self._views = preprocessing if preprocessing and preprocessing.train_view else None
+        self._split, self._preprocessing = split, preprocessing
         self._size = size or (preprocessing.size if preprocessing else None)
 
     def _render_all(self, examples: np.ndarray, generators: Iterable[np.random.Generator | None]) -> tuple:
@@ -85,15 +84,15 @@ class _Renderer:
         return np.stack(pixels), labels
 
     def _render(self, record: Record, generator: np.random.Generator | None) -> np.ndarray:
-        image = record.image
-        if self._views is None:
+        image, family, size = record.image, self._preprocessing, self._size
+        if family is None or family.train_view is None or family.evaluation_view is None or size is None:
             return decode(image, self._split.image_shape[2]) if isinstance(image, bytes) else image
         height, width = read_shape(image) if isinstance(image, bytes) else image.shape[:2]
         if generator is None:
-            view = self._views.evaluation_view(height, width, self._size)
+            view = family.evaluation_view(height, width, size)
         else:
-            view = self._views.train_view(generator, height, width, record.boxes, self._size)
-        return render(image, view, self._size, _COLORS)
+            view = family.train_view(generator, height, width, record.boxes, size)
+        return render(image, view, size, _COLORS)
 
 
 class TrainingBatches(_Renderer):

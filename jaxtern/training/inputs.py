@@ -3,7 +3,7 @@
 import math
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import NamedTuple
 
 import jax
@@ -94,19 +94,18 @@ class Feed:
         """
         share = Share(jax.process_index(), jax.process_count())
         self._rows = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
-        arguments = inputs.dataset.train, recipe.batch_size, recipe.seed
+        split, self.images = inputs.dataset.train, None
         if inputs.resident:
-            assert isinstance(inputs.dataset.train, Split)
-            self._feed = ResidentFeed(*arguments, share)
-            everywhere = NamedSharding(mesh, PartitionSpec())
-            self.images: jax.Array | None = jax.device_put(inputs.dataset.train.images, everywhere)
+            assert isinstance(split, Split)
+            self._feed = ResidentFeed(split, recipe.batch_size, recipe.seed, share)
+            self.images = jax.device_put(split.images, NamedSharding(mesh, PartitionSpec()))
         else:
+            workers = inputs.threads, recipe.decode_processes
             self._feed = StreamingFeed(
-                *arguments, share, inputs.preprocessing, inputs.image_shape[0], inputs.threads, recipe.decode_processes
+                split, recipe.batch_size, recipe.seed, share, inputs.preprocessing, recipe.image_size, *workers
             )
-            self.images = None
 
-    def batches(self, start: int) -> Iterator[Batch]:
+    def batches(self, start: int) -> Generator[Batch]:
         """Endless, after `start` examples have been seen; some are on their way while one is worked on."""
         on_the_way: deque[Batch] = deque()
         for batch in self._feed.batches(start):

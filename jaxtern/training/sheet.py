@@ -1,7 +1,9 @@
 """A contact sheet: what a model is shown of a dataset, in training and in evaluation."""
 
 from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxtern.data.dataset import Dataset
@@ -31,7 +33,8 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
     inputs = open_inputs(recipe)
     halves = {"training": _augmented(recipe, inputs), "evaluation": _standardized(recipe, inputs)}
     figure = Figure(figsize=(_COLUMNS * _INCH, (2 * _ROWS + 1) * _INCH * 1.15), layout="constrained")
-    for half, (title, (images, labels)) in zip(figure.subfigures(2, 1), halves.items(), strict=True):
+    upper_and_lower: Any = figure.subfigures(2, 1)
+    for half, (title, (images, labels)) in zip(upper_and_lower, halves.items(), strict=True):
         half.suptitle(f"{recipe.dataset}, {recipe.preprocessing}, {title}", fontsize=10)
         panels = half.subplots(_ROWS, _COLUMNS)
         for panel in panels.flat:
@@ -47,7 +50,7 @@ def _augmented(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     batches = feed.batches(0)
     batch = next(batches)
     batches.close()
-    images = batch.images if feed.images is None else feed.images[batch.images]
+    images: Any = batch.images if feed.images is None else feed.images[batch.images]
     keys = example_keys(recipe.seed, batch.epochs, batch.places)
     return np.asarray(inputs.preprocessing.augment(images, keys, recipe.image_size)), np.asarray(batch.labels)
 
@@ -58,7 +61,8 @@ def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarra
     )
     images, labels, present = next(batches)
     batches.close()
-    return np.asarray(inputs.preprocessing.standardize(images[present], recipe.image_size)), labels[present]
+    shown = inputs.preprocessing.standardize(jnp.asarray(images[present]), recipe.image_size)
+    return np.asarray(shown), labels[present]
 
 
 def sheet_recipe(dataset: str, preprocessing: str, num_examples: int) -> Recipe:

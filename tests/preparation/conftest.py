@@ -29,7 +29,7 @@ def make_pixels(seed: int, height: int = 12, width: int = 16, channels: int = 3)
     waves = np.random.default_rng(seed).uniform(0.2, 2.0, (2, channels))
     y, x = np.mgrid[:height, :width] / max(height, width)
     grid = np.sin(y[..., None] * waves[0] * 6 + seed) + np.cos(x[..., None] * waves[1] * 6)
-    return np.uint8((grid + 2) * 63)
+    return ((grid + 2) * 63).astype(np.uint8)
 
 
 def make_jpeg(seed: int, height: int = 12, width: int = 16, channels: int = 3) -> bytes:

@@ -36,7 +36,9 @@ class Trained(NamedTuple):
 
 @pytest.fixture(scope="session")
 def digits() -> Split:
-    return load_digits().train
+    train = load_digits().train
+    assert isinstance(train, Split)
+    return train
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,11 @@ import pytest
 from flax import nnx
 
 from jaxtern.data.dataset import Split
-from jaxtern.data.preprocessing.families import MNIST
+from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.models import create_model
 from jaxtern.training.evaluation import Evaluation, evaluate
+
+MNIST = get_preprocessing("mnist")
 
 
 class Planted(nnx.Module):

@@ -45,6 +45,10 @@ class Preprocessing:
     augment: Callable[[jax.Array, jax.Array, int | None], jax.Array]
     standardize: Callable[[jax.Array, int | None], jax.Array]
 
+    def __reduce__(self) -> tuple:
+        """Pickled by name, for the processes that draw views."""
+        return get_preprocessing, (self.name,)
+
     @property
     def takes_whole_images(self) -> bool:
         """Whether all images have one shape and need no view, so that a dataset may lie in memory as it is."""
