@@ -29,7 +29,7 @@ def make_pixels(seed: int, height: int = 12, width: int = 16, channels: int = 3)
     waves = np.random.default_rng(seed).uniform(0.2, 2.0, (2, channels))
     y, x = np.mgrid[:height, :width] / max(height, width)
     grid = np.sin(y[..., None] * waves[0] * 6 + seed) + np.cos(x[..., None] * waves[1] * 6)
-    return np.uint8((grid + 2) * 63)
+    return ((grid + 2) * 63).astype(np.uint8)
 
 
 def make_jpeg(seed: int, height: int = 12, width: int = 16, channels: int = 3) -> bytes:
@@ -77,7 +77,7 @@ def read_back(out: Path, decode: bool = False) -> dict[str, dict[str, Example]]:
     """All examples by split and file name, which no two may share."""
     import tensorflow_datasets as tfds
 
-    builder = tfds.builder_from_directory(out)
+    builder: Any = tfds.builder_from_directory(out)
     splits = {}
     for split in builder.info.splits:
         is_image = isinstance(builder.info.features["image"], tfds.features.Image)
@@ -95,7 +95,8 @@ def read_back(out: Path, decode: bool = False) -> dict[str, dict[str, Example]]:
 def read_class_names(out: Path) -> list[str]:
     import tensorflow_datasets as tfds
 
-    return tfds.builder_from_directory(out).info.features["label"].names
+    info: Any = tfds.builder_from_directory(out).info
+    return info.features["label"].names
 
 
 def run_door(*arguments: object, **options: Any) -> subprocess.CompletedProcess:
