@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf  # pyright: ignore[reportMissingImports]
+import tensorflow as tf  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 
 MODES = {"default": {}, "fast": {"fancy_upscaling": False, "dct_method": "INTEGER_FAST"}}
 

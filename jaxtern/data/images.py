@@ -23,7 +23,6 @@ _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _END_OF_JPEG = b"\xff\xd9"
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame's header, which tells the size
 _FACTORS = (8, 4, 2)  # by which libjpeg-turbo shrinks fast; others take longer than the whole
-_MARGIN = 2  # rows: at the edge, colours would be interpolated without those below
 _GREY, _RGB = 1, 3
 
 
@@ -128,7 +127,7 @@ def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, chan
     decode the whole, and complain.
     """
     has_end = encoded[-2:] == _END_OF_JPEG
-    height = min(header.height, bottom + _MARGIN) if has_end else header.height
+    height = bottom if has_end else header.height
     return _call_simplejpeg(
         _with_height(encoded, header, height) if height < header.height else encoded,
         channels,

@@ -4,16 +4,19 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+import cv2
 import tqdm
 
 from jaxtern.preparation.shards import ShardResult, Task, write_shard
 
 _POLL_SECONDS = 0.2
+_REPORT_SECONDS = 0.1
 _counter: Any = None  # images done by all workers; in a worker, set by _start_worker
 _stop: Any = None  # set when workers shall not go on
 
@@ -70,6 +73,7 @@ def _start_worker(counter: Any, stop: Any) -> None:
     global _counter, _stop
     _counter, _stop = counter, stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cv2.setNumThreads(1)  # the cores are taken
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -81,11 +85,22 @@ def _start_worker(counter: Any, stop: Any) -> None:
 
 
 def _write_counted(task: Task) -> ShardResult:
-    return write_shard(task, _count_image)
+    count, last = 0, time.monotonic()
+
+    def count_image() -> None:
+        nonlocal count, last
+        count += 1
+        if time.monotonic() - last > _REPORT_SECONDS:  # both below take locks
+            _report(count)
+            count, last = 0, time.monotonic()
+            if _stop.is_set():
+                raise _Stopped
+
+    result = write_shard(task, count_image)
+    _report(count)
+    return result
 
 
-def _count_image() -> None:
+def _report(count: int) -> None:
     with _counter.get_lock():
-        _counter.value += 1
-    if _stop.is_set():
-        raise _Stopped
+        _counter.value += count

@@ -177,7 +177,7 @@ def test_render_of_a_jpeg_without_its_lower_rows_is_the_same(monkeypatch, kind: 
     boxes = [View(top, 3, bottom, 140) for top, bottom in ((0, 1), (5, 16), (0, 33), (90, 128), (7, 199), (0, 200))]
     cases = [(box, size) for box in boxes for size in (8, 40)]
     short = [render(encoded, box, size, channels) for box, size in cases]
-    monkeypatch.setattr(images, "_MARGIN", 200)
+    monkeypatch.setattr(images, "_END_OF_JPEG", b"none ends so")
     for (box, size), shown in zip(cases, short, strict=True):
         np.testing.assert_array_equal(render(encoded, box, size, channels), shown)
 
@@ -190,9 +190,9 @@ def test_render_of_a_jpeg_leaves_lower_rows_out(monkeypatch):
         return decode_jpeg(encoded, *arguments, **options)
 
     monkeypatch.setattr(simplejpeg, "decode_jpeg", spy)
-    for bottom in (50, 197, 198):
+    for bottom in (50, 199, 200):
         render(to_jpeg(paint(200, 150)), View(0, 0, bottom, 50), 50, 3)
-    assert heights == [52, 199, 200]
+    assert heights == [50, 199, 200]
 
 
 @pytest.mark.parametrize("kind", ["plain", "progressive", "444"])

@@ -77,7 +77,7 @@ def read_back(out: Path, decode: bool = False) -> dict[str, dict[str, Example]]:
     """All examples by split and file name, which no two may share."""
     import tensorflow_datasets as tfds
 
-    builder = tfds.builder_from_directory(out)
+    builder: Any = tfds.builder_from_directory(out)
     splits = {}
     for split in builder.info.splits:
         is_image = isinstance(builder.info.features["image"], tfds.features.Image)
@@ -95,7 +95,8 @@ def read_back(out: Path, decode: bool = False) -> dict[str, dict[str, Example]]:
 def read_class_names(out: Path) -> list[str]:
     import tensorflow_datasets as tfds
 
-    return tfds.builder_from_directory(out).info.features["label"].names
+    info: Any = tfds.builder_from_directory(out).info
+    return info.features["label"].names
 
 
 def run_door(*arguments: object, **options: Any) -> subprocess.CompletedProcess:

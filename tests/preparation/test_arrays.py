@@ -9,7 +9,7 @@ import struct
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_idx_features_tell_the_shape(tmp_path: Path):
     source = write_idx(tmp_path / "mnist", idx_arrays())
     for name, raw, kind in (("png", False, tfds.features.Image), ("raw", True, tfds.features.Tensor)):
         prepare(source, tmp_path / name, options=Options(raw_pixels=raw))
-        features = tfds.builder_from_directory(tmp_path / name).info.features
+        features: Any = tfds.builder_from_directory(tmp_path / name).info.features
         assert isinstance(features["image"], kind)
         assert features["image"].shape == (9, 7, 1)
         assert features["label"].names == list("0123456789")

@@ -131,33 +131,57 @@ def test_killed_between_the_last_files_it_goes_on(
     assert last == 9  # plan, two shards with their results, plan with results, features, labels, dataset_info
 
 
+# A script whose worker processes, which import it, read slowly, or are killed at one of the images.
 SLOW = """
-import sys, time
+import os, sys, time
 from pathlib import Path
-from jaxtern.preparation import image_folder, files, pipeline, plan
+from jaxtern.preparation import files, pipeline, plan
 
 def main():
-    pipeline.prepare(Path(sys.argv[1]), Path(sys.argv[2]), options=plan.Options(name="toy", shards=6), workers=2)
+    try:
+        pipeline.prepare(Path(sys.argv[1]), Path(sys.argv[2]), options=plan.Options(name="toy", shards=6), workers=2)
+    except OSError as error:
+        sys.exit(str(error))
 
 real = files.read_file
 def slow(location):
     time.sleep(0.02)
+    if location[0].endswith(sys.argv[3]):
+        os.kill(os.getpid(), 9)
     return real(location)
-files.read_file = slow  # in the worker processes too, which import this file
+files.read_file = slow
 
 if __name__ == "__main__":
     main()
 """
 
 
+def start_slow(tmp_path: Path, source: Path, deadly: str) -> subprocess.Popen:
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(script), str(source), str(tmp_path / "out"), deadly]
+    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE)
+
+
+def test_a_killed_worker_is_named_and_the_run_can_go_on(
+    tmp_path: Path, source: Path, straight: Path, snapshot: Callable
+):
+    process = start_slow(tmp_path, source, "test/bee/03.jpg")
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert said.startswith("a worker process was killed, perhaps for want of memory; the same command goes on")
+    require_no_dataset(tmp_path / "out")
+    assert list_shards(tmp_path / "out")
+    prepare(source, tmp_path / "out", options=OPTIONS)
+    assert snapshot(tmp_path / "out") == snapshot(straight)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_with_its_workers_it_goes_on_to_the_same_bytes(
     tmp_path: Path, source: Path, straight: Path, snapshot, number: signal.Signals
 ):
-    script, out = tmp_path / "slow.py", tmp_path / "out"
-    script.write_text(SLOW)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "JAX_PLATFORMS": "cpu"}
-    process = subprocess.Popen([sys.executable, str(script), str(source), str(out)], env=environment)
+    out, process = tmp_path / "out", start_slow(tmp_path, source, "none")
     try:
         deadline = time.monotonic() + 200
         while not list_shards(out):
@@ -166,7 +190,8 @@ def test_killed_with_its_workers_it_goes_on_to_the_same_bytes(
             time.sleep(0.01)
     finally:
         process.send_signal(number)
-        assert process.wait(60) == -number
+        process.communicate(timeout=60)
+    assert process.returncode == -number
     finished = list_shards(out)
     assert 0 < len(finished) < 12
     while True:  # the workers end by themselves, and let go of what they were writing

@@ -111,22 +111,14 @@ def _draw_box(generator: np.random.Generator, height: int, width: int) -> View |
     """One box of .05 to 1 of the area, or None where rounding to pixels leaves none of this aspect."""
     aspect = generator.uniform(0.75, 1.33)
     smallest, largest = 0.05 * height * width, 1.0 * height * width
-    highest = min(height, round(math.sqrt(largest / aspect)), _highest(aspect, width))
+    highest = min(height, round(math.sqrt(largest / aspect)), int((width + 0.5) / aspect))
     least = min(round(math.sqrt(smallest / aspect)), highest)
     box_height = int(generator.integers(least, highest, endpoint=True))
-    if box_height * round(box_height * aspect) < smallest:
-        box_height += 1
     box_width = round(box_height * aspect)
     if not (1 <= box_height <= height and 1 <= box_width <= width and smallest <= box_height * box_width <= largest):
         return None
     top, left = _place(generator, box_height, box_width, height, width)
     return View(top, left, top + box_height, left + box_width)
-
-
-def _highest(aspect: float, width: int) -> int:
-    """The most rows a box of this aspect may have that is no wider than `width`."""
-    rows = int((width + 0.5) / aspect)
-    return rows if round(rows * aspect) <= width else rows - 1
 
 
 def _in_pixels(boxes: np.ndarray, height: int, width: int) -> list[View]:
