@@ -12,6 +12,8 @@ whole images. Then through `StreamingFeed`, from ArrayRecord shards to batches o
 core, and on all cores in threads or in processes; its share is of what that many cores would render without it.
 """
 
+import argparse
+import json
 import os
 import statistics
 import tempfile
@@ -21,6 +23,7 @@ from typing import Any
 
 import jax
 
+from benchmarks import feed_decoding
 from jaxtern.data.feed import StreamingFeed
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.records import open_folder
@@ -32,7 +35,46 @@ from jaxtern.training.state import create_run
 from jaxtern.training.step import create_mesh, create_train_step
 
 EXAMPLES, BATCH = 5000, 128
+IMAGES = 128
 STREAMED_BATCH, STREAMED_BATCHES = 64, 12
+
+
+def main() -> None:
+    arguments = parse()
+    every = os.sched_getaffinity(0)
+    record: dict[str, Any] = {"resident": measure_resident(arguments.rounds)}
+    resident = record["resident"]
+    print(
+        f"CifarNet, {BATCH} images a step: {resident['augmented_milliseconds']:.1f} ms with augmentation,"
+        f" {resident['plain_milliseconds']:.1f} without: {resident['ratio']:.3f} times\n"
+    )
+    source = arguments.images
+    images = list(feed_decoding.load(source, IMAGES) if source else feed_decoding.make(IMAGES))
+    record["decoding"] = feed_decoding.measure(images, arguments.tensorflow, arguments.rounds)
+    record["decoding"] |= feed_decoding.describe(images, source)
+    os.sched_setaffinity(0, every)
+    print(f"{feed_decoding.as_table(record['decoding'])}\n", flush=True)
+    alone = next(row for row in record["decoding"]["rows"] if row["name"] == "jaxtern")["images_per_second"]
+    record["streaming"] = measure_streaming(images, arguments.rounds)
+    print("| cores | threads | processes | images/s | share |\n| ---: | ---: | ---: | ---: | ---: |")
+    for row in record["streaming"]:
+        share = row["images_per_second"] / alone / row["cores"]
+        places = row["cores"], row["threads"], row["processes"], f"{row['images_per_second']:.0f}", f"{share:.0%}"
+        print(f"| {' | '.join(map(str, places))} |")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=1))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, help="a folder or a zip file of JPEGs; default: noise")
+    parser.add_argument("--tensorflow", help="a Python with TensorFlow; left out: no rows of it")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    arguments = parser.parse_args()
+    if arguments.rounds < feed_decoding.MIN_ROUNDS:
+        parser.error(f"--rounds={arguments.rounds}: must be {feed_decoding.MIN_ROUNDS} or more")
+    return arguments
 
 
 class Training:
@@ -110,3 +152,7 @@ def stream(split: Any, cores: set[int], threads: int, processes: int) -> float:
     seconds = time.perf_counter() - start
     batches.close()
     return STREAMED_BATCHES * STREAMED_BATCH / seconds
+
+
+if __name__ == "__main__":
+    main()

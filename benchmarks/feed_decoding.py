@@ -40,32 +40,37 @@ from jaxtern.data.preprocessing.views import View, inception_view
 HEIGHT, WIDTH, SIZE, QUALITY = 375, 500, 224, 95
 TILE, SMALL = 64, 100  # pixels a side: of a tile, and below which an image becomes one
 MIN_ROUNDS = 5
-MODES = ("default", "fast")  # of TensorFlow
+MODES = ("default", "fast")  # of tf.data
 
 Crop = Callable[[bytes, View], np.ndarray]
 
 
 def main() -> None:
     arguments = parse()
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # TensorFlow's process inherits it
     images = list(load(arguments.images, arguments.count)) if arguments.images else list(make(arguments.count))
+    record = measure(images, arguments.tensorflow, arguments.rounds) | describe(images, arguments.images)
+    print(as_table(record))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(record, indent=1))
+
+
+def measure(images: list[bytes], tensorflow: str | None, rounds: int) -> dict:
+    """Times of all crops on one core, which this process keeps from then on."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # TensorFlow's process inherits it
     views = [draw_view(number, *read_shape(image)) for number, image in enumerate(images)]
     timed = {name: timer(crop, images, views) for name, crop in CROPS.items()}
     outputs: dict[str, Callable[[], Any]] = {
         name: lambda crop=CROPS[name]: list(map(crop, images, views)) for name in ("jaxtern", "OpenCV")
     }
     with contextlib.ExitStack() as stack:
-        if arguments.tensorflow:
+        if tensorflow:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            worker = stack.enter_context(contextlib.closing(TensorFlow(arguments.tensorflow, folder, images, views)))
+            worker = stack.enter_context(contextlib.closing(TensorFlow(tensorflow, folder, images, views)))
             timed |= {f"tf.data, {mode}": lambda mode=mode: worker.ask(mode) for mode in MODES}
             outputs |= {f"tf.data, {mode}": lambda mode=mode: worker.crops(mode) for mode in MODES}
-        rounds = [{name: run() for name, run in timed.items()} for _ in range(arguments.rounds + 1)][1:]
+        times = [{name: run() for name, run in timed.items()} for _ in range(rounds + 1)][1:]
         errors = {name: mean_error(crops(), images, views) for name, crops in outputs.items()}
-    record = summarize(rounds, errors) | describe(images, arguments)
-    print(as_table(record))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(record, indent=1))
+    return summarize(times, errors)
 
 
 def parse() -> argparse.Namespace:
@@ -227,11 +232,11 @@ def summarize(rounds: list[dict[str, float]], errors: dict[str, float]) -> dict:
     return {"rows": rows, "seconds": rounds}
 
 
-def describe(images: list[bytes], arguments: argparse.Namespace) -> dict:
-    source = arguments.images.name if arguments.images else "noise"
+def describe(images: list[bytes], path: Path | None) -> dict:
+    """The machine and what the images were."""
     return {
         "machine": machine(),
-        "images": source,
+        "images": path.name if path else "noise",
         "count": len(images),
         "kilobytes": statistics.mean(map(len, images)) / 1e3,
     }
