@@ -16,10 +16,12 @@ from pathlib import Path
 from absl import flags
 
 from jaxtern import command_line
+from jaxtern.data.preprocessing.families import PREPROCESSINGS
 from jaxtern.preparation import detection
 from jaxtern.preparation.pipeline import Report, prepare
 from jaxtern.preparation.plan import Options
 from jaxtern.preparation.tfds_names import is_tfds_name, prepare_by_name
+from jaxtern.training.sheet import draw_sheet, sheet_recipe
 
 FORMAT = flags.DEFINE_enum("format", None, [*detection.FORMATS, "tfds"], "what SOURCE is [seen from what lies there]")
 NAME = flags.DEFINE_string("name", None, "of the dataset [SOURCE's]")
@@ -45,20 +47,34 @@ SYNSETS = flags.DEFINE_string(
 BOXES = flags.DEFINE_multi_string("boxes", [], "folder or tar of ImageNet's XML annotations; may be given twice")
 LABEL_OFFSET = flags.DEFINE_integer("label_offset", 0, "added to labels of TFRecords; -1 where 0 is the background")
 
-_OF_TFDS = ("format",)
+SHEET = flags.DEFINE_string("sheet", None, "picture of a batch as a model is shown it, .png; the dataset may be there")
+PREPROCESSING = flags.DEFINE_enum(
+    "preprocessing", None, list(PREPROCESSINGS), "of the sheet [by the images: mnist, cifar10 or inception]"
+)
+
+_OF_TFDS = ("format", "sheet", "preprocessing")
 
 
 def main(source: str, out: str) -> int:
     try:
         report = run(source, Path(out))
+        print(report)
+        if SHEET.value:
+            recipe = sheet_recipe(as_path(out), PREPROCESSING.value)
+            draw_sheet(recipe, Path(SHEET.value))
+            print(f"sheet in {SHEET.value}")
     except (ValueError, OSError) as error:
         raise command_line.UsageError(str(error)) from None
     except KeyboardInterrupt:
         print("stopped: whole shards stay, the same command continues", file=sys.stderr)
         return 130
-    print(report)
-    print(f"to train: python -m jaxtern.train --config=RECIPE --config.data_dir={out}")
+    print(f"to train: python -m jaxtern.train --config=RECIPE --config.dataset={as_path(out)}")
     return 0
+
+
+def as_path(folder: str) -> str:
+    """As a recipe's dataset has it, which a slash tells from a name."""
+    return folder if "/" in folder else f"./{folder}"
 
 
 def run(source: str, out: Path) -> Report:

@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxtern.data.dataset import Dataset
 from jaxtern.data.feed import evaluation_batches
+from jaxtern.data.rendering import whole_image_shape
+from jaxtern.data.sources import load_dataset
 from jaxtern.training.inputs import Feed, Inputs, open_inputs
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.step import create_mesh, example_keys
@@ -65,10 +67,22 @@ def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarra
     return np.asarray(shown), labels[present]
 
 
-def sheet_recipe(dataset: str, preprocessing: str, num_examples: int) -> Recipe:
-    """A recipe of which `draw_sheet` draws as many training examples as it has room for."""
-    size = min(_ROWS * _COLUMNS, num_examples)
-    return Recipe(dataset=dataset, preprocessing=preprocessing, batch_size=size, num_workers=1, num_devices=1)
+def sheet_recipe(folder: str, preprocessing: str | None = None) -> Recipe:
+    """A recipe of which `draw_sheet` draws as many training examples as it has room for.
+
+    Args:
+      folder: of a prepared dataset.
+      preprocessing: by name; None: by the images, "mnist" for grey, "cifar10" for 32x32 pixels, else "inception".
+
+    Raises:
+      ValueError, OSError: if the dataset cannot be read.
+    """
+    train = load_dataset(folder, None).train
+    if preprocessing is None:
+        *sides, channels = train.image_shape if train.image_shape[2] == 1 else whole_image_shape(train)
+        preprocessing = "mnist" if channels == 1 else "cifar10" if sides == [32, 32] else "inception"
+    size = min(_ROWS * _COLUMNS, train.size)
+    return Recipe(dataset=folder, preprocessing=preprocessing, batch_size=size, num_workers=1, num_devices=1)
 
 
 def _stretch(image: np.ndarray) -> np.ndarray:
