@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxtern.data.images import render
+from jaxtern.data.preprocessing import color
 from jaxtern.data.preprocessing.families import PREPROCESSINGS, Preprocessing, get_preprocessing
 
 WITH_VIEWS = [name for name, each in PREPROCESSINGS.items() if not each.takes_whole_images]
@@ -64,6 +65,35 @@ def test_preprocessing_with_other_keys_augments_differently(name: str):
     image = np.repeat(batch(get_preprocessing(name), 1), 5, axis=0)
     augmented = augment(name, image, keys_of(5)).reshape(5, -1)
     assert len(np.unique(augmented, axis=0)) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cifar10", {"crop": (24,), "flip": (), "brightness": (63.0,), "contrast": (0.2, 1.8)}),
+        (
+            "inception",
+            {"brightness": (32 / 255,), "saturation": (0.5, 1.5), "hue": (0.2,), "contrast": (0.5, 1.5)},
+        ),
+    ],
+)
+def test_preprocessing_draws_within_the_published_ranges_in_their_order(monkeypatch, name: str, expected: dict):
+    drawn = {}
+
+    def spy(what: str):
+        function = getattr(color, f"random_{what}")
+
+        def call(images: jax.Array, keys: jax.Array, *ranges: float) -> jax.Array:
+            drawn[what] = ranges
+            return function(images, keys, *ranges)
+
+        return call
+
+    for what in ("crop", "flip", "brightness", "contrast", "saturation", "hue"):
+        monkeypatch.setattr(color, f"random_{what}", spy(what))
+    preprocessing = get_preprocessing(name)
+    jax.eval_shape(lambda keys: preprocessing.augment(batch(preprocessing), keys, side(preprocessing)), keys_of(5))
+    assert list(drawn.items()) == list(expected.items())
 
 
 def test_mnist_and_inception_span_minus_one_to_one():

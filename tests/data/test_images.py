@@ -195,6 +195,21 @@ def test_render_of_a_jpeg_leaves_lower_rows_out(monkeypatch):
     assert heights == [50, 199, 200]
 
 
+def test_render_of_a_jpeg_decodes_to_no_less_than_the_size_and_less_than_twice_that(monkeypatch):
+    widths, decode_jpeg = [], simplejpeg.decode_jpeg
+
+    def spy(*arguments, **options) -> np.ndarray:
+        pixels = decode_jpeg(*arguments, **options)
+        widths.append(pixels.shape[1])
+        return pixels
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", spy)
+    encoded = to_jpeg(paint(300, 400))
+    for side in (63, 64, 127, 128, 255, 256):
+        render(encoded, View(0, 0, side, 290), 32, 3)
+    assert widths == [400, 200, 200, 100, 100, 50]
+
+
 @pytest.mark.parametrize("kind", ["plain", "progressive", "444"])
 @pytest.mark.parametrize("edge", [0, 3, 11])
 @pytest.mark.parametrize("side", [30, 63, 64, 130, 259, 400])  # decoded as it is, then by a half, a quarter, an eighth
