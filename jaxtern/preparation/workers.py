@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from typing import Any
 
 import cv2
@@ -44,6 +45,7 @@ def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iter
     # Not forked from here, where JAX may have threads; the server of forks imports what takes long once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["jaxtern.preparation.workers", "tensorflow_datasets.core.features"])
+    _start_server()
     counter, stop = context.Value("q", 0), context.Event()
     shared = (counter, stop)
     with ProcessPoolExecutor(min(workers, len(tasks)), context, _start_worker, shared) as pool:
@@ -61,6 +63,17 @@ def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iter
         finally:  # also when the caller is interrupted
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_server() -> None:
+    """Starts the server of forks deaf to Ctrl-C, as its children then are from their first moment on."""
+    if threading.current_thread() is not threading.main_thread():  # there signals are not ours to change
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _collect(done: set[Future], pending: dict[Future, Task]) -> Iterator[tuple[Task, ShardResult]]:

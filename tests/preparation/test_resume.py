@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxtern.preparation import workers
+from jaxtern.preparation.detection import Reading
 from jaxtern.preparation.pipeline import prepare
 from jaxtern.preparation.plan import Options
 from jaxtern.preparation.shards import WORK
@@ -371,3 +372,14 @@ def test_more_shards_than_images_are_refused(tmp_path: Path, source: Path):
 def test_options_out_of_range_are_refused(field: str, value: object, words: str):
     with pytest.raises(ValueError, match=words):
         Options(**{field: value})
+
+
+def test_numbers_out_of_range_are_refused(tmp_path: Path, source: Path):
+    for name, value in (("workers", 0), ("max_bad", -1)):
+        with pytest.raises(ValueError, match=f"{name}={value}: must be"):
+            prepare(source, tmp_path / "out", **{name: value})
+    for value in (-0.1, 1.0):
+        with pytest.raises(ValueError, match=f"validation_fraction={value}: must be from 0 to less than 1"):
+            Reading(validation_fraction=value)
+    with pytest.raises(ValueError, match="format='hdf5': must be one of idx, cifar, tfrecord, imagenet, images"):
+        Reading(format="hdf5")
