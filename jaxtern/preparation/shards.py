@@ -182,7 +182,8 @@ class _Serializer:
         self._has_boxes, self._box = task.has_boxes, kinds.BBox
 
     def serialize(self, item: Item, stored: Stored) -> bytes:
-        example = {"image": stored.content, "label": item.label, "file_name": item.name}
+        file_name = item.name.encode(errors="replace")  # names of files need not be text
+        example = {"image": stored.content, "label": item.label, "file_name": file_name}
         if self._has_boxes:
             example["boxes"] = [self._box(*box) for box in item.boxes]
         message: Any = self._serializer.get_tf_example(self._features.encode_example(example))

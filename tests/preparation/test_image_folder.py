@@ -1,5 +1,6 @@
 """Images in one folder a class, wherever they lie."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,19 @@ def test_examples_are_shuffled_over_shards_by_the_seed(tmp_path: Path, make, rea
             assert {name[:3] for name in names[start : start + 30]} == set(CLASSES)
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar"])
+def test_names_of_any_signs_are_read(tmp_path: Path, make, read_back: Callable, kind: str):
+    names = ["a b/ß 1.png", "ü/日本.png", "ü/#%&{}.png"]
+    if kind == "folder":  # where names are bytes
+        names.append(os.fsdecode(b"a b/caf\xe9.png"))
+    source = put(make, kind, tmp_path / "source", {name: make.png(i) for i, name in enumerate(names)})
+    prepare(source, tmp_path / "out", Reading(validation_fraction=0))
+    examples = read_back(tmp_path / "out")["train"]
+    assert {name: e.image for name, e in examples.items()} == {
+        name.encode(errors="replace").decode(): make.png(i) for i, name in enumerate(names)
+    }
 
 
 BAD = {
