@@ -17,6 +17,7 @@ from jaxtern.data.dataset import Records, Split
 from jaxtern.data.order import ExampleOrder
 from jaxtern.data.preprocessing.families import Preprocessing
 from jaxtern.data.rendering import Batch, EvaluationBatches, Share, TrainingBatches
+from jaxtern.data.worker import deaf_to_interrupts, follow_parent
 
 _READ_AHEAD = 2  # batches of a thread or process that wait to be used
 _LOADED_AT_ONCE = 256  # examples
@@ -135,9 +136,13 @@ def _stream(source: Any, threads: int, processes: int) -> Generator[Any]:
     if processes:
         if not flags.FLAGS.is_parsed():  # Grain asks for a flag of its own, also where no command has parsed any
             flags.FLAGS.mark_as_parsed()
-        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(processes, per_worker_buffer_size=_READ_AHEAD))
+        options = grain.MultiprocessingOptions(processes, per_worker_buffer_size=_READ_AHEAD)
+        dataset = dataset.mp_prefetch(options, lambda *_: follow_parent())
     iterator = iter(dataset)
     try:
+        with deaf_to_interrupts():  # the processes start here
+            first = next(iterator)
+        yield first
         yield from iterator
     finally:
         iterator.close()

@@ -1,9 +1,6 @@
 """Shards written by several processes, each a shard at a time, with a bar that counts images."""
 
 import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -14,6 +11,7 @@ from typing import Any
 import cv2
 import tqdm
 
+from jaxtern.data.worker import deaf_to_interrupts, follow_parent
 from jaxtern.preparation.shards import ShardResult, Task, write_shard
 
 _POLL_SECONDS = 0.2
@@ -45,7 +43,8 @@ def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iter
     # Not forked from here, where JAX may have threads; the server of forks imports what takes long once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["jaxtern.preparation.workers", "tensorflow_datasets.core.features"])
-    _start_server()
+    with deaf_to_interrupts():
+        forkserver.ensure_running()
     counter, stop = context.Value("q", 0), context.Event()
     shared = (counter, stop)
     with ProcessPoolExecutor(min(workers, len(tasks)), context, _start_worker, shared) as pool:
@@ -65,36 +64,17 @@ def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iter
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_server() -> None:
-    """Starts the server of forks deaf to Ctrl-C, as its children then are from their first moment on."""
-    if threading.current_thread() is not threading.main_thread():  # there signals are not ours to change
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
 def _collect(done: set[Future], pending: dict[Future, Task]) -> Iterator[tuple[Task, ShardResult]]:
     for future in done:
         yield pending.pop(future), future.result()
 
 
 def _start_worker(counter: Any, stop: Any) -> None:
-    """Makes a worker leave Ctrl-C to its parent, and end with it, however that ends."""
+    """The first that a worker does."""
     global _counter, _stop
     _counter, _stop = counter, stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     cv2.setNumThreads(1)  # the cores are taken
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
+    follow_parent()
 
 
 def _write_counted(task: Task) -> ShardResult:

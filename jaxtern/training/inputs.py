@@ -76,6 +76,8 @@ def open_inputs(recipe: Recipe, data_dir: str | None = None) -> Inputs:
 def _open_dataset(recipe: Recipe, data_dir: str | None) -> Dataset:
     if recipe.dataset == "synthetic":
         return make_synthetic(recipe.synthetic_shape, recipe.synthetic_classes, recipe.synthetic_examples)
+    if data_dir is not None and "/" in recipe.dataset:  # a prepared folder that has moved
+        return load_dataset(data_dir if "/" in data_dir else f"./{data_dir}", None, recipe.test_split)
     return load_dataset(recipe.dataset, data_dir or recipe.data_dir, recipe.test_split)
 
 
