@@ -30,7 +30,7 @@ ARROWS = {  # what a part of jaxtern may import, besides itself and the version
     "configs": {"training"},
     "command_line": {*PARTS, "configs"},
     "train": {*PARTS, "command_line", "configs"},
-    "prepare": {"preparation", "command_line"},
+    "prepare": {"preparation", "data", "training", "command_line"},
     **{door: {*PARTS, "command_line"} for door in ("evaluate", "export", "predict", "plan", "launch")},
     "": PARTS,  # jaxtern/__init__.py, the public names
 }

@@ -1,5 +1,6 @@
 """What a recipe says of its data, carried out: dataset, preprocessing, feed."""
 
+import contextlib
 import math
 import os
 from collections import deque
@@ -110,10 +111,11 @@ class Feed:
     def batches(self, start: int) -> Generator[Batch]:
         """Endless, after `start` examples have been seen; some are on their way while one is worked on."""
         on_the_way: deque[Batch] = deque()
-        for batch in self._feed.batches(start):
-            on_the_way.append(jax.tree.map(self._put, batch))
-            if len(on_the_way) > _BATCHES_AHEAD:
-                yield on_the_way.popleft()
+        with contextlib.closing(self._feed.batches(start)) as batches:
+            for batch in batches:
+                on_the_way.append(jax.tree.map(self._put, batch))
+                if len(on_the_way) > _BATCHES_AHEAD:
+                    yield on_the_way.popleft()
 
     def _put(self, rows: np.ndarray) -> jax.Array:
         return jax.make_array_from_process_local_data(self._rows, rows)

@@ -99,11 +99,11 @@ def read_class_names(out: Path) -> list[str]:
     return info.features["label"].names
 
 
-def run_door(*arguments: object, **options: Any) -> subprocess.CompletedProcess:
+def run_door(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "jaxtern.prepare", *map(str, arguments)],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-        text=True, capture_output=True, timeout=300, check=False, **options,
+        text=True, capture_output=True, timeout=300, check=False,
     )  # fmt: skip
 
 

@@ -334,12 +334,14 @@ def test_a_full_disk_is_named_and_the_run_can_go_on(tmp_path: Path, make, run_do
     image = make.jpeg(3, 400, 500)
     source = make.folder(tmp_path / "source", {f"train/{c}/{i}.jpg": image for c in CLASSES for i in range(9)})
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-
     out = tmp_path / "out"
     arguments = (source, out, "--shards=1", "--validation_fraction=0", "--name=x", f"--workers={count}")
-    done = run_door(*arguments, preexec_fn=limit)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # which the door inherits
+    try:
+        done = run_door(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {out}: cannot be written: ")

@@ -65,10 +65,10 @@ class Preprocessing:
           ValueError: where such images cannot give this size.
         """
         if self.size is None and size is not None:
-            raise ValueError(f"size={size}: preprocessing={self.name!r} leaves images as large as they are")
+            raise ValueError(f"image_size={size}: preprocessing={self.name!r} leaves images as large as they are")
         size = self.size if size is None else size
         if size is not None and size < 1:
-            raise ValueError(f"size={size}: must be at least 1")
+            raise ValueError(f"image_size={size}: must be at least 1")
         if size is not None and not self.takes_whole_images:
             return size, size, _RGB
         if image_shape is None:
@@ -76,7 +76,7 @@ class Preprocessing:
         if size is None:
             return image_shape
         if size > min(image_shape[:2]):
-            raise ValueError(f"size={size}: images of {image_shape[0]} by {image_shape[1]} pixels have no such crop")
+            raise ValueError(f"image_size={size}: images of {image_shape[0]} by {image_shape[1]} pixels have no such crop")
         return size, size, image_shape[2]
 
 

@@ -1,0 +1,103 @@
+"""What a recipe's dataset, preprocessing and feed come to."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxtern.data.dataset import Split
+from jaxtern.training import inputs, loop
+from jaxtern.training.inputs import Feed, open_inputs
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.step import create_mesh
+
+MADE = {"dataset": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_classes": 4, "synthetic_examples": 50}
+
+
+@pytest.mark.parametrize(
+    ("fields", "raw_shape", "image_shape", "resident"),
+    [
+        ({}, (8, 8, 1), (8, 8, 1), True),
+        ({"feed": "streaming"}, (8, 8, 1), (8, 8, 1), False),
+        ({"preprocessing": "cifar10", "image_size": 5}, (8, 8, 1), (5, 5, 1), True),
+        ({"preprocessing": "inception", "image_size": 5}, (5, 5, 3), (5, 5, 3), False),
+        ({"preprocessing": "vgg"}, (224, 224, 3), (224, 224, 3), False),
+        (MADE, (12, 10, 3), (12, 10, 3), True),
+        (MADE | {"preprocessing": "vgg", "image_size": 6, "feed": "streaming"}, (6, 6, 3), (6, 6, 3), False),
+        (MADE | {"preprocessing": "vgg", "image_size": 6, "synthetic_shape": (6, 6, 3)}, (6, 6, 3), (6, 6, 3), True),
+    ],
+)
+def test_inputs_are_resident_where_whole_images_are_taken(
+    small_recipe: Callable[..., Recipe], fields: dict[str, Any], raw_shape: tuple, image_shape: tuple, resident: bool
+):
+    opened = open_inputs(small_recipe(**fields))
+    assert (opened.raw_shape, opened.image_shape, opened.resident) == (raw_shape, image_shape, resident)
+
+
+def test_inputs_too_large_for_the_devices_are_streamed(
+    small_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(inputs, "_RESIDENT_BYTES", 1797 * 64 - 1)
+    assert not open_inputs(small_recipe()).resident
+    assert open_inputs(small_recipe(feed="resident")).resident
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"preprocessing": "vgg", "feed": "resident"}, "feed='resident': preprocessing='vgg' crops images of any size"),
+        ({"image_size": 7}, "image_size=7: preprocessing='mnist'"),
+        (MADE | {"preprocessing": "vgg"}, r"synthetic_shape=\(12, 10, 3\): preprocessing='vgg' takes \(224, 224, 3\)"),
+        (MADE | {"synthetic_shape": (12, 10)}, r"synthetic_shape=\(12, 10\): must be height, width and channels"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(small_recipe: Callable[..., Recipe], fields: dict, words: str):
+    with pytest.raises(ValueError, match=words):
+        open_inputs(small_recipe(**fields))
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_feed_puts_batches_on_the_devices_of_their_workers(small_recipe: Callable[..., Recipe], num_devices: int):
+    """Streamed or resident, the same examples in the same rows."""
+    batches = []
+    for way in ("resident", "streaming"):
+        recipe = small_recipe(num_workers=2, num_devices=num_devices, feed=way)
+        opened, mesh = open_inputs(recipe), create_mesh(recipe)
+        feed = Feed(recipe, opened, mesh)
+        stream = feed.batches(24)
+        batch = next(stream)
+        stream.close()
+        images: Any = batch.images if feed.images is None else np.asarray(feed.images)[np.asarray(batch.images)]
+        batches.append((np.asarray(images), *map(np.asarray, batch[1:])))
+        assert {shard.data.shape[0] for shard in batch.labels.addressable_shards} == {8 // num_devices}
+    jax.tree.map(np.testing.assert_array_equal, *batches)
+
+
+def test_run_that_goes_on_with_another_batch_size_misses_no_example(prepare: Callable, tmp_path: Path):
+    """The first epoch of 1,437 is what 2 batches of 8 and then batches of 16 see, each example once."""
+    seen: list[np.ndarray] = []
+
+    def noting(run: loop.Run) -> None:
+        step = run.train_step
+
+        def note(state: Any, images: Any, batch: Any) -> Any:
+            seen.append(np.asarray(batch.images))
+            return step(state, images, batch)
+
+        run.train_step = note
+        loop.train(run)
+
+    first = prepare(num_steps=2)
+    noting(first)
+    first.claim.close()
+    second = prepare(num_steps=91, batch_size=16, allow_config_change=True)
+    assert second.examples_seen == 16
+    noting(second)
+    examples = np.concatenate(seen)
+    split = second.inputs.dataset.train
+    assert isinstance(split, Split)
+    assert len(examples) == 16 + 89 * 16 > split.size
+    assert sorted(examples[: split.size]) == list(range(split.size))
