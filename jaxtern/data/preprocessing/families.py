@@ -76,7 +76,8 @@ class Preprocessing:
         if size is None:
             return image_shape
         if size > min(image_shape[:2]):
-            raise ValueError(f"image_size={size}: images of {image_shape[0]} by {image_shape[1]} pixels have no such crop")
+            height, width = image_shape[:2]
+            raise ValueError(f"image_size={size}: images of {height} by {width} pixels have no such crop")
         return size, size, image_shape[2]
 
 
