@@ -1,7 +1,9 @@
-"""How well the planning model foretells what benchmarks/exchange.py has measured.
+"""How well the planning model foretells what benchmarks/exchange.py and benchmarks/training.py have measured.
 
     python -m benchmarks.exchange --json exchange.json
-    python -m benchmarks.plan_error exchange.json [--fit_hosts 2] [--fit_rate 1gbit] [--fit_size 2**23] [--cores 2]
+    python -m benchmarks.training --json training.json
+    python -m benchmarks.plan_error exchange.json [--training training.json]
+        [--fit_hosts 2] [--fit_rate 1gbit] [--fit_size 2**23] [--cores 2]
 
 The speed of the codec is fitted at one configuration (by default the fewest hosts, the fastest rate, the largest size)
 from the stages of its rows: scales and encode as they are; decode as a line through the exchanges with one row of words
@@ -17,18 +19,25 @@ The stages are of all elements at once; the measured program sends pieces one be
 codec and wire is hidden behind the longer is fitted too, one number for all: with a core for the codec while another
 moves bytes it would be 1 (`jaxtern.plan --hidden`).
 
+Training steps are foretold from the step of as many hosts without a mean, and the same codec; delayed means are left
+out, as these hosts have no core for what would run beside the step.
+
 Rows of the configuration that was fitted are marked with *, and do not count in the median and the worst.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from benchmarks.exchange_worker import count_elements, shapes_of
 from benchmarks.netlab import parse_rate
+from benchmarks.training_step import create_network
 from jaxtern import Network, Ternary
 from jaxtern.compression.buckets import BUCKET_SIZE
 from jaxtern.compression.cost import step_traffic
@@ -51,14 +60,24 @@ def main() -> None:
         sys.exit(2)
     hidden = fit_hidden(fitted, speed, arguments)
     print(f"{describe(fitted[0])}; ns an element: {as_nanoseconds(speed)}; hidden {hidden:.2f}\n\n{HEADING}")
+    compare(rows, fitted, [1e3 * predict(row, speed, arguments, hidden) for row in rows])
+    if arguments.training:
+        steps = read_steps(arguments.training)
+        print(f"\nTraining steps:\n\n{HEADING}")
+        exchanges = [1e3 * predict(row, speed, arguments, hidden) for row in steps]
+        compare(steps, [], [row["alone"] + more for row, more in zip(steps, exchanges, strict=True)])
+
+
+def compare(rows: list[dict], fitted: list[dict], milliseconds: list[float]) -> None:
+    """Prints what was foretold beside what was measured, and how far they are apart."""
     errors = []
-    for row in rows:
-        predicted, measured = 1e3 * predict(row, speed, arguments, hidden), row["milliseconds"]
+    for row, predicted in zip(rows, milliseconds, strict=True):
+        measured, mark = row["milliseconds"], " *" if row in fitted else ""
         error = predicted / measured - 1
-        mark = " *" if row in fitted else ""
         errors += [] if mark else [error]
-        names = f"| {row['hosts']} | {row['rate']} | {row['elements']:,} | {row['exchange']}{mark} "
-        print(f"{names}| {predicted:.1f} | {measured:.1f} | {100 * error:+.0f} |")
+        what = row.get("model") or f"{row['elements']:,}"
+        print(f"| {row['hosts']} | {row['rate']} | {what} | {row['exchange']}{mark} ", end="")
+        print(f"| {predicted:.1f} | {measured:.1f} | {100 * error:+.0f} |")
     if errors:
         print(f"\n{summary(errors)}")
 
@@ -66,6 +85,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="what python -m benchmarks.exchange --json has written")
+    parser.add_argument("--training", type=Path, help="what python -m benchmarks.training --json has written")
     parser.add_argument("--fit_hosts", type=int, help="of the configuration that is fitted [the fewest]")
     parser.add_argument("--fit_rate", help="likewise [the fastest]")
     parser.add_argument("--fit_size", help="likewise, as in --elements of benchmarks.exchange [the largest]")
@@ -76,8 +96,9 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     try:
         read_rows(arguments.file)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.error(f"{arguments.file}: cannot be read: {error}")
+        assert not arguments.training or read_steps(arguments.training), "holds no steps with a mean"
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        parser.error(f"{arguments.file}{' or ' if arguments.training else ''}{arguments.training or ''}: {error}")
     if not read_rows(arguments.file):
         parser.error(f"{arguments.file}: has no rows of jaxtern")
     if arguments.cores < 1 or arguments.latency < 0:
@@ -89,6 +110,18 @@ def read_rows(path: Path) -> list[dict]:
     """Those of jaxtern that were measured."""
     rows = json.loads(path.read_text())["rows"]
     return [row for row in rows if row["library"] == "jaxtern" and "milliseconds" in row and "error" not in row]
+
+
+def read_steps(path: Path) -> list[dict]:
+    """Training steps with a mean that is not delayed, each with the milliseconds of one without (`alone`)."""
+    rows = [row for row in json.loads(path.read_text())["rows"] if "milliseconds" in row and "error" not in row]
+    alone = {place_of(row): row["milliseconds"] for row in rows if row["variant"] == "none"}
+    kept = [row for row in rows if row["variant"] not in ("none", "delayed")]
+    return [row | {"alone": alone[place_of(row)]} for row in kept if place_of(row) in alone]
+
+
+def place_of(row: dict) -> tuple:
+    return row["hosts"], row["rate"], row["model"]
 
 
 def choose(rows: list[dict], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -157,7 +190,16 @@ def fit_hidden(rows: list[dict], speed: CodecSpeed, arguments: argparse.Namespac
 
 
 def sizes_of(row: dict) -> tuple[int, ...]:
+    """Elements of each tensor."""
+    if "model" in row:
+        return sizes_of_model(row["model"])
     return tuple(count_elements((shape,)) for shape in shapes_of(row["size"]))
+
+
+@functools.cache
+def sizes_of_model(name: str) -> tuple[int, ...]:
+    params = jax.eval_shape(lambda: create_network(name, seed=0)[1])
+    return tuple(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def links(row: dict, arguments: argparse.Namespace) -> Network:

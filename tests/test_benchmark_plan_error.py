@@ -77,6 +77,23 @@ def test_plan_error_is_nothing_where_the_model_is_the_truth(record: Path):
     assert lines[-1] == "35 foretold: median error 0 %, worst 0 %, within 20 %: 35"
 
 
+def test_plan_error_foretells_training_steps_from_those_without_a_mean(record: Path, tmp_path: Path):
+    shared, network = SPEED.shared(4, 1, 2), Network(1e-4, RATES["1gbit"] * plan_error.PAYLOAD)
+    sizes = plan_error.sizes_of_model("lenet")
+    assert sum(sizes) == 1_256_080
+    more = predict_step(Ternary(), "gather", sizes, (), 4, network, shared, 0.0, bucket_size=BUCKET_SIZE).total
+    place = {"hosts": 4, "rate": "1gbit", "model": "lenet", "elements": sum(sizes)}
+    rows = [
+        place | {"variant": "none", "exchange": "", "milliseconds": 30.0},
+        place | {"variant": "ternary", "exchange": "gather", "milliseconds": 2 * (30.0 + 1e3 * more)},
+        place | {"variant": "delayed", "exchange": "gather", "milliseconds": 1.0},
+    ]
+    (tmp_path / "training.json").write_text(json.dumps({"rows": rows}))
+    done = run(record, "--training", tmp_path / "training.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "1 foretold: median error 50 %, worst 50 %, within 20 %: 0"
+
+
 def test_plan_error_says_what_is_missing(record: Path, tmp_path: Path):
     content = json.loads(record.read_text())
     content["rows"] = [row for row in content["rows"] if row.get("exchange") != "two_way"]
