@@ -7,6 +7,7 @@ import jax
 from absl import flags
 
 from jaxtern import command_line
+from jaxtern.data.dataset import DataError
 from jaxtern.training import loop
 from jaxtern.training.curves import plot_curves
 from jaxtern.training.recipe import Recipe
@@ -33,7 +34,7 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     print(describe(run), flush=True)
     try:
         result = loop.train(run)
-    except ValueError as error:  # an example that cannot be read
+    except DataError as error:
         raise command_line.UsageError(str(error)) from None
     except loop.NonFiniteError as error:
         print(f"error: {error}", file=sys.stderr)

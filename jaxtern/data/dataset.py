@@ -19,6 +19,10 @@ class Record(NamedTuple):
     boxes: np.ndarray
 
 
+class DataError(ValueError):
+    """An example cannot be read, or processes that read them are gone; the message is one line for the user."""
+
+
 NO_BOXES = np.zeros((0, 4), np.float32)
 
 
@@ -34,7 +38,7 @@ class Records(Protocol):
         ...
 
     def read(self, index: int) -> Record:
-        """Raises ValueError, with the name of the file, for a record that cannot be read."""
+        """Raises DataError, with the name of the file, for a record that cannot be read."""
         ...
 
     def describe(self, index: int) -> str:

@@ -5,21 +5,24 @@ Both give each example once an epoch, in the order of `ExampleOrder`, and key ev
 a run stands is one number: the examples seen so far.
 """
 
+import contextlib
 import itertools
+import math
 from collections.abc import Generator
 from typing import Any
 
+import cv2
 import grain
 import numpy as np
 from absl import flags
 
-from jaxtern.data.dataset import Records, Split
+from jaxtern.data.dataset import DataError, Records, Split
 from jaxtern.data.order import ExampleOrder
 from jaxtern.data.preprocessing.families import Preprocessing
-from jaxtern.data.rendering import Batch, EvaluationBatches, Share, TrainingBatches
-from jaxtern.data.worker import deaf_to_interrupts, follow_parent
+from jaxtern.data.rendering import Batch, EvaluationBatches, Share, TrainingBatches, whole_image_shape
+from jaxtern.data.worker import deaf_to_signals, follow_parent
 
-_READ_AHEAD = 2  # batches of a thread or process that wait to be used
+_READ_AHEAD = 2  # pieces of a process, or of all threads, that wait to be used
 _LOADED_AT_ONCE = 256  # examples
 
 
@@ -83,10 +86,21 @@ class StreamingFeed:
         require_batch(batch_size, split.size, share)
         self._arguments = split, preprocessing, size, batch_size, seed, share
         self._threads, self._processes = threads, processes
+        # Whoever decodes has a piece in hand: many of them together no more than about two batches.
+        workers = threads * max(1, processes)
+        self._pieces = min(batch_size // share.num_hosts, math.ceil(workers / 2))
 
     def batches(self, start: int) -> Generator[Batch]:
-        """This host's part of every batch, endlessly, after `start` examples have been seen."""
-        return _stream(TrainingBatches(*self._arguments, start), self._threads, self._processes)
+        """This host's part of every batch, endlessly, after `start` examples have been seen.
+
+        Raises:
+          DataError: if an example cannot be read, or a process was killed.
+        """
+        source = TrainingBatches(*self._arguments, start, self._pieces)
+        with contextlib.closing(_stream(source, self._threads, self._processes)) as made:
+            while True:
+                pieces = list(itertools.islice(made, self._pieces))
+                yield pieces[0] if len(pieces) == 1 else Batch(*map(np.concatenate, zip(*pieces, strict=True)))
 
 
 def require_batch(batch_size: int, num_examples: int, share: Share) -> None:
@@ -108,7 +122,8 @@ def evaluation_batches(
     """This host's part of a split, every example once: uint8[B, H, W, C], int32[B], and bool[B], false where padded.
 
     Raises:
-      ValueError: if there are fewer examples than hosts, or one cannot be read.
+      ValueError: if there are fewer examples than hosts.
+      DataError: naming the example, if one cannot be read.
     """
     share = share or Share()
     if split.size < share.num_hosts:
@@ -120,29 +135,50 @@ def load_split(split: Split | Records, threads: int) -> Split:
     """Brings a split into memory.
 
     Raises:
-      ValueError: naming the example, if one cannot be read or has not the shape of the others.
+      DataError: naming the example, if one cannot be read or has not the shape of the others.
     """
     if isinstance(split, Split):
         return split
-    source = EvaluationBatches(split, None, None, _LOADED_AT_ONCE, Share())
-    images, labels, present = (np.concatenate(parts) for parts in zip(*_stream(source, threads, 0), strict=True))
-    return Split(images[present], labels[present])
+    images = np.empty((split.size, *whole_image_shape(split)), np.uint8)
+    labels, start = np.empty(split.size, np.int32), 0
+    for pixels, classes, present in _stream(EvaluationBatches(split, None, None, _LOADED_AT_ONCE, Share()), threads, 0):
+        count = int(present.sum())
+        if pixels.shape[1:] != images.shape[1:]:
+            raise DataError(
+                f"{split.describe(start)}: its shape is {pixels.shape[1:]}, the first one's {images.shape[1:]}: a"
+                " preprocessing that takes whole images needs them alike"
+            )
+        images[start : start + count], labels[start : start + count] = pixels[:count], classes[:count]
+        start += count
+    return Split(images, labels)
 
 
 def _stream(source: Any, threads: int, processes: int) -> Generator[Any]:
-    """The batches of a source in order, made ahead of their use; the workers end with the iterator."""
+    """The elements of a source in order, made ahead of their use; the workers end with the iterator."""
+    cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, _READ_AHEAD))
     dataset = grain.MapDataset.source(source).to_iter_dataset(options)
     if processes:
         if not flags.FLAGS.is_parsed():  # Grain asks for a flag of its own, also where no command has parsed any
             flags.FLAGS.mark_as_parsed()
         options = grain.MultiprocessingOptions(processes, per_worker_buffer_size=_READ_AHEAD)
-        dataset = dataset.mp_prefetch(options, lambda *_: follow_parent())
+        dataset = dataset.mp_prefetch(options, _start_worker)
     iterator = iter(dataset)
     try:
-        with deaf_to_interrupts():  # the processes start here
+        with deaf_to_signals():  # the processes start here
             first = next(iterator)
         yield first
         yield from iterator
+    except RuntimeError as error:
+        if not str(error).startswith("Worker process was terminated"):
+            raise
+        why = "perhaps for want of memory; fewer decode_processes need less"
+        raise DataError(f"a process that decodes images was killed, {why}") from error
     finally:
         iterator.close()
+
+
+def _start_worker(*_: int) -> None:
+    """The first that a process does."""
+    follow_parent()
+    cv2.setNumThreads(0)

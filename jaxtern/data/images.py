@@ -15,10 +15,6 @@ import simplejpeg
 
 from jaxtern.data.preprocessing.views import View
 
-# Many images are rendered at once, by as many threads or processes as there are cores. OpenCV's own threads would only
-# get in their way, and do not outlive a fork.
-cv2.setNumThreads(0)
-
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _END_OF_JPEG = b"\xff\xd9"
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame's header, which tells the size

@@ -15,7 +15,7 @@ class ExampleOrder:
             raise ValueError(f"num_examples={num_examples}: there must be at least 1")
         self._num_examples = num_examples
         self._seed = seed
-        self._epoch, self._permutation = -1, np.empty(0, np.int32)
+        self._cached = -1, np.empty(0, np.int32)  # one tuple, as threads share it
 
     def batch(self, start: int, size: int) -> np.ndarray:
         """int32[size]: the examples from place `start` of the sequence on."""
@@ -33,7 +33,9 @@ class ExampleOrder:
         return epochs.astype(np.int32), places.astype(np.int32)
 
     def _permuted(self, epoch: int) -> np.ndarray:
-        if epoch != self._epoch:
+        cached, permutation = self._cached
+        if epoch != cached:
             generator = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
-            self._epoch, self._permutation = epoch, generator.permutation(self._num_examples).astype(np.int32)
-        return self._permutation
+            permutation = generator.permutation(self._num_examples).astype(np.int32)
+            self._cached = epoch, permutation
+        return permutation

@@ -4,15 +4,17 @@
 """
 
 import importlib.util
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxtern.data.dataset import NO_BOXES, Dataset, Record
+from jaxtern.data.dataset import NO_BOXES, DataError, Dataset, Record
 
-TRAIN_SPLIT, TEST_SPLITS = "train", ("test", "validation")
+TEST_SPLITS = ("test", "validation")
+_SPARE_FILES = 128  # that a program has open besides shards
 
 
 class RecordSplit:
@@ -34,10 +36,10 @@ class RecordSplit:
         try:
             example = self._source[index]
         except Exception as error:  # array_record and protobuf raise many kinds for damaged bytes
-            raise ValueError(f"{self.describe(index)}: cannot be read: {_first_line(error)}") from error
+            raise DataError(f"{self.describe(index)}: cannot be read: {_first_line(error)}") from error
         label = int(example["label"])
         if not 0 <= label < self._num_classes:
-            raise ValueError(f"{self.describe(index)}: label {label} is not from 0 to {self._num_classes - 1}")
+            raise DataError(f"{self.describe(index)}: label {label} is not from 0 to {self._num_classes - 1}")
         boxes = np.asarray(example.get("boxes", NO_BOXES), np.float32).reshape(-1, 4)
         return Record(example["image"], label, boxes)
 
@@ -50,12 +52,13 @@ class RecordSplit:
             return place
 
 
-def open_folder(path: str | Path, test_split: str | None = None) -> Dataset:
+def open_folder(path: str | Path, train_split: str = "train", test_split: str | None = None) -> Dataset:
     """Opens a prepared dataset; images stay on disk.
 
     Args:
       path: the folder that holds dataset_info.json.
-      test_split: what to evaluate on; None: "test", or "validation" where there is no such split.
+      train_split: what to train on; a split's name, or a part of one as TFDS writes it: "train[:90%]".
+      test_split: what to evaluate on, likewise; None: "test", or "validation" where there is no such split.
 
     Raises:
       FileNotFoundError: if there is no such folder, or no dataset in it.
@@ -74,16 +77,16 @@ def open_folder(path: str | Path, test_split: str | None = None) -> Dataset:
         builder = tfds.builder_from_directory(path)
     except Exception as error:  # JSON, protobuf and TFDS each have their own
         raise ValueError(f"{given}: its description cannot be read: {_first_line(error)}") from error
-    return open_builder(builder, test_split)
+    return open_builder(builder, train_split, test_split)
 
 
-def open_named(name: str, data_dir: str | None, test_split: str | None = None) -> Dataset:
+def open_named(name: str, data_dir: str | None, train_split: str = "train", test_split: str | None = None) -> Dataset:
     """Opens a dataset that TFDS knows by name, having TFDS prepare it where that is still to do.
 
     Args:
       name: as `tfds.builder` takes it: "cifar10", "imagenet2012:5.1.0".
       data_dir: folder of TFDS's datasets; None: TFDS's default.
-      test_split: as for `open_folder`.
+      train_split, test_split: as for `open_folder`.
 
     Raises:
       ValueError, OSError: if TFDS does not know it, cannot prepare it, or as for `open_folder`.
@@ -93,36 +96,36 @@ def open_named(name: str, data_dir: str | None, test_split: str | None = None) -
     try:
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     except Exception as error:
-        raise ValueError(_describe_unknown(name, error)) from error
+        raise ValueError(_describe_failure(name, error)) from error
     if not (Path(builder.data_dir) / "dataset_info.json").is_file():
         _require_tensorflow(f"dataset={name!r}: is not yet prepared under {builder.data_dir}")
         try:
             builder.download_and_prepare(file_format="array_record")
         except Exception as error:
             raise ValueError(f"dataset={name!r}: TFDS cannot prepare it: {_first_line(error)}") from error
-    return open_builder(builder, test_split)
+    return open_builder(builder, train_split, test_split)
 
 
-def open_builder(builder: Any, test_split: str | None) -> Dataset:
+def open_builder(builder: Any, train_split: str, test_split: str | None) -> Dataset:
     """The splits of a TFDS builder whose data is on disk.
 
     Raises:
       ValueError: as `open_folder` does.
     """
     path, info = Path(builder.data_dir), builder.info
-    found = ", ".join(info.splits) or "none"
-    names = [test_split] if test_split else [name for name in TEST_SPLITS if name in info.splits][:1]
-    for name in (TRAIN_SPLIT, *(names or TEST_SPLITS[:1])):
-        if name not in info.splits:
-            raise ValueError(f"dataset={str(path)!r}: has no split {name!r}; there is {found}")
+    test_split = test_split or next((name for name in TEST_SPLITS if name in info.splits), TEST_SPLITS[0])
+    for argument, name in (("train_split", train_split), ("test_split", test_split)):
+        _require_split(f"dataset={str(path)!r}", argument, name, info.splits)
     features: dict[str, Any] = dict(info.features.items())
     label, image = features.get("label"), features.get("image")
     if image is None or len(image.shape) != 3 or label is None or not hasattr(label, "num_classes"):
         have = ", ".join(features)
         raise ValueError(f"dataset={str(path)!r}: must have features image and label, with classes; there is {have}")
-    for name in (TRAIN_SPLIT, *names):
+    whole = {name.partition("[")[0] for name in (train_split, test_split)}
+    _raise_file_limit(sum(len(info.splits[name].shard_lengths) for name in whole))
+    for name in whole:
         _check_shards(info.splits[name])
-    train, test = (_open_split(builder, path, name) for name in (TRAIN_SPLIT, *names))
+    train, test = (_open_split(builder, path, name) for name in (train_split, test_split))
     return Dataset(train, test, label.num_classes, tuple(label.names))
 
 
@@ -160,7 +163,40 @@ def _require_tensorflow(what: str) -> None:
         raise ValueError(f"{what}, and TFDS needs TensorFlow for that: pip install 'jaxtern[prepare]'")
 
 
-def _describe_unknown(name: str, error: Exception) -> str:
+def _require_split(dataset: str, argument: str, name: str, splits: Any) -> None:
+    try:
+        size = splits[name].num_examples if name.partition("[")[0] in splits else 0
+    except Exception as error:  # TFDS has many for parts that are none
+        raise ValueError(f"{dataset}: {argument}={name!r}: {_first_line(error)}") from error
+    if size == 0:
+        found = ", ".join(splits) or "none"
+        raise ValueError(
+            f"{dataset}: has no split {name!r}; there is {found}: set {argument}, to a part as 'train[90%:]' if need be"
+        )
+
+
+def _raise_file_limit(shards: int) -> None:
+    """Lets this process have a file open for each shard, as array_record does.
+
+    Raises:
+      ValueError: if the system does not allow so many.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = shards + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ValueError(
+            f"{shards:,} shards need as many open files, of which {hard:,} are allowed (ulimit -Hn): raise that, or"
+            " prepare the dataset with fewer --shards"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _describe_failure(name: str, error: Exception) -> str:
+    if "file format" in str(error).lower():
+        remedy = "it must be ArrayRecord: prepare it anew, by jaxtern.prepare or under another data_dir"
+        return f"dataset={name!r}: is prepared in another format ({_first_line(error)}); {remedy}"
     return f"dataset={name!r}: is no folder, and TFDS knows none of that name: {_first_line(error)}"
 
 

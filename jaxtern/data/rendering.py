@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxtern.data.dataset import Record, Records, Split
+from jaxtern.data.dataset import DataError, Record, Records, Split
 from jaxtern.data.images import decode, read_shape, render
 from jaxtern.data.order import ExampleOrder
 from jaxtern.data.preprocessing.families import Preprocessing
 
-_ENDLESS = 1 << 40  # batches
+_ENDLESS = 1 << 40  # pieces of batches
 _COLORS = 3  # of a view
 _VIEW_STREAM = 1  # of the generators keyed by (seed, epoch); the order of the epoch is drawn from stream 0
 
@@ -80,7 +80,7 @@ class _Renderer:
                         " whole images needs them alike"
                     )
             except ValueError as error:
-                raise ValueError(f"{self._split.describe(example)}: {error}") from None
+                raise DataError(f"{self._split.describe(example)}: {error}") from None
         return np.stack(pixels), labels
 
     def _render(self, record: Record, generator: np.random.Generator | None) -> np.ndarray:
@@ -96,21 +96,23 @@ class _Renderer:
 
 
 class TrainingBatches(_Renderer):
-    """Element t is this host's part of batch t, counted from where the run stands."""
+    """Elements are this host's parts of batches, from where the run stands, each in `pieces` equal runs."""
 
     def __init__(
         self, split: Split | Records, preprocessing: Preprocessing, size: int | None, batch_size: int, seed: int,
-        share: Share, start: int,
+        share: Share, start: int, pieces: int,
     ):  # fmt: skip
         super().__init__(split, preprocessing, size)
         self._order, self._batch_size, self._seed = ExampleOrder(split.size, seed), batch_size, seed
-        self._share, self._start = share, start
+        self._share, self._start, self._pieces = share, start, pieces
 
     def __len__(self) -> int:
         return _ENDLESS
 
     def __getitem__(self, number: int) -> Batch:
-        first, size = self._share.of(self._start + number * self._batch_size, self._batch_size)
+        batch, piece = divmod(number, self._pieces)
+        first, size = self._share.of(self._start + batch * self._batch_size, self._batch_size)
+        first, size = Share(piece, self._pieces).of(first, size)
         epochs, places = self._order.locate(first, size)
         generators = (
             _create_generator(self._seed, epoch, place)

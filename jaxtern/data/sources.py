@@ -1,5 +1,6 @@
 """Datasets by name or folder."""
 
+import re
 from pathlib import Path
 
 from jaxtern.data import records
@@ -7,31 +8,37 @@ from jaxtern.data.dataset import Dataset
 from jaxtern.data.digits import load_digits
 from jaxtern.data.idx import load_mnist
 
+_CONFIG = re.compile(r"[a-z]\w*/[^/]+")  # a name in TFDS with one of its configurations, "cifar10_corrupted/fog_1"
 
-def load_dataset(name: str, data_dir: str | None, test_split: str | None = None) -> Dataset:
+
+def load_dataset(
+    name: str, data_dir: str | None = None, train_split: str = "train", test_split: str | None = None
+) -> Dataset:
     """Opens a dataset; digits and idx files come into memory, others stay on disk.
 
     Args:
       name: "digits"; the path of a prepared folder, with a slash in it; or a name that TFDS knows. "mnist" is read from
         its four idx files where `data_dir` is given and is no folder of TFDS's that holds it.
       data_dir: folder of TFDS's datasets, or of idx files.
-      test_split: what to evaluate on; None: "test", or "validation" where there is no such split.
+      train_split: of a prepared dataset, what to train on, also a part as TFDS writes it: "train[:90%]".
+      test_split: what to evaluate on, likewise; None: "test", or "validation" where there is no such split.
 
     Raises:
       ValueError: for an unknown name, an argument that the dataset does not take, or damaged files.
       FileNotFoundError: if files are missing.
     """
+    splits = {"train_split": None if train_split == "train" else train_split, "test_split": test_split}
     if name == "digits":
-        _refuse(name, data_dir=data_dir, test_split=test_split)
+        _refuse(name, data_dir=data_dir, **splits)
         return load_digits()
-    if "/" in name:
+    if "/" in name and (Path(name).exists() or not _CONFIG.fullmatch(name)):
         _refuse(name, data_dir=data_dir)
-        return records.open_folder(name, test_split)
+        return records.open_folder(name, train_split, test_split)
     if name == "mnist" and data_dir is not None and not (Path(data_dir) / name).is_dir():
-        _refuse(name, test_split=test_split)
+        _refuse(name, **splits)
         return load_mnist(data_dir)
     try:
-        return records.open_named(name, data_dir, test_split)
+        return records.open_named(name, data_dir, train_split, test_split)
     except ValueError as error:
         raise ValueError(f"{error}{_hint(name)}") from None
 

@@ -19,8 +19,8 @@ def make_synthetic(image_shape: tuple[int, ...], num_classes: int, num_examples:
     Raises:
       ValueError: for a shape or number that is none.
     """
-    if len(image_shape) != 3 or min(image_shape) < 1:
-        raise ValueError(f"synthetic_shape={image_shape}: must be height, width and channels, each 1 or more")
+    if len(image_shape) != 3 or not all(isinstance(length, int) and length >= 1 for length in image_shape):
+        raise ValueError(f"synthetic_shape={image_shape}: must be height, width and channels, whole numbers from 1 on")
     generator = np.random.default_rng(_SEED)
 
     def make_split(size: int) -> Split:

@@ -6,12 +6,17 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
+
+# That a terminal or a scheduler sends to a whole group of processes, but is for the parent to answer.
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 @contextlib.contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
-    """Processes started inside never hear Ctrl-C, which their parent answers; for it, one waits until the end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit what is blocked
+def deaf_to_signals() -> Iterator[None]:
+    """Processes started inside never hear Ctrl-C or SIGTERM; for this one such a signal waits until the end."""
+    resource_tracker.ensure_running()  # not later: starting it unblocks them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # children inherit what is blocked
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import cv2
 import tqdm
 
-from jaxtern.data.worker import deaf_to_interrupts, follow_parent
+from jaxtern.data.worker import deaf_to_signals, follow_parent
 from jaxtern.preparation.shards import ShardResult, Task, write_shard
 
 _POLL_SECONDS = 0.2
@@ -43,7 +43,7 @@ def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iter
     # Not forked from here, where JAX may have threads; the server of forks imports what takes long once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["jaxtern.preparation.workers", "tensorflow_datasets.core.features"])
-    with deaf_to_interrupts():
+    with deaf_to_signals():
         forkserver.ensure_running()
     counter, stop = context.Value("q", 0), context.Event()
     shared = (counter, stop)

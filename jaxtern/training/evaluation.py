@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtern.data.dataset import Records, Split
 from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.preprocessing.families import Preprocessing
+from jaxtern.data.rendering import whole_image_shape
 
 _BATCH_SIZE = 500
 _BATCH_PIXELS = 1 << 23
@@ -55,11 +56,12 @@ def evaluate(
       Sums over examples are exact counts; the loss is added in float64.
 
     Raises:
-      ValueError: naming the example, if one on disk cannot be read.
+      DataError: naming the example, if one on disk cannot be read.
     """
     loss, first, five = 0.0, 0, 0
-    side = size or preprocessing.size or 1
-    batch_size = max(1, min(_BATCH_SIZE, _BATCH_PIXELS // side**2))
+    whole = preprocessing.takes_whole_images
+    height, width, _ = whole_image_shape(split) if whole else preprocessing.output_shape(None, size)
+    batch_size = max(1, min(_BATCH_SIZE, _BATCH_PIXELS // (height * width)))
     for batch in evaluation_batches(split, batch_size, preprocessing, size, threads):
         batch_loss, batch_first, batch_five = _evaluate_batch(graph, preprocessing, size, params, *batch)
         loss += float(np.sum(np.asarray(batch_loss, np.float64)))

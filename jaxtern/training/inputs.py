@@ -55,7 +55,7 @@ def open_inputs(recipe: Recipe, data_dir: str | None = None) -> Inputs:
       ValueError, OSError: for a dataset that cannot be read, or a preprocessing or feed that does not fit it.
     """
     preprocessing, dataset = get_preprocessing(recipe.preprocessing), _open_dataset(recipe, data_dir)
-    threads, size = recipe.decode_threads or os.cpu_count() or 1, recipe.image_size or preprocessing.size
+    threads, size = _count_threads(recipe), recipe.image_size or preprocessing.size
     if preprocessing.train_view is not None and (recipe.dataset != "synthetic" or recipe.feed == "streaming"):
         if recipe.feed == "resident":
             need = "crops images of any size, for which they must be streamed"
@@ -77,9 +77,17 @@ def open_inputs(recipe: Recipe, data_dir: str | None = None) -> Inputs:
 def _open_dataset(recipe: Recipe, data_dir: str | None) -> Dataset:
     if recipe.dataset == "synthetic":
         return make_synthetic(recipe.synthetic_shape, recipe.synthetic_classes, recipe.synthetic_examples)
+    splits = recipe.train_split, recipe.test_split
     if data_dir is not None and "/" in recipe.dataset:  # a prepared folder that has moved
-        return load_dataset(data_dir if "/" in data_dir else f"./{data_dir}", None, recipe.test_split)
-    return load_dataset(recipe.dataset, data_dir or recipe.data_dir, recipe.test_split)
+        return load_dataset(data_dir if "/" in data_dir else f"./{data_dir}", None, *splits)
+    return load_dataset(recipe.dataset, data_dir or recipe.data_dir, *splits)
+
+
+def _count_threads(recipe: Recipe) -> int:
+    """In each process: one, or where there are no processes one for every core that this one may use."""
+    if recipe.decode_threads is not None:
+        return recipe.decode_threads
+    return 1 if recipe.decode_processes else len(os.sched_getaffinity(0))
 
 
 def _fits(dataset: Dataset, shape: tuple[int, int, int]) -> bool:

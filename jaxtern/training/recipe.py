@@ -24,7 +24,8 @@ class Recipe:
       dataset: what to train on: "digits" (carried by scikit-learn), "synthetic", the path of a prepared folder (with a
         slash in it), or a name that TFDS knows ("mnist" also from its four idx files in `data_dir`).
       data_dir: folder of TFDS's datasets, or of idx files; None for a dataset that needs none, or TFDS's default.
-      test_split: what a prepared dataset is evaluated on; None: "test", or "validation" where there is no such split.
+      train_split: what of a prepared dataset to train on, a split or a part of one: "train[:90%]".
+      test_split: what to evaluate on, likewise; None: "test", or "validation" where there is no such split.
       synthetic_shape: height, width, channels of the images of "synthetic".
       synthetic_classes: their classes.
       synthetic_examples: how many to train on.
@@ -33,8 +34,8 @@ class Recipe:
       image_size: pixels, side of the images after that; None: as the preprocessing has it.
       feed: "resident" (images lie on the devices), "streaming" (they are read and decoded beside training) or "auto":
         resident where the preprocessing takes whole images, and all of them together are at most 1 GiB.
-      decode_threads: that decode at the same time, in each process; None: one a core.
-      decode_processes: to decode in; 0: in the trainer's own.
+      decode_threads: that decode at the same time, in each process; None: one, without processes one a core.
+      decode_processes: to decode in; 0: in the trainer's own. Neither changes any bit of a run.
       model: name of the network.
       num_workers: N, workers whose gradients are averaged; more than one may live on a device.
       num_devices: devices to spread them over; None: as many as there are on which the workers divide.
@@ -79,6 +80,7 @@ class Recipe:
 
     dataset: str = "digits"
     data_dir: str | None = None
+    train_split: str = "train"
     test_split: str | None = None
     synthetic_shape: tuple[int, ...] = (224, 224, 3)
     synthetic_classes: int = 1000

@@ -8,7 +8,6 @@ import numpy as np
 
 from jaxtern.data.dataset import Dataset
 from jaxtern.data.feed import evaluation_batches
-from jaxtern.data.rendering import whole_image_shape
 from jaxtern.data.sources import load_dataset
 from jaxtern.training.inputs import Feed, Inputs, open_inputs
 from jaxtern.training.recipe import Recipe
@@ -72,15 +71,18 @@ def sheet_recipe(folder: str, preprocessing: str | None = None) -> Recipe:
 
     Args:
       folder: of a prepared dataset.
-      preprocessing: by name; None: by the images, "mnist" for grey, "cifar10" for 32x32 pixels, else "inception".
+      preprocessing: by name; None: by the images, "mnist" for grey ones of one shape, "cifar10" for 32x32 pixels, else
+        "inception".
 
     Raises:
       ValueError, OSError: if the dataset cannot be read.
     """
-    train = load_dataset(folder, None).train
+    train = load_dataset(folder).train
     if preprocessing is None:
-        *sides, channels = train.image_shape if train.image_shape[2] == 1 else whole_image_shape(train)
-        preprocessing = "mnist" if channels == 1 else "cifar10" if sides == [32, 32] else "inception"
+        *sides, channels = train.image_shape
+        preprocessing = "cifar10" if sides == [32, 32] else "inception"
+        if channels == 1 and None not in sides:
+            preprocessing = "mnist"
     size = min(_ROWS * _COLUMNS, train.size)
     return Recipe(dataset=folder, preprocessing=preprocessing, batch_size=size, num_workers=1, num_devices=1)
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import pickle
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,31 @@ def test_raw_pixels_are_read_as_they_are(write_folder: Callable, tmp_path: Path)
 def test_split_to_evaluate_on_is_test_then_validation_or_the_one_asked_for(photos: Path, stamps: tuple):
     assert open_folder(photos).test.size == 7
     assert open_folder(stamps[0]).test.size == 6
-    assert open_folder(stamps[0], "train").test.size == 19
+    assert open_folder(stamps[0], test_split="train").test.size == 19
+
+
+def test_parts_of_a_split_are_what_tfds_makes_of_them(stamps: tuple):
+    folder, images, _ = stamps
+    dataset = open_folder(folder, "train[:12]", "train[12:]")
+    np.testing.assert_array_equal(load_split(dataset.train, 1).images, images[:12])
+    np.testing.assert_array_equal(load_split(dataset.test, 1).images, images[12:19])
+
+
+def test_dataset_of_more_shards_than_files_may_be_open_raises_the_limit_or_says_so(
+    write_folder: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    examples = [(np.zeros((2, 2, 1), np.uint8), 0, ()) for _ in range(40)]
+    image = tfds.features.Tensor(shape=(2, 2, 1), dtype=np.uint8)
+    folder = write_folder(tmp_path / "made", {"train": examples, "test": examples[:1]}, image, shards=40)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    set_limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: set_limits.append(limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, hard))
+    assert open_folder(folder).train.size == 40
+    assert set_limits == [(40 + 40 + 128, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 150))
+    with pytest.raises(ValueError, match="80 shards need as many open files, of which 150 are allowed"):
+        open_folder(folder)
 
 
 def forget(folder: Path, pattern: str) -> None:
@@ -101,11 +126,17 @@ def test_folder_that_is_not_whole_is_refused(photos: Path, tmp_path: Path, harm:
     ("arguments", "words"),
     [
         (("./nowhere", None), "'./nowhere': no such folder"),
-        (("{photos}", None, "test"), "has no split 'test'; there is train, validation"),
+        (("{photos}", None, "train", "test"), "has no split 'test'; there is train, validation: set test_split"),
+        (("{photos}", None, "train[90]"), "train_split='train[90]'"),
+        (("{photos}", None, "training"), "has no split 'training'"),
+        (("{photos}", None, "train[:0]"), "has no split 'train[:0]'"),
         (("{photos}", "/data"), "data_dir='/data'"),
         (("cifar1000", None), "TFDS knows none of that name"),
         (("cifar10", "{photos}"), "is not yet prepared under"),
-        (("digits", None, "validation"), "test_split='validation'"),
+        (("digits", None, "train", "validation"), "test_split='validation'"),
+        (("digits", None, "train[:9]"), "train_split='train[:9]'"),
+        (("cifar10_corrupted/fog_1", "{photos}"), "is not yet prepared under"),
+        (("./cifar10/fog", None), "'./cifar10/fog': no such folder"),
     ],
 )
 def test_dataset_that_cannot_be_opened_is_refused(photos: Path, arguments: tuple, words: str):

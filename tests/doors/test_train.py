@@ -27,7 +27,7 @@ def test_train_reaches_95_percent_with_ternary_gradients(default: tuple[Path, st
 def test_train_says_what_it_does_and_what_was_sent(default: tuple[Path, str]):
     _, said = default
     for words in (
-        "lenet (131,080 parameters) on digits (1,437 training and 360 test examples)",
+        "lenet (131,080 parameters) on digits (1,437 training and 360 test examples, resident)",
         "4 workers, codec ternary\n",
         "4 workers, exchange gather: ",
         "250 steps of 64 examples, from the start, in runs/digits",
