@@ -6,17 +6,21 @@ are decoded by simplejpeg, which carries its own libjpeg-turbo and was the faste
 threads run meanwhile.
 """
 
+import io
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import simplejpeg
+from PIL import Image
 
 from jaxtern.data.preprocessing.views import View
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _END_OF_JPEG = b"\xff\xd9"
+# What simplejpeg takes for damage, in files that others read: of an odd header, or with something behind the pixels.
+_HARMLESS = ("unknown JFIF revision", "Could not determine subsampling", "extraneous bytes")
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame's header, which tells the size
 _FACTORS = (8, 4, 2)  # by which libjpeg-turbo shrinks fast; others take longer than the whole
 _GREY, _RGB = 1, 3
@@ -146,7 +150,22 @@ def _call_simplejpeg(encoded: bytes | bytearray, channels: int, **options: Any) 
     try:
         return simplejpeg.decode_jpeg(encoded, "RGB" if channels == _RGB else "GRAY", **options)
     except ValueError as error:
+        if any(words in str(error) for words in _HARMLESS):
+            return _call_pillow(encoded, channels, options.get("min_factor", 1))
         raise ValueError(f"the JPEG is damaged or cut short: {' '.join(str(error).split())}") from None
+
+
+def _call_pillow(encoded: bytes | bytearray, channels: int, factor: int) -> np.ndarray:
+    """The same pixels, or 1 / factor as many rows and columns, of what simplejpeg does not take."""
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            pixels = np.asarray(image.convert("RGB" if channels == _RGB else "L"))
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"the JPEG is damaged or cut short: {error}") from None
+    if factor > 1:
+        height, width = (-(-length // factor) for length in pixels.shape[:2])
+        pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
+    return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def _decode_png(encoded: bytes, channels: int) -> np.ndarray:

@@ -308,3 +308,17 @@ def test_render_in_many_threads_is_the_same():
     with ThreadPoolExecutor(4) as pool:
         for shown, expected in zip(pool.map(lambda each: render(each, box, 64, 3), encoded), alone, strict=True):
             np.testing.assert_array_equal(shown, expected)
+
+
+@pytest.mark.parametrize("bottom", [60, 98])
+@pytest.mark.parametrize("kind", ["revision", "stray"])
+def test_jpegs_that_are_odd_but_whole_are_read(kind: str, bottom: int):
+    """Of a version that JFIF never had, or with bytes between pixels and end: no damage, though decoders warn of it."""
+    plain = to_jpeg(paint(100, 120))
+    place = plain.index(b"JFIF\0") + 5
+    odd = plain[:place] + b"\0\0" + plain[place + 2 :] if kind == "revision" else plain[:-2] + bytes(50) + plain[-2:]
+    assert difference(decode(odd, 3), decode(plain, 3)).max() <= 2
+    view = View(10, 10, bottom, 110)
+    assert difference(render(odd, view, 24, 3), render(plain, view, 24, 3)).mean() < 2
+    with pytest.raises(ValueError, match="damaged or cut short"):
+        decode(odd[: len(odd) // 2], 3)
