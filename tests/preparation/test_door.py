@@ -23,7 +23,7 @@ def test_door_prepares_says_so_and_goes_on(
     assert f"21 images of 3 classes in 4 shards, to {out}" in done.stdout
     assert re.search(r"^train +2 +15 +3 +5 +[\d.]+ kB +0 +0$", done.stdout, re.MULTILINE)
     assert re.search(r"^test +2 +6 +3 +2 +[\d.]+ kB +0 +0$", done.stdout, re.MULTILINE)
-    assert f"--config.data_dir={out}" in done.stdout
+    assert f"--config.dataset={out}" in done.stdout
     assert sorted(path.name for path in out.iterdir()) == [
         "dataset_info.json", "features.json", "label.labels.txt",
         *(f"my_animals-{split}.array_record-0000{i}-of-00002" for split in ("test", "train") for i in (0, 1)),
@@ -41,6 +41,11 @@ CASES = {
     "source missing": (["nowhere", "{out}"], ["SOURCE='nowhere': no such file or folder", "TensorFlow Datasets"]),
     "unknown format": (["{source}", "{out}", "--format=hdf5"], ["format", "idx", "tfds"]),
     "too many shards": (["{source}", "{out}", "--shards=9"], ["shards=9: split test has only 6 images"]),
+    "a sheet of no picture": (["{source}", "{out}", "--sheet=sheet.txt"], ["--sheet='sheet.txt': must end in .png, "]),
+    "a sheet in no folder": (
+        ["{source}", "{out}", "--sheet={out}/a/b.png"],
+        ["--sheet='", "b.png': there is no folder"],
+    ),
     "another's flag": (["{source}", "{out}", "--coarse_labels"], ["coarse_labels: is for --format=cifar"]),
 }
 
