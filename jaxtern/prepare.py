@@ -20,6 +20,7 @@ from jaxtern.data.preprocessing.families import PREPROCESSINGS
 from jaxtern.preparation import detection
 from jaxtern.preparation.pipeline import Report, prepare
 from jaxtern.preparation.plan import Options
+from jaxtern.preparation.table import remark_on_splits
 from jaxtern.preparation.tfds_names import is_tfds_name, prepare_by_name
 from jaxtern.training.sheet import draw_sheet, sheet_recipe
 
@@ -84,7 +85,8 @@ def run(source: str, out: Path) -> Report:
     if by_name or (FORMAT.value is None and not path.exists() and is_tfds_name(source)):
         _require_no_options()
         logging.disable(logging.WARNING)  # TensorFlow's and the builders'
-        return Report(out, prepare_by_name(source, out))
+        splits = prepare_by_name(source, out)
+        return Report(out, splits, remark_on_splits(split.name for split in splits))
     if not path.exists():
         raise ValueError(f"SOURCE={source!r}: no such file or folder, and TensorFlow Datasets has none of that name")
     reading = detection.Reading(
