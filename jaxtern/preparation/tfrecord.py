@@ -3,11 +3,12 @@
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import tqdm
 from google.protobuf.message import DecodeError
 
 from jaxtern.preparation.boxes import clean_boxes
@@ -41,7 +42,8 @@ def find_shards(folder: Path) -> dict[str, list[Path]]:
 
 
 def open_tfrecords(folder: Path, label_offset: int) -> Source:
-    """The splits that its files are called by; all records are read once for their labels.
+    """The splits that its files are called by; all records are read once for their labels,
+    with a bar on a terminal.
 
     Features taken: image/encoded, image/class/label, and where they are there image/class/synset or image/class/text
     (the class's name), image/filename, image/format, image/object/bbox/{xmin,xmax,ymin,ymax}. Where the format is RAW,
@@ -57,10 +59,12 @@ def open_tfrecords(folder: Path, label_offset: int) -> Source:
     shards = find_shards(folder)
     if not shards:
         raise ValueError(f"SOURCE={str(folder)!r}: holds no records, as train-00000-of-00010 or train.tfrecord")
-    records = {
-        split: [record for path in paths for record in _list_records(path, label_offset)]
-        for split, paths in shards.items()
-    }
+    total = sum(path.stat().st_size for paths in shards.values() for path in paths)
+    with tqdm.tqdm(total=total, unit="B", unit_scale=True, desc="looking for labels", disable=None) as bar:
+        records = {
+            split: [record for path in paths for record in _list_records(path, label_offset, bar.update)]
+            for split, paths in shards.items()
+        }
     everything = [record for listed in records.values() for record in listed]
     if not everything:
         raise ValueError(f"SOURCE={str(folder)!r}: its files hold no records")
@@ -93,8 +97,9 @@ def _shape_pixels(encoded: bytes, features: Any, where: str) -> np.ndarray:
     return np.frombuffer(encoded, np.uint8).reshape(shape)
 
 
-def _list_records(path: Path, label_offset: int) -> Iterator[_Record]:
+def _list_records(path: Path, label_offset: int, on_bytes: Callable[[int], object]) -> Iterator[_Record]:
     for number, (place, content) in enumerate(_walk(path)):
+        on_bytes(_HEADER + len(content) + _FOOTER)
         where = f"{path.name}/{number:05d}"
         features = _parse(content, f"{path}: record {number}")
         labels = features["image/class/label"].int64_list.value

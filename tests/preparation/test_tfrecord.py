@@ -1,6 +1,9 @@
 """Shards of tf.Example records as the originals write them."""
 
+import io
+import re
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
 from jaxtern.preparation.detection import Reading
 from jaxtern.preparation.pipeline import prepare
 from jaxtern.preparation.plan import Options
+from jaxtern.preparation.tfrecord import open_tfrecords
 
 NAMES = ("ant", "bee", "cow")
 
@@ -163,3 +167,16 @@ def test_a_record_without_image_is_left_out_and_named(tmp_path: Path, make, capl
     report = prepare(source, tmp_path / "out", max_bad=1)
     assert report.splits[0].left_out == 1
     assert "train.tfrecord/00003: left out: its record has no image/encoded" in caplog.text
+
+
+def test_the_search_for_labels_is_seen_on_a_terminal(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch):
+    source = tmp_path / "records"
+    source.mkdir()
+    for split in ("train", "test"):
+        write_records(source / f"{split}.tfrecord", [make_example(make, i) for i in range(6)])
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    open_tfrecords(source, label_offset=0)
+    last = terminal.getvalue().split("\r")[-1]
+    assert re.match(r"looking for labels: 100%\|.*\| ([\d.]+k)/\1 ", last)
