@@ -20,6 +20,7 @@ from jaxtern.data.preprocessing.families import PREPROCESSINGS
 from jaxtern.preparation import detection
 from jaxtern.preparation.pipeline import Report, prepare
 from jaxtern.preparation.plan import Options
+from jaxtern.preparation.table import remark_on_splits
 from jaxtern.preparation.tfds_names import is_tfds_name, prepare_by_name
 from jaxtern.training.sheet import draw_sheet, sheet_recipe
 
@@ -53,22 +54,23 @@ PREPROCESSING = flags.DEFINE_enum(
 )
 
 _OF_TFDS = ("format", "sheet", "preprocessing")
+_PICTURES = (".png", ".jpg", ".pdf", ".svg", ".webp")
 
 
 def main(source: str, out: str) -> int:
     try:
-        report = run(source, Path(out))
-        print(report)
         if SHEET.value:
-            recipe = sheet_recipe(as_path(out), PREPROCESSING.value)
-            draw_sheet(recipe, Path(SHEET.value))
+            _require_writable_sheet(Path(SHEET.value), Path(out))
+        print(run(source, Path(out)))
+        print(f"to train: python -m jaxtern.train --config=RECIPE --config.dataset={as_path(out)}", flush=True)
+        if SHEET.value:
+            draw_sheet(sheet_recipe(as_path(out), PREPROCESSING.value), Path(SHEET.value))
             print(f"sheet in {SHEET.value}")
     except (ValueError, OSError) as error:
         raise command_line.UsageError(str(error)) from None
     except KeyboardInterrupt:
         print("stopped: whole shards stay, the same command continues", file=sys.stderr)
         return 130
-    print(f"to train: python -m jaxtern.train --config=RECIPE --config.dataset={as_path(out)}")
     return 0
 
 
@@ -83,7 +85,8 @@ def run(source: str, out: Path) -> Report:
     if by_name or (FORMAT.value is None and not path.exists() and is_tfds_name(source)):
         _require_no_options()
         logging.disable(logging.WARNING)  # TensorFlow's and the builders'
-        return Report(out, prepare_by_name(source, out))
+        splits = prepare_by_name(source, out)
+        return Report(out, splits, remark_on_splits(split.name for split in splits))
     if not path.exists():
         raise ValueError(f"SOURCE={source!r}: no such file or folder, and TensorFlow Datasets has none of that name")
     reading = detection.Reading(
@@ -105,6 +108,14 @@ def run(source: str, out: Path) -> Report:
         seed=SEED.value,
     )
     return prepare(path, out, reading, options, WORKERS.value, MAX_BAD.value, lambda line: print(line, flush=True))
+
+
+def _require_writable_sheet(sheet: Path, out: Path) -> None:
+    """Refuses a sheet that could not be written once all else is done."""
+    if sheet.suffix.lower() not in _PICTURES:
+        raise ValueError(f"--sheet={str(sheet)!r}: must end in {', '.join(_PICTURES[:-1])} or {_PICTURES[-1]}")
+    if not sheet.parent.is_dir() and sheet.parent.resolve() != out.resolve():
+        raise ValueError(f"--sheet={str(sheet)!r}: there is no folder {sheet.parent}")
 
 
 def _require_no_options() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtern.data.dataset import Dataset, Split
 
 _UNSIGNED_BYTE = 0x08
-_FILES = {
+FILES = {  # images and labels
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
@@ -35,7 +35,7 @@ def load_mnist(folder: str | Path) -> Dataset:
 
 
 def _load_split(folder: Path, split: str) -> Split:
-    images_path, labels_path = (_find(folder, name) for name in _FILES[split])
+    images_path, labels_path = (_require(folder, name) for name in FILES[split])
     images, labels = read_idx(images_path, dimensions=3), read_idx(labels_path, dimensions=1)
     if len(images) != len(labels):
         raise ValueError(f"{images_path}: holds {len(images)} images, but {labels_path} {len(labels)} labels")
@@ -44,11 +44,16 @@ def _load_split(folder: Path, split: str) -> Split:
     return Split(images[..., None], labels.astype(np.int32))
 
 
-def _find(folder: Path, name: str) -> Path:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise FileNotFoundError(f"data_dir={str(folder)!r}: holds neither {name} nor {name}.gz")
+def _require(folder: Path, name: str) -> Path:
+    path = find_idx(folder, name)
+    if path is None:
+        raise FileNotFoundError(f"data_dir={str(folder)!r}: holds neither {name} nor {name}.gz")
+    return path
+
+
+def find_idx(folder: Path, name: str) -> Path | None:
+    """The file of that name, plain or gzipped; None if there is none."""
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

@@ -5,18 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxtern.data.idx import read_idx
+from jaxtern.data.idx import FILES, find_idx, read_idx
 from jaxtern.preparation.source import Item, Source
-
-FILES = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
-
-
-def find_idx(folder: Path, name: str) -> Path | None:
-    """The file of that name, plain or gzipped."""
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def holds_idx(folder: Path) -> bool:

@@ -1,6 +1,8 @@
 """One image: decoded to find damage, kept byte for byte where nothing must change, else stored anew."""
 
+import contextlib
 import io
+import re
 import struct
 import zlib
 from dataclasses import dataclass
@@ -15,6 +17,9 @@ from jaxtern.preparation.source import DamagedImage
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N")
+_MARKER = re.compile(rb"\xff+[^\x00\xff]")
+_UNNAMED_SAMPLING = "Could not determine subsampling"  # of which TurboJPEG decodes nothing
+_STRAY_BYTES = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 # What Pillow's decoders raise on damaged files.
 _DECODING_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, struct.error, zlib.error,
@@ -103,7 +108,8 @@ def is_grey(raw: bytes | np.ndarray) -> bool:
     if isinstance(raw, np.ndarray):
         return raw.shape[2] == 1
     if raw.startswith(_JPEG):
-        return _read_jpeg_header(raw)[2] == "Gray"
+        with contextlib.suppress(DamagedImage):  # of headers Pillow forgives more
+            return _read_jpeg_header(raw)[2] == "Gray"
     try:
         with Image.open(io.BytesIO(raw)) as image:
             return image.mode in _GREY_MODES
@@ -112,6 +118,42 @@ def is_grey(raw: bytes | np.ndarray) -> bool:
 
 
 def _decode_jpeg(raw: bytes, rules: Rules) -> _Decoded:
+    """As it is if it is sound, else by Pillow if nothing of the image is lost."""
+    try:
+        return _decode_sound_jpeg(raw, rules)
+    except DamagedImage:
+        _require_harmless(raw, rules)
+    pixels = _open_with_pillow(raw, rules.channels)
+    return _Decoded(pixels, pixels.shape[:2], fits=False)
+
+
+def _require_harmless(raw: bytes, rules: Rules) -> None:
+    """Raises what is wrong with the image's data, which alone is seen where all else is mended."""
+    header, data = _mend_header(raw)
+    try:
+        _decode_sound_jpeg(header + data, rules)
+    except DamagedImage as damage:
+        stray = _STRAY_BYTES.search(str(damage))
+        if stray:
+            end = data.find(b"\xff\xd9")
+            _decode_sound_jpeg(header + data[: end - int(stray[1])] + data[end:], rules)
+        elif _UNNAMED_SAMPLING not in str(damage):
+            raise
+
+
+def _mend_header(raw: bytes) -> tuple[bytes, bytes]:
+    """All before the data, without bytes between segments and with the revision of JFIF that there is; and the data."""
+    segments, place = [raw[:2]], 2
+    while (marker := _MARKER.search(raw, place)) and marker[0][-1:] != b"\xda":
+        place = marker.end() + int.from_bytes(raw[marker.end() : marker.end() + 2], "big")
+        segment = raw[marker.start() : place]
+        if marker[0] == b"\xff\xe0" and segment[4:9] == b"JFIF\0":
+            segment = segment[:9] + b"\x01" + segment[10:]
+        segments.append(segment)
+    return b"".join(segments), raw[marker.start() :] if marker else b""
+
+
+def _decode_sound_jpeg(raw: bytes, rules: Rules) -> _Decoded:
     height, width, colours, _ = _read_jpeg_header(raw)
     fits = colours not in ("CMYK", "YCCK")
     keep = fits and rules.encoding == "jpeg" and not (rules.shortest and min(height, width) > rules.shortest)

@@ -11,7 +11,7 @@ from jaxtern.preparation.folder import claim_folder, find_finished, finish_folde
 from jaxtern.preparation.plan import Options, Plan, make_plan
 from jaxtern.preparation.shards import ShardResult, Task
 from jaxtern.preparation.source import Source
-from jaxtern.preparation.table import SplitSummary, format_table, summarize_split
+from jaxtern.preparation.table import SplitSummary, format_table, remark_on_splits, summarize_split
 from jaxtern.preparation.workers import write_shards
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Report:
     Attributes:
       out: the dataset's folder.
       splits: a line of the table each.
-      remarks: on the source.
+      remarks: on the source, and on what training will miss.
     """
 
     out: Path
@@ -132,4 +132,4 @@ def _report(out: Path, source: Source, plan: Plan, results: dict[str, ShardResul
         summarize_split(split, [results[shard.file_name] for shard in plan.shards if shard.split == split])
         for split in source.splits
     ]
-    return Report(out, summaries, source.remarks)
+    return Report(out, summaries, (*source.remarks, *remark_on_splits(source.splits)))

@@ -1,7 +1,9 @@
 """What a preparation came to, in a table."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from jaxtern.data.records import TEST_SPLITS
 from jaxtern.preparation.shards import ShardResult
 
 
@@ -47,6 +49,16 @@ def summarize_split(name: str, results: list[ShardResult]) -> SplitSummary:
         sum(len(result.repaired) for result in results),
         sum(len(result.left_out) for result in results),
     )
+
+
+def remark_on_splits(names: Iterable[str]) -> tuple[str, ...]:
+    """What to say of a dataset that training does not take as it is; nothing of one with a split to evaluate on."""
+    if set(names) & set(TEST_SPLITS):
+        return ()
+    remark = (
+        f"no split to evaluate on: training wants {' or '.join(TEST_SPLITS)}; to evaluate on the images it trains on,"
+    )
+    return (f"{remark} set --config.test_split=train",)
 
 
 def format_table(summaries: list[SplitSummary]) -> str:

@@ -50,9 +50,7 @@ def prepare_by_name(source: str, out: Path) -> list[SplitSummary]:
     if claim is None:
         return _summarize(tfds.builder_from_directory(out))
     with claim:
-        staging = out / WORK / "tfds"
-        _build(tfds, source, staging)
-        (found,) = [path.parent for path in staging.rglob(INFO)]
+        found = _build(tfds, source, out / WORK / "tfds")
         write_whole(out / PLAN, f'{{"plan": {{"tfds": "{source}"}}, "shards": {{}}}}\n')
         for path in sorted(found.iterdir(), key=lambda path: path.name == INFO):
             os.replace(path, out / path.name)
@@ -61,13 +59,12 @@ def prepare_by_name(source: str, out: Path) -> list[SplitSummary]:
     return _summarize(tfds.builder_from_directory(out))
 
 
-def _build(tfds: Any, source: str, staging: Path) -> None:
+def _build(tfds: Any, source: str, staging: Path) -> Path:
+    """Where the dataset lies when it is whole."""
     downloads = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser() / "downloads"
     try:
         builder = tfds.builder(source, data_dir=staging, file_format="array_record")
-        features = builder.info.features
-        if not {"image", "label"} <= set(features):
-            raise ValueError(f"it has no image and label, but {', '.join(features)}")
+        _require_labelled_images(tfds, dict(builder.info.features.items()))
         config = tfds.download.DownloadConfig(num_shards=None, max_shard_size=SHARD_BYTES)
         with contextlib.redirect_stdout(io.StringIO()):
             builder.download_and_prepare(download_dir=downloads, download_config=config)
@@ -75,6 +72,18 @@ def _build(tfds: Any, source: str, staging: Path) -> None:
     except Exception as error:  # noqa: BLE001
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"SOURCE={source!r}: TensorFlow Datasets cannot prepare it: {first}") from None
+    return Path(builder.data_dir)
+
+
+def _require_labelled_images(tfds: Any, features: dict[str, Any]) -> None:
+    image, label = features.get("image"), features.get("label")
+    shape = getattr(image, "shape", None)
+    if isinstance(shape, tuple) and len(shape) == 3 and isinstance(label, tfds.features.ClassLabel):
+        return
+    found = ", ".join(f"{name} ({type(feature).__name__} {feature.shape})" for name, feature in features.items())
+    raise ValueError(
+        f"it must have an image with height, width and channels, and a label that is a class; it has {found}"
+    )
 
 
 def _summarize(builder: Any) -> list[SplitSummary]:

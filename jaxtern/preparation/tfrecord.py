@@ -1,11 +1,14 @@
 """Shards of tf.Example records, as TernGrad's, slim's and other preparations wrote them, without TensorFlow."""
 
+import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+import tqdm
 from google.protobuf.message import DecodeError
 
 from jaxtern.preparation.boxes import clean_boxes
@@ -15,6 +18,7 @@ from jaxtern.preparation.source import Box, DamagedImage, Encoding, Item, Source
 _SPLIT = re.compile(r"(?:.*[_.-])?(train|validation|val|test)(?:[_.-].*)?")
 _SHARD = re.compile(r"\.tfrecords?\b|-\d{5}-of-\d{5}")
 _EDGES = ("ymin", "xmin", "ymax", "xmax")
+_LOSSLESS = ("png", "raw")  # image/format in small letters
 _HEADER, _FOOTER = 12, 4  # length and its checksum before, a checksum behind
 
 
@@ -23,7 +27,7 @@ class _Record(NamedTuple):
 
     item: Item
     class_name: str
-    is_png: bool
+    is_lossless: bool
     boxes_given: int
 
 
@@ -38,10 +42,12 @@ def find_shards(folder: Path) -> dict[str, list[Path]]:
 
 
 def open_tfrecords(folder: Path, label_offset: int) -> Source:
-    """The splits that its files are called by; all records are read once for their labels.
+    """The splits that its files are called by; all records are read once for their labels,
+    with a bar on a terminal.
 
     Features taken: image/encoded, image/class/label, and where they are there image/class/synset or image/class/text
-    (the class's name), image/filename, image/format, image/object/bbox/{xmin,xmax,ymin,ymax}.
+    (the class's name), image/filename, image/format, image/object/bbox/{xmin,xmax,ymin,ymax}. Where the format is RAW,
+    as TernGrad's raw_pixel writes it, image/encoded holds pixels: image/height x image/width x image/channels bytes.
 
     Args:
       folder: holds files such as train-00000-of-01024 and validation-00000-of-00128, or mnist_train.tfrecord.
@@ -53,32 +59,47 @@ def open_tfrecords(folder: Path, label_offset: int) -> Source:
     shards = find_shards(folder)
     if not shards:
         raise ValueError(f"SOURCE={str(folder)!r}: holds no records, as train-00000-of-00010 or train.tfrecord")
-    records = {
-        split: [record for path in paths for record in _list_records(path, label_offset)]
-        for split, paths in shards.items()
-    }
+    total = sum(path.stat().st_size for paths in shards.values() for path in paths)
+    with tqdm.tqdm(total=total, unit="B", unit_scale=True, desc="looking for labels", disable=None) as bar:
+        records = {
+            split: [record for path in paths for record in _list_records(path, label_offset, bar.update)]
+            for split, paths in shards.items()
+        }
     everything = [record for listed in records.values() for record in listed]
     if not everything:
         raise ValueError(f"SOURCE={str(folder)!r}: its files hold no records")
     names = _name_classes(folder, everything, label_offset)
     splits = {split: [record.item for record in listed] for split, listed in records.items()}
-    encoding: Encoding = "png" if all(record.is_png for record in everything) else "jpeg"
+    encoding: Encoding = "png" if all(record.is_lossless for record in everything) else "jpeg"
     dropped = sum(record.boxes_given - len(record.item.boxes) for record in everything)
     remarks = (f"{dropped:,} boxes without area dropped",) if dropped else ()
     has_boxes = any(record.item.boxes for record in everything)
     return Source(names, splits, read_record_image, encoding, has_boxes=has_boxes, remarks=remarks)
 
 
-def read_record_image(location: tuple) -> bytes:
-    """The bytes of image/encoded in the record at (path, offset, length)."""
-    images = _parse(read_span(location), f"{location[0]} at {location[1]}")["image/encoded"].bytes_list.value
+def read_record_image(location: tuple) -> bytes | np.ndarray:
+    """The bytes of image/encoded in the record at (path, offset, length), as pixels uint8[H, W, C] if they are RAW."""
+    where = f"{location[0]} at {location[1]}"
+    features = _parse(read_span(location), where)
+    images = features["image/encoded"].bytes_list.value
     if len(images) != 1:
         raise DamagedImage("its record has no image/encoded")
-    return images[0]
+    return _shape_pixels(images[0], features, where) if _format(features) == "raw" else images[0]
 
 
-def _list_records(path: Path, label_offset: int) -> Iterator[_Record]:
+def _shape_pixels(encoded: bytes, features: Any, where: str) -> np.ndarray:
+    shape = [_integer(features, f"image/{side}") for side in ("height", "width", "channels")]
+    if min(shape) < 1 or shape[2] not in (1, 3) or math.prod(shape) != len(encoded):
+        raise ValueError(
+            f"{where}: the record's image is RAW and has {len(encoded)} bytes, but its height, width and channels are"
+            f" {shape[0]}, {shape[1]} and {shape[2]}; channels must be 1 or 3, and their product the bytes"
+        )
+    return np.frombuffer(encoded, np.uint8).reshape(shape)
+
+
+def _list_records(path: Path, label_offset: int, on_bytes: Callable[[int], object]) -> Iterator[_Record]:
     for number, (place, content) in enumerate(_walk(path)):
+        on_bytes(_HEADER + len(content) + _FOOTER)
         where = f"{path.name}/{number:05d}"
         features = _parse(content, f"{path}: record {number}")
         labels = features["image/class/label"].int64_list.value
@@ -94,7 +115,9 @@ def _list_records(path: Path, label_offset: int) -> Iterator[_Record]:
         file_name = _text(features, "image/filename")
         item = Item(f"{where} {file_name}".rstrip(), label, (str(path), place, len(content)), len(content), kept)
         class_name = _text(features, "image/class/synset") or _text(features, "image/class/text")
-        yield _Record(item, class_name, _text(features, "image/format").lower() == "png", len(boxes))
+        if _format(features) == "raw" and features["image/encoded"].bytes_list.value:
+            _shape_pixels(features["image/encoded"].bytes_list.value[0], features, f"{path}: record {number}")
+        yield _Record(item, class_name, _format(features) in _LOSSLESS, len(boxes))
 
 
 def _walk(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -123,6 +146,15 @@ def _parse(content: bytes, where: str) -> Any:
 def _text(features: Any, key: str) -> str:
     values = features[key].bytes_list.value
     return values[0].decode(errors="replace") if values else ""
+
+
+def _integer(features: Any, key: str) -> int:
+    values = features[key].int64_list.value
+    return values[0] if values else 0
+
+
+def _format(features: Any) -> str:
+    return _text(features, "image/format").lower()
 
 
 def _read_boxes(features: Any) -> list[Box]:

@@ -32,7 +32,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Pat
                 cv2.imwrite(str(folder / f"{number}.jpg"), photo)
     done = run_door("prepare", root / "source", root / "out", f"--sheet={root / 'sheet.png'}")
     assert done.returncode == 0, done.stderr
-    assert f"--config.dataset={root / 'out'}" in done.stdout
+    assert done.stdout.splitlines()[-2:] == [
+        f"to train: python -m jaxtern.train --config=RECIPE --config.dataset={root / 'out'}",
+        f"sheet in {root / 'sheet.png'}",
+    ]
     return root / "out"
 
 

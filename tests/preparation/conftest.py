@@ -15,6 +15,9 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from jaxtern.preparation.pipeline import prepare
+from jaxtern.preparation.plan import Options
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -158,3 +161,24 @@ def class_folders() -> dict[str, bytes]:
         for split, count in (("train", 5), ("test", 2))
         for i in range(count)
     }
+
+
+@pytest.fixture
+def source(tmp_path: Path, make) -> Path:
+    """60 images to train, of all sizes, and 12 to test, in six shards each."""
+    return make.folder(
+        tmp_path / "source",
+        {
+            f"{split}/{c}/{i:02d}.jpg": make.jpeg(i, 12 + i)
+            for split, count in (("train", 30), ("test", 6))
+            for c in ("ant", "bee")
+            for i in range(count)
+        },
+    )
+
+
+@pytest.fixture
+def straight(tmp_path: Path, source: Path) -> Path:
+    """The dataset, never interrupted."""
+    prepare(source, tmp_path / "straight", options=Options(name="toy", shards=6))
+    return tmp_path / "straight"

@@ -41,6 +41,11 @@ CASES = {
     "source missing": (["nowhere", "{out}"], ["SOURCE='nowhere': no such file or folder", "TensorFlow Datasets"]),
     "unknown format": (["{source}", "{out}", "--format=hdf5"], ["format", "idx", "tfds"]),
     "too many shards": (["{source}", "{out}", "--shards=9"], ["shards=9: split test has only 6 images"]),
+    "a sheet of no picture": (["{source}", "{out}", "--sheet=sheet.txt"], ["--sheet='sheet.txt': must end in .png, "]),
+    "a sheet in no folder": (
+        ["{source}", "{out}", "--sheet={out}/a/b.png"],
+        ["--sheet='", "b.png': there is no folder"],
+    ),
     "another's flag": (["{source}", "{out}", "--coarse_labels"], ["coarse_labels: is for --format=cifar"]),
 }
 

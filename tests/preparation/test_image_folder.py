@@ -80,7 +80,10 @@ def test_a_tenth_is_for_validation_unless_told(tmp_path: Path, make, read_back: 
     source = make.folder(tmp_path / "source", {f"{c}/{i}.jpg": image for c in CLASSES for i in range(20)})
     prepare(source, tmp_path / "out")
     assert {name: len(e) for name, e in read_back(tmp_path / "out").items()} == {"train": 54, "validation": 6}
-    prepare(source, tmp_path / "all", Reading(validation_fraction=0))
+    report = prepare(source, tmp_path / "all", Reading(validation_fraction=0))
+    assert len(report.remarks) == 1
+    assert str(report).splitlines()[-1].startswith("no split to evaluate on: training wants test or validation; ")
+    assert str(report).endswith("set --config.test_split=train")
     assert {name: len(e) for name, e in read_back(tmp_path / "all").items()} == {"train": 60}
 
 

@@ -169,3 +169,70 @@ def test_garbled_jpeg_and_png_are_damaged(make):
     for raw in (bytes(jpeg), bytes(png), b"no image at all", b"GIF89a and no more"):
         with pytest.raises(DamagedImage):
             store_image(raw, JPEG)
+
+
+def make_three_to_one() -> bytes:
+    """A grey square of 24x8 pixels, of which three blocks of luma share one of either chroma."""
+    raw = Image.fromarray(np.full((8, 24, 3), 128, np.uint8))
+    file = io.BytesIO()
+    raw.save(file, "JPEG", subsampling=0)
+    content = bytearray(file.getvalue())
+    frame, scan = content.index(b"\xff\xc0"), content.index(b"\xff\xda")
+    content[frame + 11] = 0x31
+    # every block is a difference of 0 and an end: 001010 for luma, 0000 for chroma
+    return bytes(content[: scan + 14]) + int("001010" * 3 + "0000" * 2 + "111111", 2).to_bytes(4, "big") + b"\xff\xd9"
+
+
+def set_revision(raw: bytes, revision: bytes) -> bytes:
+    assert raw[6:11] == b"JFIF\0"
+    return raw[:11] + revision + raw[13:]
+
+
+ODD_JPEGS = {
+    "revision 0.00": lambda raw: set_revision(raw, b"\0\0"),
+    "revision 2.01": lambda raw: set_revision(raw, b"\2\1"),
+    "bytes between segments": lambda raw: raw[:20] + b"\0\7\0" + raw[20:],
+    "bytes before the end": lambda raw: raw[:-2] + bytes(range(99)) + raw[-2:],
+    "all of them": lambda raw: set_revision(raw[:20] + b"\0" + raw[20:-2], b"\2\0") + bytes(99) + raw[-2:],
+}
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "png", "raw"])
+@pytest.mark.parametrize("kind", ODD_JPEGS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_odd_jpegs_that_lose_nothing_are_repaired(make, kind: str, encoding: str, channels: int):
+    raw = ODD_JPEGS[kind](make.jpeg(9, 40, 60, channels))
+    with pytest.raises(ValueError, match=r"JFIF|extraneous"):
+        simplejpeg.decode_jpeg(raw)
+    assert is_grey(raw) is (channels == 1)
+    content, shape, repaired = store_image(raw, Rules(encoding, channels))
+    assert (shape, repaired) == ((40, 60), True)
+    if isinstance(content, bytes):
+        assert store_image(content, Rules(encoding, channels)) == (content, shape, False)
+    pixels = content if isinstance(content, np.ndarray) else open_pixels(content)
+    assert np.abs(pixels.astype(int) - make.pixels(9, 40, 60, channels)).mean() < 2
+
+
+def test_jpeg_of_unnamed_sampling_is_repaired():
+    raw = make_three_to_one()
+    with pytest.raises(ValueError, match="Could not determine subsampling"):
+        simplejpeg.decode_jpeg(raw)
+    assert not is_grey(raw)
+    content, shape, repaired = store_image(raw, JPEG)
+    assert (shape, repaired) == ((8, 24), True)
+    np.testing.assert_array_equal(open_pixels(content), 128)
+    with pytest.raises(DamagedImage):
+        store_image(raw[:-3], JPEG)
+
+
+@pytest.mark.parametrize("kind", ODD_JPEGS)
+def test_odd_jpegs_that_are_cut_short_or_garbled_are_damaged(make, kind: str):
+    whole = make.jpeg(9, 60, 80)
+    middle = len(whole) // 2
+    garbled = whole[:middle] + bytes([0xFF, 0x01] * 15) + whole[middle + 30 :]
+    restarting = make.file(Image.fromarray(make.pixels(9, 60, 80)), "JPEG", quality=95, restart_marker_blocks=4)
+    place = restarting.index(b"\xff\xd2")
+    unmarked = restarting[:place] + restarting[place + 2 :]
+    for raw in (ODD_JPEGS[kind](whole)[: middle + 60], *map(ODD_JPEGS[kind], (garbled, unmarked, unmarked[:place]))):
+        with pytest.raises(DamagedImage):
+            store_image(raw, JPEG)

@@ -4,11 +4,15 @@ import importlib.util
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
+from jaxtern.preparation import tfds_names
 from jaxtern.preparation.tfds_names import is_tfds_name, prepare_by_name
 
 TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
@@ -53,7 +57,7 @@ assert "dataset_info.json" in names and "preparation.json" in names and ".prepar
 assert "tiny_pictures-train.array_record-00000-of-00001" in names, names
 source = tfds.builder_from_directory(out).as_data_source("train")
 assert sorted((int(e["image"].max()), int(e["label"])) for e in source) == [(10 * i, i % 2) for i in range(6)]
-for name, words in (("tiny_texts", "has no image and label, but text"), ("tiny_pictures:9.9.9", "cannot prepare it: ")):
+for name, words in (("tiny_texts", "it has text (Text ())"), ("tiny_pictures:9.9.9", "cannot prepare it: ")):
     try:
         prepare_by_name(name, out.with_name(name[:6]))
     except ValueError as error:
@@ -82,6 +86,64 @@ def test_names_are_known_without_tensorflow():
     assert is_tfds_name("imagenet2012_subset/1pct:5.0.0")
     for name in ("nowhere", "./cifar10", "data/cifar10", "cifar10.zip", "", "Cifar10"):
         assert not is_tfds_name(name)
+
+
+class FakeBuilder:
+    """As much of a builder as is used, which writes no data."""
+
+    def __init__(self, features: dict, data_dir: Path):
+        self.info, self.data_dir = types.SimpleNamespace(features=features), data_dir
+        self.downloads = 0
+
+    def download_and_prepare(self, **_):
+        self.downloads += 1
+        for folder in (self.data_dir, self.data_dir.with_name("older")):
+            folder.mkdir(parents=True)
+            (folder / "dataset_info.json").write_text(folder.name)
+
+
+def fake_builder(monkeypatch: pytest.MonkeyPatch, features: dict, data_dir: Path) -> FakeBuilder:
+    fake = FakeBuilder(features, data_dir)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(tfds, "builder", lambda *_, **__: fake)
+    monkeypatch.setattr(tfds, "builder_from_directory", lambda _: None)
+    monkeypatch.setattr(tfds_names, "_summarize", lambda _: [])
+    return fake
+
+
+IMAGE, LABEL = tfds.features.Image(shape=(4, 5, 3)), tfds.features.ClassLabel(num_classes=2)
+UNFIT = {
+    "no image": (
+        {"text": tfds.features.Text(), "label": LABEL},
+        r"text \(Text \(\)\), label \(ClassLabel \(\)\)",
+    ),
+    "many images": (
+        {"image": tfds.features.Sequence(IMAGE), "label": LABEL},
+        r"image \(Sequence \(None, 4, 5, 3\)\)",
+    ),
+    "labels are numbers": ({"image": IMAGE, "label": tfds.features.Scalar(np.int64)}, r"label \(Scalar \(\)\)"),
+    "many labels": ({"image": IMAGE, "label": tfds.features.Sequence(LABEL)}, r"label \(Sequence \(None,\)\)"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_builder_without_labelled_images_is_refused_before_it_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+):
+    features, words = UNFIT[case]
+    fake = fake_builder(monkeypatch, features, tmp_path / "data")
+    with pytest.raises(ValueError, match=f"SOURCE='toy'.*a label that is a class; it has .*{words}") as caught:
+        prepare_by_name("toy", tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not fake.downloads
+
+
+def test_a_builders_own_folder_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    work = tmp_path / "out" / ".preparation" / "tfds" / "toy"
+    fake = fake_builder(monkeypatch, {"image": IMAGE, "label": LABEL}, work / "2.0.0")
+    prepare_by_name("toy", tmp_path / "out")
+    assert fake.downloads == 1
+    assert (tmp_path / "out" / "dataset_info.json").read_text() == "2.0.0"
 
 
 @pytest.mark.skipif(TENSORFLOW, reason="tensorflow is installed")

@@ -1,6 +1,9 @@
 """Shards of tf.Example records as the originals write them."""
 
+import io
+import re
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,8 @@ from tensorflow_datasets.proto import tf_example_pb2, tf_feature_pb2
 
 from jaxtern.preparation.detection import Reading
 from jaxtern.preparation.pipeline import prepare
+from jaxtern.preparation.plan import Options
+from jaxtern.preparation.tfrecord import open_tfrecords
 
 NAMES = ("ant", "bee", "cow")
 
@@ -82,6 +87,40 @@ def test_records_without_names_and_with_png(tmp_path: Path, make, read_back, rea
     np.testing.assert_array_equal(examples["train"]["train.tfrecord/00002"].image, make.pixels(2, channels=1))
 
 
+def make_raw(make, number: int, depth: int = 3, **more: object) -> dict:
+    """As TernGrad's raw_pixel has it."""
+    pixels = make.pixels(number, channels=depth)
+    sides = dict(zip(("height", "width", "channels"), pixels.shape, strict=True))
+    return make_example(make, number, encoded=pixels.tobytes(), format="RAW", **(sides | more))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("raw_pixels", [False, True])
+def test_records_of_raw_pixels_come_back_without_loss(tmp_path: Path, make, read_back, channels: int, raw_pixels: bool):
+    source = tmp_path / "records"
+    source.mkdir()
+    for split in ("train", "validation"):
+        write_records(source / f"{split}-00000-of-00001", [make_raw(make, i, channels) for i in range(6)])
+    prepare(source, tmp_path / "out", options=Options(raw_pixels=raw_pixels))
+    examples = read_back(tmp_path / "out", decode=True)["train"]
+    for i in range(6):
+        image = examples[f"train-00000-of-00001/{i:05d} {i}.JPEG"].image
+        np.testing.assert_array_equal(image, make.pixels(i, channels=channels))
+
+
+@pytest.mark.parametrize("wrong", [{"height": 13}, {"channels": 1}, {"width": 8, "channels": 6}, {"height": []}])
+def test_records_of_raw_pixels_of_another_length_are_refused(tmp_path: Path, make, wrong: dict):
+    source = tmp_path / "records"
+    source.mkdir()
+    write_records(source / "train.tfrecord", [make_raw(make, 0), make_raw(make, 1), make_raw(make, 2, **wrong)])
+    with pytest.raises(
+        ValueError, match=r"train\.tfrecord: record 2: .* RAW and has 576 bytes, but its height"
+    ) as caught:
+        prepare(source, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_records_boxes_come_back(tmp_path: Path, make, read_back: Callable):
     source = tmp_path / "records"
     source.mkdir()
@@ -128,3 +167,16 @@ def test_a_record_without_image_is_left_out_and_named(tmp_path: Path, make, capl
     report = prepare(source, tmp_path / "out", max_bad=1)
     assert report.splits[0].left_out == 1
     assert "train.tfrecord/00003: left out: its record has no image/encoded" in caplog.text
+
+
+def test_the_search_for_labels_is_seen_on_a_terminal(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch):
+    source = tmp_path / "records"
+    source.mkdir()
+    for split in ("train", "test"):
+        write_records(source / f"{split}.tfrecord", [make_example(make, i) for i in range(6)])
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    open_tfrecords(source, label_offset=0)
+    last = terminal.getvalue().split("\r")[-1]
+    assert re.match(r"looking for labels: 100%\|.*\| ([\d.]+k)/\1 ", last)
