@@ -94,6 +94,23 @@ def _fits(dataset: Dataset, shape: tuple[int, int, int]) -> bool:
     return (dataset.train.size + dataset.test.size) * math.prod(shape) <= _RESIDENT_BYTES
 
 
+def own_share(rows: NamedSharding, batch_size: int) -> Share:
+    """The part of a batch that the devices of this process hold.
+
+    Raises:
+      ValueError: if that is no equal run of it, as where a host's devices lie apart in the mesh.
+    """
+    indices = rows.addressable_devices_indices_map((batch_size,)).values()
+    runs = {places[0].indices(batch_size)[:2] for places in indices if places is not None}
+    first, last = min(start for start, _ in runs), max(stop for _, stop in runs)
+    size = last - first
+    if sum(stop - start for start, stop in runs) != size or first % size or batch_size % size:
+        raise ValueError(
+            f"batch_size={batch_size}: the devices of this host hold rows {sorted(runs)}, which are no equal run of it"
+        )
+    return Share(first // size, batch_size // size)
+
+
 class Feed:
     """A run's batches, on the devices of its mesh."""
 
@@ -103,8 +120,8 @@ class Feed:
         Raises:
           ValueError: for a batch that is larger than the training split, or does not divide among the hosts.
         """
-        share = Share(jax.process_index(), jax.process_count())
         self._rows = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
+        share = own_share(self._rows, recipe.batch_size)
         split, self.images = inputs.dataset.train, None
         if inputs.resident:
             assert isinstance(split, Split)
