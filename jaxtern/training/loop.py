@@ -217,10 +217,12 @@ class _Loop:
         if nonfinite or not np.isfinite(scalars["loss"]):
             raise NonFiniteError(self._describe(step, scalars["loss"], nonfinite))
         self._since.append(scalars)
-        rate = len(self._since) * self._run.recipe.batch_size / (time.perf_counter() - self._clock)
+        now = time.perf_counter()
+        rate = len(self._since) * self._run.recipe.batch_size / (now - self._clock)
         self._progress.update(scalars["loss"], rate)
         if step % self._run.recipe.log_every == 0 or step == self._run.recipe.num_steps:
             self._log(step, rate)
+            self._clock = now  # not later: the device works on while this is written
 
     def _describe(self, step: int, loss: float, nonfinite: list[str]) -> str:
         where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
@@ -242,7 +244,6 @@ class _Loop:
             f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
         )
         self._since.clear()
-        self._clock = time.perf_counter()
 
 
 class _Signals:

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,3 +149,19 @@ def test_curves_are_a_picture(prepare: Callable, tmp_path: Path):
     assert width > 1000
     assert height > 300
     assert picture[-8:-4] == b"IEND"
+
+
+def test_run_counts_the_time_in_which_it_writes_its_log_too(prepare: Callable, tmp_path: Path, read_jsonl: Callable):
+    """The devices work meanwhile, and reading the schedule's rate off them waits for their step."""
+    run = prepare(num_steps=4, log_every=1)
+    schedule = run.program.schedule
+
+    def slow(step: int) -> Any:
+        time.sleep(0.1)
+        return schedule(step)
+
+    run.program = run.program._replace(schedule=slow)
+    loop.train(run)
+    rates = [r["examples_per_second"] for r in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in r]
+    assert len(rates) == 4
+    assert max(rates[1:]) < 8 / 0.1
