@@ -5,7 +5,7 @@ import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import cv2
@@ -43,6 +43,7 @@ def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iter
     # Not forked from here, where JAX may have threads; the server of forks imports what takes long once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["jaxtern.preparation.workers", "tensorflow_datasets.core.features"])
+    resource_tracker.ensure_running()  # starting it unblocks interrupts, so before they are blocked
     with deaf_to_interrupts():
         forkserver.ensure_running()
     counter, stop = context.Value("q", 0), context.Event()
