@@ -52,10 +52,12 @@ def test_preprocessing_gives_the_shape_it_tells(name: str):
 
 @pytest.mark.parametrize("name", PREPROCESSINGS)
 def test_preprocessing_treats_an_image_alike_alone_and_in_any_batch(name: str):
+    """To the last bit, but for the colours of Inception, whose many steps are rounded as a shape's program joins them."""
     images, keys = batch(get_preprocessing(name)), keys_of(5)
     together = augment(name, images, keys)
     np.testing.assert_array_equal(augment(name, images, keys), together)
-    np.testing.assert_array_equal(augment(name, images[2:3], keys[2:3]), together[2:3])
+    rounding = 1e-6 if name == "inception" else 0
+    np.testing.assert_allclose(augment(name, images[2:3], keys[2:3]), together[2:3], rtol=0, atol=rounding)
     np.testing.assert_array_equal(augment(name, images[::-1], keys[::-1]), together[::-1])
     np.testing.assert_array_equal(standardize(name, images[2:3]), standardize(name, images)[2:3])
 
