@@ -52,7 +52,7 @@ def test_preprocessing_gives_the_shape_it_tells(name: str):
 
 @pytest.mark.parametrize("name", PREPROCESSINGS)
 def test_preprocessing_treats_an_image_alike_alone_and_in_any_batch(name: str):
-    """To the last bit, but for the colours of Inception, whose many steps are rounded as a shape's program joins them."""
+    """To the last bit, but for the colours of Inception: how their many steps are joined, and rounded, is a shape's."""
     images, keys = batch(get_preprocessing(name)), keys_of(5)
     together = augment(name, images, keys)
     np.testing.assert_array_equal(augment(name, images, keys), together)
