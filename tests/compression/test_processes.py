@@ -59,15 +59,20 @@ def _run(num_processes: int) -> list[dict]:
 @pytest.mark.parametrize("num_processes", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_processes_give_the_same_bits_as_virtual_workers(workers: Callable, worker: ModuleType, num_processes: int):
     found = _run(num_processes)
-    gradients = [worker.local_gradients(each) for each in range(num_processes)]
-    stacked = {name: np.stack([tree[name] for tree in gradients]) for name in gradients[0]}
     placed = workers(f"mesh:1 unrolled:{num_processes}")
-    for name in NAMES:
+
+    def expect(name: str, make: Callable[[int], dict[str, np.ndarray]]) -> str:
+        """The digest of the virtual workers' mean."""
+        gradients = [make(each) for each in range(num_processes)]
+        stacked = {key: np.stack([tree[key] for tree in gradients]) for key in gradients[0]}
         transformation = compressed_mean(placed.names, **worker.options(name), virtual_workers=num_processes)
         state = transformation.init(None)
         mean, _ = placed.over(transformation.update)(stacked, state._replace(count=state.count + 7))
-        expected = worker.digest(jax.tree.map(lambda x: x[0], mean))
-        assert [each["digests"][name] for each in found] == [expected] * num_processes, name
+        return worker.digest(jax.tree.map(lambda x: x[0], mean))
+
+    expected = {name: expect(name, worker.local_gradients) for name in NAMES}
+    expected |= {f"{name} hierarchical": expect(name, worker.whole_gradients) for name in EXACT}
+    assert [each["digests"] for each in found] == [expected] * num_processes
     latencies, bandwidths = zip(*(each["network"] for each in found), strict=True)
     assert len(set(latencies)) == 1
     assert 0 < latencies[0] < 1

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxtern import calibrate, compressed_mean
+from jaxtern.compression.cost import EXACT
 
 SHAPES = {"large": (300, 257), "small": (129,), "one": (1,), "float": (9,)}
 
@@ -19,6 +20,11 @@ def local_gradients(worker: int) -> dict[str, np.ndarray]:
     """Of one worker, the same in whatever process."""
     random = np.random.default_rng(worker)
     return {name: random.standard_normal(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def whole_gradients(worker: int) -> dict[str, np.ndarray]:
+    """Of one worker, small whole numbers: means of what its two devices have are exact."""
+    return {name: np.rint(12 * value) for name, value in local_gradients(worker).items()}
 
 
 def digest(mean: Any) -> str:
@@ -36,10 +42,11 @@ def options(name: str) -> dict[str, Any]:
 
 def main(coordinator: str, num_processes: int, process: int, names: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(coordinator, num_processes, process)
-    mesh = jax.make_mesh((num_processes,), ("host",), axis_types=(AxisType.Auto,))
+    devices = np.array(jax.devices()).reshape(num_processes, 2)
+    mesh = Mesh(devices[:, 0], ("host",), axis_types=(AxisType.Auto,))
     own, everywhere = NamedSharding(mesh, PartitionSpec("host")), PartitionSpec()
     gradients = {
         name: jax.make_array_from_process_local_data(own, value[None])
@@ -55,9 +62,34 @@ def main(coordinator: str, num_processes: int, process: int, names: list[str]) -
 
         mapped = jax.shard_map(update, mesh=mesh, in_specs=PartitionSpec("host"), out_specs=everywhere, check_vma=False)
         found[name] = digest(jax.tree.map(lambda x: x.addressable_data(0), jax.jit(mapped)(gradients)))
+    found |= hierarchical_digests(Mesh(devices, ("host", "device"), axis_types=(AxisType.Auto,) * 2), process)
     # Hosts may be given different numbers; all must come to the same.
     network = calibrate(mesh, "host", bandwidth=1e9 / (1 + process))
     print(json.dumps({"digests": found, "network": [network.latency, network.bandwidth]}), flush=True)
+
+
+def hierarchical_digests(mesh: Mesh, process: int) -> dict[str, str]:
+    """Of floats between the two devices of a host, one above and one below its mean, and words between hosts."""
+    own = NamedSharding(mesh, PartitionSpec("host", "device"))
+    gradients = {
+        name: jax.make_array_from_process_local_data(own, np.stack([value - 3, value + 3])[None])
+        for name, value in whole_gradients(process).items()
+    }
+    found = {}
+    for exchange in EXACT:
+        transformation = compressed_mean("host", fast_axis_name="device", **options(exchange))
+
+        def update(local: Any, transformation: Any = transformation) -> Any:
+            state = transformation.init(None)._replace(count=jnp.int32(7))
+            return transformation.update(jax.tree.map(lambda x: x[0, 0], local), state)[0]
+
+        mapped = jax.shard_map(
+            update, mesh=mesh, in_specs=PartitionSpec("host", "device"), out_specs=PartitionSpec(), check_vma=False
+        )
+        found[f"{exchange} hierarchical"] = digest(
+            jax.tree.map(lambda x: x.addressable_data(1), jax.jit(mapped)(gradients))
+        )
+    return found
 
 
 if __name__ == "__main__":
