@@ -7,6 +7,9 @@ import ml_collections
 from jaxtern.training.recipe import Recipe
 
 _OPTIONAL = {
+    "dropout_rate": float,
+    "init_from": str,
+    "rate_batch_size": int,
     "data_dir": str,
     "test_split": str,
     "image_size": int,

@@ -1,19 +1,11 @@
-"""Everything that decides a run, by name: the fields of a recipe, what they mean, and which values they take."""
+"""Everything that decides a run, by name: the fields of a recipe, and what they mean."""
 
 import dataclasses
 import difflib
-import math
-import re
 from typing import Any
 
 from jaxtern.compression.buckets import BUCKET_SIZE
-
-OPTIMIZERS = ("sgd", "momentum", "adam", "rmsprop")
-SCHEDULES = ("fixed", "exponential", "polynomial", "cosine")
-DECAY_MODES = ("loss", "decoupled")
-VIRTUAL_WORKERS = ("unrolled", "vmapped")
-CODECS = ("ternary", "float")
-FEEDS = ("auto", "resident", "streaming")
+from jaxtern.training.rules import require_valid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +13,9 @@ class Recipe:
     """A run's settings; `configs/` holds ready ones, and a command line may override any field.
 
     Attributes:
-      dataset: what to train on: "digits" (carried by scikit-learn), "synthetic", the path of a prepared folder (with a
-        slash in it), or a name that TFDS knows ("mnist" also from its four idx files in `data_dir`).
+      dry_run: only say what would be trained, and train three small steps of it on made data.
+      dataset: what to train on: "digits" (carried by scikit-learn), "synthetic", the path of a prepared folder or of a
+        text file (with a slash in it), or a name that TFDS knows ("mnist" also from its four idx files in `data_dir`).
       data_dir: folder of TFDS's datasets, or of idx files; None for a dataset that needs none, or TFDS's default.
       train_split: what of a prepared dataset to train on, a split or a part of one: "train[:90%]".
       test_split: what to evaluate on, likewise; None: "test", or "validation" where there is no such split.
@@ -30,20 +23,38 @@ class Recipe:
       synthetic_classes: their classes.
       synthetic_examples: how many to train on.
       preprocessing: what becomes of the images, in training and evaluation: "mnist", "cifar10", "alexnet", "vgg",
-        "inception" (also for GoogLeNet and ResNet) or "vgg_f".
+        "inception" (also for GoogLeNet and ResNet), "vgg_f"; or "text".
       image_size: pixels, side of the images after that; None: as the preprocessing has it.
+      sequence_length: characters of an example of text.
       feed: "resident" (images lie on the devices), "streaming" (they are read and decoded beside training) or "auto":
         resident where the preprocessing takes whole images, and all of them together are at most 1 GiB.
       decode_threads: that decode at the same time, in each process; None: one, without processes one a core.
       decode_processes: to decode in; 0: in the trainer's own. Neither changes any bit of a run.
       model: name of the network.
+      dropout_rate: share of activations that are dropped in training; None: as the network has it.
+      batch_norm: whose moments normalise in training: "local" (each worker's own; the moving ones are averaged over the
+        workers), "first" (likewise, but the moving ones are worker 0's) or "sync" (those of all workers' examples).
+      precision: of activations and products; weights are float32. "float16" scales the loss, and skips steps whose
+        gradients overflow on any worker.
+      loss_scale: at the start, for "float16".
+      label_smoothing: share of the target that is spread over all classes.
+      init_from: a run's folder, one of its checkpoints, or a .safetensors file of torchvision's weights to start from.
+      init_exclude: regular expressions; a tensor whose whole path matches one starts fresh.
+      init_allow_missing: whether tensors that `init_from` lacks start fresh, too.
+      train_only: regular expressions; only tensors whose whole path ("fc3/kernel") matches one are trained.
+      freeze: regular expressions; a tensor whose whole path matches one is not trained. Of "conv2/kernel[:, :, 29, 13]"
+        only the slice is not.
       num_workers: N, workers whose gradients are averaged; more than one may live on a device.
       num_devices: devices to spread them over; None: as many as there are on which the workers divide.
       virtual_workers: how the workers of one device are run: "unrolled" (bit-identical on any number of devices) or
         "vmapped" (compiles faster).
       batch_size: examples of one step over all workers.
+      accumulation: parts of a worker's batch whose gradients are added one behind another, before one exchange.
       num_steps: updates of the weights.
+      steps_per_call: that the devices take without the host; the feed must be resident. CPUs run them unrolled.
       codec: "ternary", or "float" for a plain mean.
+      float_epochs: F: every F-th epoch exchanges float gradients; 0: none does.
+      ternary_from: step from which on gradients are ternary; before, they are float.
       exchange: "auto" (the fastest of the exact ones by the links' latency and bandwidth), "gather", "sum", "scatter",
         "two_way" (fewest bits, more noise) or "float".
       devices_per_worker: devices that share a worker's batch; their gradients are averaged as floats before the
@@ -60,16 +71,28 @@ class Recipe:
       min_size: tensors with fewer elements stay float.
       float_last_layer: whether the last layer's gradients stay float.
       exclude: regular expressions; a tensor whose whole path ("conv1/kernel") matches one stays float.
-      optimizer: "sgd", "momentum", "adam" or "rmsprop".
-      momentum: of the optimiser "momentum".
+      optimizer: "sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars" or "lamb".
+      momentum: of "momentum", "nesterov" and "lars".
+      trust_coefficient: of "lars".
       learning_rate: at the start.
-      schedule: "fixed", "exponential" (a staircase), "polynomial" or "cosine" (both to 0 at the last step).
+      rate_batch_size: the batch for which the rate is meant: it is multiplied by batch_size / rate_batch_size; None: it
+        is meant for any.
+      schedule: "fixed", "exponential" (a staircase), "piecewise", "polynomial" or "cosine" (both to `end_rate` at the
+        last step); or rates over epochs, in place of `learning_rate`: "5:0.01->0.4,30:0.4,60:0.04" rises to .4 in 5
+        epochs ("->" linearly, "=>" exponentially), stays there until epoch 30, then is .04 (from 60 on, too).
       decay_epochs: epochs between the stairs of "exponential".
-      decay_factor: by which each of them multiplies the rate.
+      boundaries: epochs at which "piecewise" has its stairs.
+      decay_factor: by which each stair multiplies the rate.
       power: of "polynomial": rate (1 - t/T)^power.
-      weight_decay: factor of L2 over the kernels.
+      end_rate: of "polynomial" and "cosine".
+      warmup_steps: in which the rate rises linearly from `warmup_rate` to what the schedule has behind them.
+      warmup_rate: see there.
+      weight_decay: factor of L2 over what is decayed.
       weight_decay_mode: "loss": weight_decay * sum(w^2) / 2 is part of every worker's loss, so of what is compressed;
-        "decoupled": rate * weight_decay * w is taken off the weights.
+        "decoupled": rate * weight_decay * w is taken off the weights. "adamw", "lars" and "lamb" decay by themselves.
+      decay: regular expressions; a tensor whose whole path matches one is decayed; none: as the network has it.
+      average_decay: of moving averages of weights and moments, min(average_decay, (1 + t) / (10 + t)), which are
+        evaluated in place of the last ones; 0: none are kept.
       seed: of the weights, the order of the examples and the noise.
       log_every: steps between lines of the log.
       log_compression: also log zero trits, scale, and cosine to the float mean; costs a float exchange a step.
@@ -78,6 +101,7 @@ class Recipe:
       keep_checkpoints: how many to keep.
     """
 
+    dry_run: bool = False
     dataset: str = "digits"
     data_dir: str | None = None
     train_split: str = "train"
@@ -87,16 +111,31 @@ class Recipe:
     synthetic_examples: int = 1024
     preprocessing: str = "mnist"
     image_size: int | None = None
+    sequence_length: int = 128
     feed: str = "auto"
     decode_threads: int | None = None
     decode_processes: int = 0
     model: str = "lenet"
+    dropout_rate: float | None = None
+    batch_norm: str = "local"
+    precision: str = "float32"
+    loss_scale: float = 2.0**15
+    label_smoothing: float = 0.0
+    init_from: str | None = None
+    init_exclude: tuple[str, ...] = ()
+    init_allow_missing: bool = False
+    train_only: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
     num_workers: int = 4
     num_devices: int | None = None
     virtual_workers: str = "unrolled"
     batch_size: int = 64
+    accumulation: int = 1
     num_steps: int = 1000
+    steps_per_call: int = 1
     codec: str = "ternary"
+    float_epochs: int = 0
+    ternary_from: int = 0
     exchange: str = "auto"
     devices_per_worker: int = 1
     bucket_size: int | None = BUCKET_SIZE
@@ -112,13 +151,21 @@ class Recipe:
     exclude: tuple[str, ...] = ()
     optimizer: str = "momentum"
     momentum: float = 0.9
+    trust_coefficient: float = 0.001
     learning_rate: float = 0.01
+    rate_batch_size: int | None = None
     schedule: str = "fixed"
     decay_epochs: float = 20.0
+    boundaries: tuple[float, ...] = ()
     decay_factor: float = 0.1
     power: float = 0.5
+    end_rate: float = 0.0
+    warmup_steps: int = 0
+    warmup_rate: float = 0.0
     weight_decay: float = 0.0
     weight_decay_mode: str = "loss"
+    decay: tuple[str, ...] = ()
+    average_decay: float = 0.0
     seed: int = 0
     log_every: int = 100
     log_compression: bool = False
@@ -127,34 +174,7 @@ class Recipe:
     keep_checkpoints: int = 3
 
     def __post_init__(self):
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not math.isfinite(value) or value < least:
-                raise ValueError(f"{name}={value!r}: must be {least} or more")
-        self._require_batch()
-        for name in ("num_devices", "bucket_size", "image_size", "decode_threads"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be 1 or more")
-        if self.delayed and self.log_compression:
-            raise ValueError(
-                "log_compression=True: must be False where delayed=True, whose means are of other gradients"
-            )
-        if not self.seed < 2**32:
-            raise ValueError(f"seed={self.seed}: must be below 2^32")
-        _require_patterns(self.exclude)
-
-    def _require_batch(self) -> None:
-        """Refuses a batch that does not divide among all workers and devices."""
-        if self.batch_size % self.num_workers:
-            raise ValueError(f"batch_size={self.batch_size}: must divide among num_workers={self.num_workers}")
-        if self.batch_size // self.num_workers % self.devices_per_worker:
-            raise ValueError(
-                f"batch_size={self.batch_size}: each worker's part must divide among"
-                f" devices_per_worker={self.devices_per_worker}"
-            )
+        require_valid(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Recipe":
@@ -174,48 +194,9 @@ class Recipe:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def _require_patterns(patterns: tuple[str, ...]) -> None:
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"exclude={pattern!r}: is no regular expression: {error}") from None
-
-
 def require_field(name: str) -> None:
     """Refuses a name that is no field, naming those like it."""
     known = [field.name for field in dataclasses.fields(Recipe)]
     if name not in known:
         near = difflib.get_close_matches(name, known, cutoff=0.4) or known
         raise ValueError(f"{name!r} is no field of a recipe; there is {', '.join(near)}")
-
-
-_CHOICES = {
-    "virtual_workers": VIRTUAL_WORKERS,
-    "codec": CODECS,
-    "feed": FEEDS,
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-    "weight_decay_mode": DECAY_MODES,
-}
-
-_LEAST = {
-    "synthetic_classes": 1,
-    "synthetic_examples": 1,
-    "decode_processes": 0,
-    "num_workers": 1,
-    "devices_per_worker": 1,
-    "batch_size": 1,
-    "num_steps": 1,
-    "momentum": 0,
-    "learning_rate": 0,
-    "decay_factor": 0,
-    "power": 0,
-    "weight_decay": 0,
-    "seed": 0,
-    "log_every": 1,
-    "evaluate_every": 0,
-    "checkpoint_every": 1,
-    "keep_checkpoints": 1,
-    "decay_epochs": 1e-9,
-}

@@ -10,7 +10,8 @@ import optax
 import pytest
 
 from jaxtern.training.optimizers import create_optimizer, is_kernel
-from jaxtern.training.recipe import OPTIMIZERS, Recipe
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.rules import OPTIMIZERS
 
 RATE, STEPS = 0.1, 3
 Tree = dict[str, dict[str, np.ndarray]]

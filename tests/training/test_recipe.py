@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from jaxtern import configs
-from jaxtern.training.recipe import CODECS, DECAY_MODES, OPTIMIZERS, SCHEDULES, VIRTUAL_WORKERS, Recipe
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.rules import CHOICES, SCHEDULES
 
 INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.py") if path.stem != "__init__")
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
@@ -64,7 +66,7 @@ def test_recipe_mnist_is_terngrads():
 def test_recipe_explains_every_field_and_every_choice():
     documented = re.findall(r"^      (\w+): ", Recipe.__doc__, re.MULTILINE)
     assert documented == FIELDS
-    for choice in (*OPTIMIZERS, *SCHEDULES, *DECAY_MODES, *VIRTUAL_WORKERS, *CODECS):
+    for choice in (*SCHEDULES, *itertools.chain(*CHOICES.values())):
         assert f'"{choice}"' in Recipe.__doc__
 
 
@@ -89,8 +91,8 @@ def test_recipe_explains_every_field_and_every_choice():
         ({"seed": -1}, "seed=-1: must be 0 or more"),
         ({"seed": 2**32}, "seed=4294967296: must be below 2^32"),
         ({"codec": "zip"}, "codec='zip': must be one of ternary, float"),
-        ({"optimizer": "lion"}, "optimizer='lion': must be one of sgd, momentum, adam, rmsprop"),
-        ({"schedule": "linear"}, "schedule='linear': must be one of fixed, exponential, polynomial, cosine"),
+        ({"optimizer": "lion"}, "optimizer='lion': must be one of sgd, momentum, nesterov, adam, adamw, rmsprop, lars, lamb"),
+        ({"schedule": "linear"}, "schedule='linear': must be one of fixed, exponential, piecewise, polynomial, cosine, or"),
         ({"weight_decay_mode": "l1"}, "weight_decay_mode='l1': must be one of loss, decoupled"),
         ({"virtual_workers": "scanned"}, "virtual_workers='scanned': must be one of unrolled, vmapped"),
         ({"exclude": ("(",)}, "exclude='(': is no regular expression"),

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from jaxtern.training.recipe import SCHEDULES, Recipe
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.rules import SCHEDULES
 from jaxtern.training.schedules import create_schedule
 
 RATE, STEPS, EXAMPLES = 0.04, 1000, 640  # ten steps an epoch

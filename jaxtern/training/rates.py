@@ -1,0 +1,65 @@
+"""Learning rates over epochs as one string: "5:0.001->0.4,30:0.4,60:0.04,80:0.004"."""
+
+import math
+import re
+from typing import NamedTuple
+
+_NUMBER = r"([0-9.]+(?:[eE][-+]?[0-9]+)?)"
+_SPAN = re.compile(rf"{_NUMBER}:{_NUMBER}(?:(->|=>){_NUMBER})?")
+
+
+class Span(NamedTuple):
+    """Epochs from the end of the span before (0 for the first) to `end`.
+
+    Attributes:
+      end: in epochs.
+      first: the rate where the span begins.
+      last: the rate where it ends.
+      exponential: whether it changes by equal factors, not by equal steps.
+    """
+
+    end: float
+    first: float
+    last: float
+    exponential: bool
+
+
+def is_rate_string(schedule: str) -> bool:
+    """Whether this is meant as rates over epochs, not as the name of a schedule."""
+    return ":" in schedule
+
+
+def parse_rates(schedule: str) -> tuple[Span, ...]:
+    """The spans of a rate string.
+
+    Args:
+      schedule: spans "END:RATE", "END:FIRST->LAST" (linear) or "END:FIRST=>LAST" (exponential), with commas between
+        them; END in epochs, rising. What comes after the last END keeps its rate.
+
+    Raises:
+      ValueError: for a string that is none.
+    """
+    spans: list[Span] = []
+    for part in schedule.split(","):
+        span = _parse_span(part.strip())
+        if span is None:
+            raise ValueError(
+                f"schedule={schedule!r}: {part!r} is neither EPOCH:RATE, EPOCH:FIRST->LAST nor EPOCH:FIRST=>LAST"
+            )
+        if span.end <= (spans[-1].end if spans else 0):
+            raise ValueError(f"schedule={schedule!r}: its epochs must rise, from above 0")
+        if span.exponential and min(span.first, span.last) <= 0:
+            raise ValueError(f"schedule={schedule!r}: rates that change exponentially must be above 0")
+        spans.append(span)
+    return tuple(spans)
+
+
+def _parse_span(text: str) -> Span | None:
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        return None
+    try:
+        end, first, last = (float(number) for number in (match[1], match[2], match[4] or match[2]))
+    except ValueError:  # several points
+        return None
+    return Span(end, first, last, match[3] == "=>") if all(map(math.isfinite, (end, first, last))) else None
