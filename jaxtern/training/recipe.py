@@ -34,8 +34,8 @@ class Recipe:
       dropout_rate: share of activations that are dropped in training; None: as the network has it.
       batch_norm: whose moments normalise in training: "local" (each worker's own; the moving ones are averaged over the
         workers), "first" (likewise, but the moving ones are worker 0's) or "sync" (those of all workers' examples).
-      precision: of activations and products; weights are float32. "float16" scales the loss, and skips steps whose
-        gradients overflow on any worker.
+      precision: of activations and products, "float32", "bfloat16" or "float16", which scales the loss, and skips steps
+        whose gradients overflow on any worker; weights are float32.
       loss_scale: at the start, for "float16".
       label_smoothing: share of the target that is spread over all classes.
       init_from: a run's folder, one of its checkpoints, or a .safetensors file of torchvision's weights to start from.
