@@ -11,12 +11,11 @@ from typing import Any
 from absl import flags
 
 from jaxtern import command_line
-from jaxtern.models import create_model
 from jaxtern.training.checkpoints import Checkpoints
 from jaxtern.training.evaluation import evaluate
-from jaxtern.training.inputs import open_inputs
+from jaxtern.training.inputs import create_network, open_inputs
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import create_run
+from jaxtern.training.state import create_run, variables_of
 from jaxtern.training.step import create_mesh
 from jaxtern.training.workdir import read_network, read_recipe
 
@@ -65,7 +64,7 @@ class Evaluator:
         self._split_name = split
         self._inputs = open_inputs(self._recipe, data_dir)
         dataset = self._inputs.dataset
-        model = create_model(self._recipe.model, self._inputs.image_shape, dataset.num_classes, self._recipe.seed)
+        model = create_network(self._recipe, self._inputs)
         alone = dataclasses.replace(self._recipe, num_devices=1, devices_per_worker=1)
         mesh, network = create_mesh(alone), read_network(workdir)
         self._program, self._like = create_run(self._recipe, model, dataset.train.size, mesh, network)
@@ -103,9 +102,9 @@ class Evaluator:
         """The record of one checkpoint, kept from before or measured now."""
         record = self._recorded(step)
         if record is None:
-            params = self._checkpoints.restore(step, self._like).state.params
+            variables = variables_of(self._checkpoints.restore(step, self._like).state)
             result = evaluate(
-                self._program.graph, params, getattr(self._inputs.dataset, self._split_name),
+                self._program.graph, variables, getattr(self._inputs.dataset, self._split_name),
                 self._inputs.preprocessing, self._recipe.image_size, self._inputs.threads,
             )  # fmt: skip
             record = {"step": step, "split": self._split_name, **result._asdict()}

@@ -56,7 +56,7 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
 def describe(run: loop.Run) -> str:
     """What is about to run, in a few lines."""
     recipe, dataset, step = run.recipe, run.inputs.dataset, int(run.state.step)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves((run.state.params, run.state.frozen)))
     feed = "resident" if run.inputs.resident else "streamed"
     start = f"from step {step}" if step else "from the start"
     return (

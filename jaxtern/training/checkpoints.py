@@ -16,6 +16,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxtern.training.selection import path_of
+
 logger = logging.getLogger(__name__)
 
 
@@ -47,6 +49,12 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=self._writes, read_only=not self._writes)
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
+    @staticmethod
+    def exist(workdir: Path) -> bool:
+        """Whether a run has saved any, whole or not."""
+        folder = Path(workdir) / "checkpoints"
+        return folder.is_dir() and any(path.name.isdecimal() for path in folder.iterdir())
+
     def save(self, step: int, state: Any, **metadata: Any) -> None:
         """Starts to write `state`, and beside it `metadata` as JSON; returns once the arrays are copied."""
         arrays = jax.tree.map(np.array, jax.device_get(state))
@@ -77,11 +85,24 @@ class Checkpoints:
           ValueError: if the checkpoint is damaged, or of another structure.
         """
         like = jax.tree.map(np.asarray, like)
+        checkpoint = self._read(step, ocp.args.StandardRestore(like))
+        if _shapes(checkpoint.state) != _shapes(like):  # orbax lets it pass
+            raise ValueError(f"checkpoint {self._directory / str(step)} holds arrays of other shapes than this run's")
+        return checkpoint
+
+    def restore_as_saved(self, step: int) -> dict[str, Any]:
+        """The state of `step`, whatever its structure, as dicts of NumPy arrays.
+
+        Raises:
+          ValueError: if the checkpoint is damaged.
+        """
+        return self._read(step, ocp.args.StandardRestore()).state
+
+    def _read(self, step: int, how: Any) -> Checkpoint:
+        """Arrays that match their digest."""
         _ignore_late_answers()
         try:
-            restored = self._manager.restore(
-                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like), metadata=ocp.args.JsonRestore())
-            )
+            restored = self._manager.restore(step, args=ocp.args.Composite(state=how, metadata=ocp.args.JsonRestore()))
             state, metadata = restored["state"], dict(restored["metadata"])
             expected = metadata["digest"]
         except Exception as error:  # orbax and tensorstore raise many kinds for unreadable files
@@ -89,8 +110,6 @@ class Checkpoints:
             raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {reason}") from error
         if digest(state) != expected:
             raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: its arrays do not match its digest")
-        if _shapes(state) != _shapes(like):  # orbax lets it pass
-            raise ValueError(f"checkpoint {self._directory / str(step)} holds arrays of other shapes than this run's")
         return Checkpoint(state, metadata)
 
     def restore_latest(self, like: Any) -> Checkpoint | None:
@@ -144,10 +163,10 @@ def _shapes(tree: Any) -> list[tuple]:
 
 
 def digest(tree: Any) -> str:
-    """BLAKE2b of every array's path, dtype, shape and bytes."""
+    """BLAKE2b of every array's path, dtype, shape and bytes, the same of NamedTuples and of dicts of their fields."""
+    leaves = [(path_of(keys), np.asarray(leaf)) for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
     state = hashlib.blake2b(digest_size=16)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        array = np.asarray(leaf)
-        state.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
+    for path, array in sorted(leaves, key=lambda leaf: leaf[0]):
+        state.update(f"{path} {array.dtype} {array.shape}".encode())
         state.update(np.ascontiguousarray(array).tobytes())
     return state.hexdigest()

@@ -36,7 +36,7 @@ class Evaluation(NamedTuple):
 
 def evaluate(
     graph: Any,
-    params: Any,
+    variables: Any,
     split: Split | Records,
     preprocessing: Preprocessing,
     size: int | None = None,
@@ -46,7 +46,7 @@ def evaluate(
 
     Args:
       graph: static part of the model.
-      params: its weights.
+      variables: its weights and moments.
       split: uint8 images and labels.
       preprocessing: of the images.
       size: pixels, side of the images after it; None: as the preprocessing has it.
@@ -63,7 +63,7 @@ def evaluate(
     height, width, _ = whole_image_shape(split) if whole else preprocessing.output_shape(None, size)
     batch_size = max(1, min(_BATCH_SIZE, _BATCH_PIXELS // (height * width)))
     for batch in evaluation_batches(split, batch_size, preprocessing, size, threads):
-        batch_loss, batch_first, batch_five = _evaluate_batch(graph, preprocessing, size, params, *batch)
+        batch_loss, batch_first, batch_five = _evaluate_batch(graph, preprocessing, size, variables, *batch)
         loss += float(np.sum(np.asarray(batch_loss, np.float64)))
         first += int(batch_first)
         five += int(batch_five)
@@ -72,11 +72,11 @@ def evaluate(
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _evaluate_batch(
-    graph: Any, preprocessing: Preprocessing, size: int | None, params: Any,
+    graph: Any, preprocessing: Preprocessing, size: int | None, variables: Any,
     images: jax.Array, labels: jax.Array, mask: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """float32[B] losses, and how many of the unmasked examples have the right class first and among five."""
-    logits = nnx.merge(graph, params)(preprocessing.standardize(images, size))
+    logits = nnx.merge(graph, variables)(preprocessing.standardize(images, size))
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     right = (best == labels[:, None]) & mask[:, None]

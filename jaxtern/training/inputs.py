@@ -1,10 +1,11 @@
 """What a recipe says of its data, carried out: dataset, preprocessing, feed."""
 
 import contextlib
+import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import NamedTuple
 
 import jax
@@ -17,6 +18,8 @@ from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
 from jaxtern.data.rendering import Batch, Share, whole_image_shape
 from jaxtern.data.sources import load_dataset
 from jaxtern.data.synthetic import make_synthetic
+from jaxtern.models import create_model
+from jaxtern.models.model import Model
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import DEVICE_AXIS
 
@@ -111,6 +114,12 @@ def own_share(rows: NamedSharding, batch_size: int) -> Share:
     return Share(first // size, batch_size // size)
 
 
+def create_network(recipe: Recipe, inputs: Inputs) -> Model:
+    """The recipe's network with fresh weights, for its inputs."""
+    shape, num_classes = inputs.image_shape, inputs.dataset.num_classes
+    return create_model(recipe.model, shape, num_classes, recipe.seed, recipe.dropout_rate)
+
+
 class Feed:
     """A run's batches, on the devices of its mesh."""
 
@@ -133,14 +142,24 @@ class Feed:
                 split, recipe.batch_size, recipe.seed, share, inputs.preprocessing, recipe.image_size, *workers
             )
 
-    def batches(self, start: int) -> Generator[Batch]:
-        """Endless, after `start` examples have been seen; some are on their way while one is worked on."""
+    def batches(self, start: int, counts: Iterable[int] | None = None) -> Generator[Batch]:
+        """After `start` examples have been seen; some are on their way while one is worked on.
+
+        Args:
+          start: examples.
+          counts: how many batches to give at once, as [K, ...], or without that axis where K = 1; None: one, endlessly.
+        """
         on_the_way: deque[Batch] = deque()
         with contextlib.closing(self._feed.batches(start)) as batches:
-            for batch in batches:
-                on_the_way.append(jax.tree.map(self._put, batch))
+            for count in itertools.repeat(1) if counts is None else counts:
+                on_the_way.append(self._put(list(itertools.islice(batches, count))))
                 if len(on_the_way) > _BATCHES_AHEAD:
                     yield on_the_way.popleft()
+            yield from on_the_way
 
-    def _put(self, rows: np.ndarray) -> jax.Array:
-        return jax.make_array_from_process_local_data(self._rows, rows)
+    def _put(self, batches: list[Batch]) -> Batch:
+        """On the devices, each with the rows of its workers."""
+        if len(batches) == 1:
+            return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self._rows, leaf), batches[0])
+        stacked = NamedSharding(self._rows.mesh, PartitionSpec(None, *self._rows.spec))
+        return jax.tree.map(lambda *leaves: jax.make_array_from_process_local_data(stacked, np.stack(leaves)), *batches)

@@ -1,8 +1,11 @@
 """The run: prepare everything, step after step, leave nothing half done."""
 
 import dataclasses
+import functools
+import math
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,24 @@ from jax.sharding import Mesh
 from jaxtern.compression.calibration import calibrate
 from jaxtern.compression.cost import Network
 from jaxtern.compression.report import WireReport, wire_report
-from jaxtern.models import MODELS, create_model
+from jaxtern.models import MODELS
+from jaxtern.training.calls import Call, plan_calls
 from jaxtern.training.checkpoints import Checkpoints
 from jaxtern.training.evaluation import Evaluation, evaluate
-from jaxtern.training.inputs import Feed, Inputs, open_inputs
+from jaxtern.training.initialization import initialize
+from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
 from jaxtern.training.metrics import MetricWriter, Progress, Scalars
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import DEVICE_AXIS, Program, TrainState, create_codec, create_run, stays_float
+from jaxtern.training.selection import path_of
+from jaxtern.training.state import (
+    DEVICE_AXIS,
+    Program,
+    TrainState,
+    create_codec,
+    create_run,
+    stays_float,
+    variables_of,
+)
 from jaxtern.training.step import Metrics, TrainStep, create_mesh, create_train_step
 from jaxtern.training.workdir import claim_workdir, read_network, write_network, write_recipe
 
@@ -46,7 +60,7 @@ class Run:
     feed: Feed
     program: Program
     state: TrainState
-    train_step: TrainStep
+    mesh: Mesh
     checkpoints: Checkpoints
     examples_seen: int
     wire: WireReport
@@ -57,15 +71,15 @@ class Run:
         self.checkpoints.save(step, self.state, recipe=self.recipe.to_dict(), examples_seen=self.examples_seen)
 
     def evaluate(self) -> Evaluation:
-        """Of the weights as they are, on the test split.
+        """Of the weights as they are, or their moving averages where they are kept, on the test split.
 
         Raises:
           ValueError: if an example cannot be read.
         """
         inputs = self.inputs
         return evaluate(
-            self.program.graph, self.state.params, inputs.dataset.test, inputs.preprocessing, self.recipe.image_size,
-            inputs.threads,
+            self.program.graph, variables_of(self.state), inputs.dataset.test, inputs.preprocessing,
+            self.recipe.image_size, inputs.threads,
         )  # fmt: skip
 
 
@@ -78,7 +92,9 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
     mesh = create_mesh(recipe)
     inputs = open_inputs(recipe)
     feed = Feed(recipe, inputs, mesh)
-    model = create_model(recipe.model, inputs.image_shape, inputs.dataset.num_classes, recipe.seed)
+    model = create_network(recipe, inputs)
+    if not Checkpoints.exist(workdir):
+        initialize(model, recipe)
     network = find_network(recipe, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     wire = report_wire(recipe, state.params, network)
@@ -90,8 +106,7 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
     if restored is not None:
         state = jax.device_put(restored.state, jax.tree.map(lambda leaf: leaf.sharding, state))
         seen = restored.metadata["examples_seen"]
-    train_step = create_train_step(recipe, program, mesh)
-    run = Run(recipe, workdir, inputs, feed, program, state, train_step, checkpoints, seen, wire, claim)
+    run = Run(recipe, workdir, inputs, feed, program, state, mesh, checkpoints, seen, wire, claim)
     if restored is None:
         run.save(0)
     return run
@@ -145,11 +160,11 @@ def train(run: Run) -> Evaluation:
     loop, evaluation = _Loop(run, writer, progress), None
     try:
         with _Signals() as signals:
-            for step in range(first_step, run.recipe.num_steps):
-                stopped = signals.received  # read once: a signal that comes during this step stops after the next
-                evaluation = loop.step(step, stopping=stopped is not None)
-                if stopped is not None and step + 1 < run.recipe.num_steps:
-                    raise Stopped(stopped, step + 1)
+            for call in loop.calls():
+                stopped = signals.received  # read once: a signal that comes during this call stops after the next
+                evaluation = loop.take(call, stopping=stopped is not None)
+                if stopped is not None and loop.taken < run.recipe.num_steps:
+                    raise Stopped(stopped, loop.taken)
         assert evaluation is not None  # of the last step
         return evaluation
     finally:
@@ -160,34 +175,43 @@ def train(run: Run) -> Evaluation:
 
 
 class _Loop:
-    """Steps with their metrics fetched one late: while the host reads those of step t - 1, the device runs step t."""
+    """Steps with their metrics fetched one call late: while the host reads those of one, the devices run the next.
+
+    Attributes:
+      taken: steps so far.
+    """
 
     def __init__(self, run: Run, writer: MetricWriter, progress: Progress):
+        self.taken = int(run.state.step)
         self._run, self._writer, self._progress = run, writer, progress
-        self._batches = run.feed.batches(run.examples_seen)
-        self._paths = [
-            jax.tree_util.keystr(path, simple=True, separator="/")
-            for path, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]
-        ]
-        self._pending: tuple[int, Metrics] | None = None
+        self._batches = run.feed.batches(run.examples_seen, (call.num_steps for call in self.calls()))
+        self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
+        self._train_step = functools.cache(functools.partial(_create_train_step, run))
+        self._pending: tuple[Call, int, Metrics] | None = None
         self._since: list[Scalars] = []
         self._clock = time.perf_counter()
 
-    def step(self, step: int, stopping: bool) -> Evaluation | None:
-        """Runs step number `step` (from 0); evaluates and saves where that is due, and after the last one."""
+    def calls(self) -> Iterator[Call]:
+        """What is left to do."""
+        run = self._run
+        return plan_calls(run.recipe, run.inputs.dataset.train.size, self.taken, run.examples_seen)
+
+    def take(self, call: Call, stopping: bool) -> Evaluation | None:
+        """Runs a call's steps; evaluates and saves where that is due, and after the last one."""
         run, recipe = self._run, self._run.recipe
-        run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches))
-        run.examples_seen += recipe.batch_size
+        run.state, metrics = self._train_step(call)(run.state, run.feed.images, next(self._batches))
+        run.examples_seen += call.num_steps * recipe.batch_size
         self._read_pending()
-        self._pending = (step + 1, metrics)
-        finished = step + 1 == recipe.num_steps
-        saves = finished or stopping or (step + 1) % recipe.checkpoint_every == 0
-        evaluates = finished or (recipe.evaluate_every and (step + 1) % recipe.evaluate_every == 0)
+        self.taken += call.num_steps
+        self._pending = (call, self.taken, metrics)
+        finished = self.taken == recipe.num_steps
+        saves = finished or stopping or self.taken % recipe.checkpoint_every == 0
+        evaluates = finished or (recipe.evaluate_every and self.taken % recipe.evaluate_every == 0)
         if saves or evaluates:
             self._read_pending()  # nothing that is not finite is ever saved
-        evaluation = self._evaluate(step + 1) if evaluates else None
+        evaluation = self._evaluate(self.taken) if evaluates else None
         if saves:  # after all records of this step: a run that resumes here keeps them and does not write them again
-            run.save(step + 1)
+            run.save(self.taken)
         return evaluation
 
     def close(self) -> None:
@@ -207,22 +231,37 @@ class _Loop:
         return result
 
     def _read_pending(self) -> None:
-        """Waits for the metrics of the step before, checks them, and logs every `log_every` steps."""
+        """Waits for the metrics of the call before, checks them, and logs every `log_every` steps."""
         if self._pending is None:
             return
-        (step, metrics), self._pending = self._pending, None
+        (call, last, metrics), self._pending = self._pending, None
         fetched = jax.device_get(metrics)
-        nonfinite = [path for path, bad in zip(self._paths, fetched.pop("nonfinite"), strict=True) if bad]
-        scalars = {name: float(value) for name, value in fetched.items()}
-        if nonfinite or not np.isfinite(scalars["loss"]):
-            raise NonFiniteError(self._describe(step, scalars["loss"], nonfinite))
-        self._since.append(scalars)
+        if call.num_steps == 1:
+            fetched = jax.tree.map(lambda leaf: leaf[None], fetched)
+        for number in range(call.num_steps):
+            step = last - call.num_steps + 1 + number
+            self._since.append(self._check(step, {name: values[number] for name, values in fetched.items()}))
         now = time.perf_counter()
         rate = len(self._since) * self._run.recipe.batch_size / (now - self._clock)
-        self._progress.update(scalars["loss"], rate)
-        if step % self._run.recipe.log_every == 0 or step == self._run.recipe.num_steps:
-            self._log(step, rate)
+        self._progress.update(self._since[-1]["loss"], rate, call.num_steps)
+        if last % self._run.recipe.log_every == 0 or last == self._run.recipe.num_steps:
+            self._log(last, rate)
             self._clock = now  # not later: the device works on while this is written
+
+    def _check(self, step: int, metrics: dict[str, Any]) -> Scalars:
+        """One step's numbers.
+
+        Raises:
+          NonFiniteError: if they are none, but for the loss of a step that was skipped.
+        """
+        bad = metrics.pop("nonfinite")
+        nonfinite = [path for path, is_bad in zip(self._paths, bad, strict=True) if is_bad]
+        scalars = {name: float(value) for name, value in metrics.items()}
+        if scalars.get("overflow"):
+            return scalars | {"loss": math.nan}
+        if nonfinite or not np.isfinite(scalars["loss"]):
+            raise NonFiniteError(self._describe(step, scalars["loss"], nonfinite))
+        return scalars
 
     def _describe(self, step: int, loss: float, nonfinite: list[str]) -> str:
         where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
@@ -231,7 +270,7 @@ class _Loop:
 
     def _log(self, step: int, examples_per_second: float) -> None:
         """A line and a record: means since the last one."""
-        means = {name: float(np.mean([scalars[name] for scalars in self._since])) for name in self._since[0]}
+        means = {name: self._mean(name) for name in sorted({name for scalars in self._since for name in scalars})}
         record = means | {
             "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))),
             "examples_per_second": examples_per_second,
@@ -244,6 +283,17 @@ class _Loop:
             f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
         )
         self._since.clear()
+
+    def _mean(self, name: str) -> float:
+        """Since the last record, over the steps that have it: a skipped one has no loss."""
+        values = [scalars[name] for scalars in self._since if not math.isnan(scalars.get(name, math.nan))]
+        return float(np.mean(values)) if values else math.nan
+
+
+def _create_train_step(run: Run, call: Call) -> TrainStep:
+    """The compiled step, or so many in one."""
+    num_steps = call.num_steps if call.num_steps > 1 else None
+    return create_train_step(run.recipe, run.program, run.mesh, compresses=call.compresses, num_steps=num_steps)
 
 
 class _Signals:

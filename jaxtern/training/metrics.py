@@ -61,10 +61,10 @@ class Progress:
             total=num_steps, initial=first_step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty()
         )
 
-    def update(self, loss: float, examples_per_second: float) -> None:
-        """Counts one step."""
+    def update(self, loss: float, examples_per_second: float, num_steps: int = 1) -> None:
+        """Counts steps."""
         self._bar.set_postfix_str(f"loss {loss:.4f}, {examples_per_second:,.0f} examples/s", refresh=False)
-        self._bar.update()
+        self._bar.update(num_steps)
 
     def print(self, line: str) -> None:
         """A line above the bar."""

@@ -9,9 +9,10 @@ import numpy as np
 from jaxtern.data.dataset import Dataset
 from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.sources import load_dataset
+from jaxtern.training.gradients import example_keys
 from jaxtern.training.inputs import Feed, Inputs, open_inputs
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.step import create_mesh, example_keys
+from jaxtern.training.step import create_mesh
 
 _COLUMNS, _ROWS = 10, 4  # of each half
 _INCH = 1.15  # side of an image

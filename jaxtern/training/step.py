@@ -7,18 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxtern.compression.statistics import Statistics
-from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.rendering import Batch
-from jaxtern.training.optimizers import is_kernel
+from jaxtern.training import masks, precision
+from jaxtern.training.gradients import Local, create_local_gradients
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, specs_of_state
+from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, Averages, Program, TrainState, specs_of_state
 
 Metrics = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, jax.Array | None, Batch], tuple[TrainState, Metrics]]
+_ALL_AXES = (DEVICE_AXIS, FAST_AXIS)
 
 
 def create_mesh(recipe: Recipe) -> Mesh:
@@ -40,20 +40,35 @@ def create_mesh(recipe: Recipe) -> Mesh:
     if recipe.num_workers % (size // fast):
         groups = f"{size // fast} groups of " if fast > 1 else ""
         raise ValueError(f"num_workers={recipe.num_workers}: must divide among {groups}num_devices={size}")
-    return Mesh(np.array(devices[:size]).reshape(-1, fast), (DEVICE_AXIS, FAST_AXIS))
+    mesh = Mesh(np.array(devices[:size]).reshape(-1, fast), (DEVICE_AXIS, FAST_AXIS))
+    if recipe.batch_norm == "sync" and recipe.virtual_workers == "unrolled" and recipe.num_workers > size // fast:
+        raise ValueError(
+            "batch_norm='sync': with several workers on a device, virtual_workers='unrolled' must be 'vmapped'"
+        )
+    return mesh
 
 
-def create_train_step(recipe: Recipe, program: Program, mesh: Mesh) -> TrainStep:
+def create_train_step(
+    recipe: Recipe, program: Program, mesh: Mesh, *, compresses: bool = True, num_steps: int | None = None
+) -> TrainStep:
     """The compiled step (state, images that lie on the devices or None, batch) -> (state, metrics).
 
     Of the batch, worker w takes the w-th of N equal runs, each of its devices an equal part of that. Every example is
-    augmented by a key of its own. The state is donated. Metrics:
-    loss (with weight decay in it) and accuracy, means over all workers; nonfinite, bool[tensors], which mean gradients
-    or new weights hold a NaN or an infinity; and the compressor's statistics where they are asked for.
+    augmented by a key of its own. The state is donated. Metrics, means over all workers: loss (with weight decay in it)
+    and accuracy; nonfinite, bool[tensors], which mean gradients or new weights hold a NaN or an infinity; the
+    compressor's statistics where they are asked for; and in float16 loss_scale, and overflow, 1 where it was skipped.
+
+    Args:
+      recipe: of the run.
+      program: likewise.
+      mesh: of `create_mesh`.
+      compresses: False for the steps of the recipe whose mean is to be float.
+      num_steps: K, to take so many steps at once: of batches [K, ...], with metrics [K, ...]; None: one.
     """
-    loss_and_gradient = jax.value_and_grad(_create_loss(recipe, program), has_aux=True)
+    update, is_cpu = _create_update(recipe, program, compresses), mesh.devices.flat[0].platform == "cpu"
     local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
     own_examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
+    local_gradients = create_local_gradients(recipe, program, local_workers, is_cpu)
 
     def take_own(leaf: jax.Array) -> jax.Array:
         """[examples of this device's workers, ...] to [workers, examples of this device, ...]."""
@@ -61,60 +76,103 @@ def create_train_step(recipe: Recipe, program: Program, mesh: Mesh) -> TrainStep
         by_worker = leaf.reshape(local_workers, -1, *leaf.shape[1:])
         return jax.lax.dynamic_slice_in_dim(by_worker, first, own_examples, axis=1)
 
-    def local_gradients(params: Any, batch: Batch) -> list[Any]:
-        """((loss, accuracy), gradients) of every worker of this device."""
-        if recipe.virtual_workers == "unrolled":
-            each = (jax.tree.map(lambda leaf, w=w: leaf[w], batch) for w in range(local_workers))
-            return [loss_and_gradient(params, own) for own in each]
-        stacked = jax.vmap(loss_and_gradient, in_axes=(None, 0))(params, batch)
-        return [jax.tree.map(lambda leaf, w=w: leaf[w], stacked) for w in range(local_workers)]
-
     def step(state: TrainState, images: jax.Array | None, batch: Batch) -> tuple[TrainState, Metrics]:
         batch = jax.tree.map(take_own, batch)
         if images is not None:
             batch = batch._replace(images=images[batch.images])
-        measured, gradients = zip(*local_gradients(state.params, batch), strict=True)
-        mean, compressor = program.mean.update(gradients, state.compressor)
-        updates, optimizer = program.optimizer.update(mean, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
-        loss, accuracy = jax.lax.pmean(jnp.mean(jnp.array(measured), axis=0), (DEVICE_AXIS, FAST_AXIS))
-        metrics = {"loss": loss, "accuracy": accuracy, "nonfinite": _nonfinite(mean) | _nonfinite(params)}
-        if compressor.statistics is not None:
-            metrics |= statistics_as_metrics(compressor.statistics)
-        return TrainState(state.step + 1, params, optimizer, compressor), metrics
+        return update(state, local_gradients(state, batch, jax.lax.axis_index(DEVICE_AXIS) * local_workers))
 
-    replicated, sharded, state_specs = PartitionSpec(), PartitionSpec(DEVICE_AXIS), specs_of_state(recipe)
+    def steps(state: TrainState, images: jax.Array | None, batches: Batch) -> tuple[TrainState, Metrics]:
+        # a convolution in a loop is slow on CPUs
+        unroll = num_steps if is_cpu and num_steps else 1
+        return jax.lax.scan(lambda state, batch: step(state, images, batch), state, batches, unroll=unroll)
+
+    replicated, state_specs = PartitionSpec(), specs_of_state(recipe)
+    sharded = PartitionSpec(DEVICE_AXIS) if num_steps is None else PartitionSpec(None, DEVICE_AXIS)
     in_specs, out_specs = (state_specs, replicated, sharded), (state_specs, replicated)
     return jax.jit(
-        jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False), donate_argnums=0
+        jax.shard_map(
+            step if num_steps is None else steps, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        ),
+        donate_argnums=0,
     )
 
 
-def _create_loss(recipe: Recipe, program: Program) -> Callable:
-    """(params, batch of uint8 images) -> (cross-entropy with weight decay if it belongs there, accuracy)."""
-    preprocessing = get_preprocessing(recipe.preprocessing)
+def _create_update(
+    recipe: Recipe, program: Program, compresses: bool
+) -> Callable[[TrainState, list[Local]], tuple[TrainState, Metrics]]:
+    """(state, what every worker of this device has) -> (state, metrics)."""
+    transformation = program.mean if compresses else program.float_mean
 
-    def loss(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        keys = example_keys(recipe.seed, batch.epochs, batch.places)
-        logits = nnx.merge(program.graph, params)(preprocessing.augment(batch.images, keys, recipe.image_size))
-        value = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels))
-        if recipe.weight_decay and recipe.weight_decay_mode == "loss":
-            value += recipe.weight_decay * sum_of_squares(params) / 2
-        return value, jnp.mean((jnp.argmax(logits, axis=-1) == batch.labels).astype(jnp.float32))
+    def update(state: TrainState, local: list[Local]) -> tuple[TrainState, Metrics]:
+        gradients = [masks.mask_slices(each.gradients, program.slices) for each in local]
+        skips = overflow = None
+        if state.loss_scale is not None:
+            overflow = _overflow(gradients)
+            skips = jnp.any(overflow)
+            gradients = [_zero_where(skips, precision.unscale(each, state.loss_scale)) for each in gradients]
+        mean, compressor = transformation.update(gradients, state.compressor)
+        updates, optimizer = program.optimizer.update(mean, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, masks.mask_slices(updates, program.slices))
+        new = TrainState(
+            state.step + 1, params, state.frozen, _join_moments(recipe, local), optimizer, compressor, state.averages,
+            state.loss_scale,
+        )  # fmt: skip
+        new = _average(new, recipe.average_decay)
+        loss, accuracy = jax.lax.pmean(jnp.mean(jnp.array([each.measured for each in local]), axis=0), _ALL_AXES)
+        metrics = {"loss": loss, "accuracy": accuracy, "nonfinite": _nonfinite(mean) | _nonfinite(params)}
+        if compressor.statistics is not None and compresses:
+            metrics |= statistics_as_metrics(compressor.statistics)
+        if skips is not None:
+            return _skip_overflow(state, new, metrics, overflow, skips)
+        return new, metrics
 
-    return loss
+    return update
 
 
-def example_keys(seed: int, epochs: jax.Array, places: jax.Array) -> jax.Array:
-    """A random key for each example: of (seed, epoch, place in the epoch) alone, so the same on any number of hosts."""
-    key = jax.random.key(seed)
-    return jax.vmap(lambda epoch, place: jax.random.fold_in(jax.random.fold_in(key, epoch), place))(epochs, places)
+def _join_moments(recipe: Recipe, local: list[Local]) -> Any:
+    """The moving moments that all workers go on with: their mean, or those of worker 0."""
+    moments = [each.moments for each in local]
+    if not jax.tree.leaves(moments) or recipe.batch_norm == "sync":  # those of all are the same already
+        return moments[0]
+    if recipe.batch_norm == "first":
+        is_first = jax.lax.axis_index(DEVICE_AXIS) == 0
+        return jax.lax.psum(jax.tree.map(lambda leaf: jnp.where(is_first, leaf, 0), moments[0]), DEVICE_AXIS)
+    return jax.lax.pmean(jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *moments), DEVICE_AXIS)
 
 
-def sum_of_squares(params: Any) -> jax.Array:
-    """Of all kernels."""
-    squares = jax.tree.map(lambda w, kernel: jnp.sum(w * w) if kernel else 0.0, params, is_kernel(params))
-    return sum(jax.tree.leaves(squares), start=jnp.zeros(()))
+def _average(state: TrainState, decay: float) -> TrainState:
+    """Moves the averages towards weights and moments: a <- d a + (1 - d) x, d = min(decay, (1 + t) / (10 + t))."""
+    if state.averages is None:
+        return state
+    t = state.step.astype(jnp.float32)
+    d = jnp.minimum(decay, (1 + t) / (10 + t))
+    new = Averages(state.params, state.moments)
+    return state._replace(averages=jax.tree.map(lambda a, x: a * d + x * (1 - d), state.averages, new))
+
+
+def _skip_overflow(
+    state: TrainState, new: TrainState, metrics: Metrics, overflow: Any, skips: jax.Array
+) -> tuple[TrainState, Metrics]:
+    """The state as it was, but for its counts, where any worker's gradients overflowed."""
+    assert state.loss_scale is not None
+    kept = new._replace(params=state.params, moments=state.moments, optimizer=state.optimizer, averages=state.averages)
+    chosen = jax.tree.map(lambda old, changed: jnp.where(skips, old, changed), kept, new)
+    # at the least factor, it is no overflow, but what ends a run
+    hopeless = ~precision.can_shrink(state.loss_scale)
+    metrics["nonfinite"] = jnp.where(skips, overflow & hopeless, metrics["nonfinite"])
+    metrics |= {"overflow": (skips & ~hopeless).astype(jnp.float32), "loss_scale": state.loss_scale.factor}
+    return chosen._replace(loss_scale=precision.adjust_scale(state.loss_scale, skips)), metrics
+
+
+def _overflow(workers: list[Any]) -> jax.Array:
+    """bool[tensors]: whose gradients hold a NaN or an infinity on any worker; the same on all."""
+    own = jnp.any(jnp.stack([_nonfinite(gradients) for gradients in workers]), axis=0)
+    return jax.lax.pmax(own.astype(jnp.int32), _ALL_AXES) > 0
+
+
+def _zero_where(condition: jax.Array, tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.where(condition, 0, leaf), tree)
 
 
 def statistics_as_metrics(statistics: Statistics) -> Metrics:

@@ -1,6 +1,7 @@
 """What a recipe asks of the links: its tensors, and the seconds of a step without exchange."""
 
 import dataclasses
+import functools
 import statistics
 import time
 from typing import NamedTuple
@@ -11,10 +12,9 @@ from flax import nnx
 
 from jaxtern.compression import buckets
 from jaxtern.data.rendering import Batch
-from jaxtern.models import create_model
-from jaxtern.training.inputs import Inputs
+from jaxtern.training.inputs import Inputs, create_network
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import create_run, stays_float
+from jaxtern.training.state import create_run, split_variables, stays_float
 from jaxtern.training.step import create_mesh, create_train_step
 
 STEPS, WARM_UP = 7, 2
@@ -40,11 +40,10 @@ def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
     Raises:
       ValueError: as the recipe's model does.
     """
-    arguments = recipe.model, inputs.image_shape, inputs.dataset.num_classes, recipe.seed
-    model = nnx.eval_shape(lambda: create_model(*arguments))
-    last_layer: str = model.last_layer  # pyright: ignore[reportAttributeAccessIssue]
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    layout = buckets.plan_layout(params, recipe.min_size, lambda path: stays_float(recipe, last_layer, path), None)
+    model = nnx.eval_shape(lambda: create_network(recipe, inputs))
+    _, params, _, _ = split_variables(model, recipe)
+    is_excluded = functools.partial(stays_float, recipe, model.last_layer)
+    layout = buckets.plan_layout(params, recipe.min_size, is_excluded, None)
     (bucket,) = layout.buckets
     examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
     return Workload(layout.sizes(bucket.compressed), layout.sizes(bucket.floats), examples)
@@ -58,7 +57,7 @@ def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
         log_compression=False,
     )  # fmt: skip
     mesh = create_mesh(alone)
-    model = create_model(alone.model, inputs.image_shape, inputs.dataset.num_classes, alone.seed)
+    model = create_network(alone, inputs)
     program, state = create_run(alone, model, inputs.dataset.train.size, mesh)
     step = create_train_step(alone, program, mesh)
     batch = _make_batch(examples, inputs)

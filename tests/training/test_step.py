@@ -13,9 +13,10 @@ from jaxtern.compression import schedule
 from jaxtern.data.dataset import Split
 from jaxtern.kernels import dispatch
 from jaxtern.training.checkpoints import digest
+from jaxtern.training.gradients import example_keys
 from jaxtern.training.optimizers import is_kernel
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.step import create_mesh, example_keys
+from jaxtern.training.step import create_mesh
 
 GATHERED = {"optimizer": "adam", "learning_rate": 1e-3, "exchange": "gather", "float_last_layer": True, "scale": "pow2"}
 ADDED = {"optimizer": "momentum", "exchange": "sum", "weight_decay": 5e-4, "clip_sigmas": 0.0, "log_compression": True}

@@ -1,0 +1,88 @@
+"""Weights to start from: another run's, or torchvision's."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import nnx, traverse_util
+
+from jaxtern.training.checkpoints import Checkpoints
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.selection import matches
+
+logger = logging.getLogger(__name__)
+
+
+def initialize(model: nnx.Module, recipe: Recipe) -> None:
+    """Gives the model the weights and moments of `init_from`, but for those that are to start fresh.
+
+    Raises:
+      ValueError, OSError: if there are none to be read, one is missing, or one has another shape.
+    """
+    if recipe.init_from is None:
+        return
+    given = read_weights(recipe.init_from, recipe.model)
+    variables = nnx.state(model, (nnx.Param, nnx.BatchStat))
+    flat = {"/".join(map(str, path)): leaf for path, leaf in variables.flat_state()}
+    wanted = [path for path in flat if not matches(recipe.init_exclude, path)]
+    missing = [path for path in wanted if path not in given]
+    if missing and not recipe.init_allow_missing:
+        raise ValueError(
+            f"init_from={recipe.init_from!r}: lacks {_few(missing)}; name what is to start fresh in init_exclude, or"
+            " set init_allow_missing=True"
+        )
+    for path in set(wanted) - set(missing):
+        leaf, new = flat[path], given[path]
+        if leaf[...].shape != new.shape:
+            raise ValueError(
+                f"init_from={recipe.init_from!r}: {path} has shape {new.shape} there and {leaf[...].shape} here; name"
+                " what is to start fresh in init_exclude"
+            )
+        leaf[...] = new.astype(leaf[...].dtype)
+    nnx.update(model, variables)
+    fresh = [path for path in flat if path not in wanted or path in missing]
+    logger.info(
+        "%d tensors from %s, %d fresh%s", len(flat) - len(fresh), recipe.init_from, len(fresh),
+        f": {_few(fresh)}" if fresh else "",
+    )  # fmt: skip
+
+
+def read_weights(source: str, model: str) -> dict[str, np.ndarray]:
+    """Weights and moments by path, of a run's folder, one of its checkpoints, or a file of torchvision's weights.
+
+    Args:
+      source: the path.
+      model: name of the network that a file of weights is for.
+
+    Raises:
+      ValueError, OSError: if there are none.
+    """
+    path = Path(source)
+    if path.is_file():
+        from jaxtern.models.torchvision import read_torchvision
+
+        return read_torchvision(path, model)
+    if (path / "checkpoints").is_dir():
+        checkpoints = Checkpoints(path)
+        steps = checkpoints.steps()
+        if not steps:
+            raise ValueError(f"init_from={source!r}: holds no checkpoint")
+        return _weights_of(checkpoints.restore_as_saved(steps[-1]))
+    if path.parent.name == "checkpoints" and path.name.isdecimal() and path.is_dir():
+        return _weights_of(Checkpoints(path.parent.parent).restore_as_saved(int(path.name)))
+    raise FileNotFoundError(
+        f"init_from={source!r}: is no folder of a run, no checkpoint of one, and no .safetensors file"
+    )
+
+
+def _weights_of(state: Any) -> dict[str, np.ndarray]:
+    """Of a state as dicts: the moving averages where they were kept."""
+    moving = state.get("averages") or state
+    trees = moving["params"], state.get("frozen") or {}, moving.get("moments") or {}
+    return {path: leaf for tree in trees for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+
+
+def _few(paths: list[str], most: int = 4) -> str:
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(paths[:most]) + more
