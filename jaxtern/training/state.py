@@ -64,7 +64,7 @@ def create_run(
     params = nnx.to_pure_dict(variables)
     schedule = create_schedule(recipe, num_examples)
     mean: Any = create_mean(recipe, model.last_layer, recipe.num_workers // mesh.shape[DEVICE_AXIS], network)
-    program = Program(graph, mean, create_optimizer(recipe, schedule), schedule)
+    program = Program(graph, mean, create_optimizer(recipe, schedule, (r"(.*/)?kernel",)), schedule)
 
     def first_state(params: Any) -> TrainState:
         return TrainState(jnp.zeros((), jnp.int32), params, program.optimizer.init(params), mean.init(params))

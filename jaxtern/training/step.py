@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtern.compression.statistics import Statistics
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.rendering import Batch
-from jaxtern.training.optimizers import is_kernel
+from jaxtern.training.optimizers import decays_in_loss, is_kernel
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, specs_of_state
 
@@ -98,7 +98,7 @@ def _create_loss(recipe: Recipe, program: Program) -> Callable:
         keys = example_keys(recipe.seed, batch.epochs, batch.places)
         logits = nnx.merge(program.graph, params)(preprocessing.augment(batch.images, keys, recipe.image_size))
         value = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels))
-        if recipe.weight_decay and recipe.weight_decay_mode == "loss":
+        if decays_in_loss(recipe):
             value += recipe.weight_decay * sum_of_squares(params) / 2
         return value, jnp.mean((jnp.argmax(logits, axis=-1) == batch.labels).astype(jnp.float32))
 
