@@ -43,7 +43,7 @@ class Recipe:
       init_allow_missing: whether tensors that `init_from` lacks start fresh, too.
       train_only: regular expressions; only tensors whose whole path ("fc3/kernel") matches one are trained.
       freeze: regular expressions; a tensor whose whole path matches one is not trained. Of "conv2/kernel[:, :, 29, 13]"
-        only the slice is not.
+        only the slice is not; a class of characters at an end that reads as a slice is put in parentheses, "(w[12])".
       num_workers: N, workers whose gradients are averaged; more than one may live on a device.
       num_devices: devices to spread them over; None: as many as there are on which the workers divide.
       virtual_workers: how the workers of one device are run: "unrolled" (bit-identical on any number of devices) or

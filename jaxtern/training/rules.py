@@ -4,6 +4,7 @@ import math
 import re
 from typing import Any
 
+from jaxtern.training.masks import split_slice
 from jaxtern.training.rates import is_rate_string, parse_rates
 
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars", "lamb")
@@ -76,6 +77,10 @@ def require_valid(recipe: Any) -> None:
         raise ValueError(f"seed={recipe.seed}: must be below 2^32")
     for name in _PATTERNS:
         _require_patterns(name, getattr(recipe, name))
+    for entry in recipe.freeze:
+        _require_pattern("freeze", entry, split_slice(entry)[0])
+    if recipe.schedule == "piecewise" and not recipe.boundaries:
+        raise ValueError("boundaries=(): must hold an epoch or more where schedule='piecewise'")
     if any(not epoch > before for before, epoch in zip((0, *recipe.boundaries), recipe.boundaries, strict=False)):
         raise ValueError(f"boundaries={recipe.boundaries}: must be epochs that rise from above 0")
     _require_mean(recipe)
@@ -127,7 +132,11 @@ def _require_mean(recipe: Any) -> None:
 
 def _require_patterns(name: str, patterns: tuple[str, ...]) -> None:
     for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{name}={pattern!r}: is no regular expression: {error}") from None
+        _require_pattern(name, pattern, pattern)
+
+
+def _require_pattern(name: str, entry: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError) as error:  # the latter for "a{99999999999}"
+        raise ValueError(f"{name}={entry!r}: is no regular expression: {error}") from None

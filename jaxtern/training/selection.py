@@ -1,5 +1,6 @@
 """Tensors chosen by their paths, "conv1/kernel"."""
 
+import difflib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -20,3 +21,20 @@ def matches(patterns: Sequence[str], path: str) -> bool:
 def mask(patterns: Sequence[str], tree: Any) -> Any:
     """Each leaf as whether its path matches."""
     return jax.tree_util.tree_map_with_path(lambda keys, _: matches(patterns, path_of(keys)), tree)
+
+
+def require_match(name: str, pattern: str, paths: Sequence[str], entry: str | None = None) -> None:
+    """Refuses a regular expression that matches no tensor.
+
+    Args:
+      name: of the field.
+      pattern: the expression.
+      paths: of all tensors.
+      entry: what the field has, if that is more than the expression.
+
+    Raises:
+      ValueError: naming the entry, and paths that are like it.
+    """
+    if not any(matches((pattern,), path) for path in paths):
+        near = difflib.get_close_matches(pattern, paths, cutoff=0.4) or paths[:3]
+        raise ValueError(f"{name}={entry or pattern!r}: must match the path of a tensor; there is {', '.join(near)}")

@@ -1,6 +1,7 @@
 """Three updates of every optimiser against its formula in NumPy."""
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,11 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from jaxtern.training.optimizers import create_optimizer, is_kernel
+from jaxtern.training.optimizers import DECAYING_OPTIMIZERS, create_optimizer, decay_patterns, decays_in_loss, is_kernel
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.rules import OPTIMIZERS
 
-RATE, STEPS = 0.1, 3
+RATES, STEPS = (0.1, 0.2, 0.05), 3
+KERNELS = (r"(.*/)?kernel",)
 Tree = dict[str, dict[str, np.ndarray]]
 
 
@@ -23,71 +25,135 @@ def draw(seed: int) -> Tree:
     return {"fc": {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}}
 
 
-def sgd(gradients: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
-    yield from gradients
+class Slow:
+    """One tensor's updates, from the formulas alone; `d` is 0 for a tensor that is not decayed."""
+
+    def __init__(self, decay: float, decayed: bool, trust: float = 0.02):
+        self.d, self.decayed, self.trust = decay if decayed else 0.0, decayed, trust
+        self.t, self.first, self.second, self.velocity, self.square = 0, 0.0, 0.0, 0.0, 1.0
+
+    def sgd(self, g: np.ndarray, w: np.ndarray, rate: float) -> np.ndarray:
+        return rate * (g + self.d * w)
+
+    def momentum(self, g: np.ndarray, w: np.ndarray, rate: float) -> np.ndarray:
+        self.velocity = 0.8 * self.velocity + g
+        return rate * (self.velocity + self.d * w)
+
+    def nesterov(self, g: np.ndarray, w: np.ndarray, rate: float) -> np.ndarray:
+        self.velocity = 0.8 * self.velocity + g
+        return rate * (g + 0.8 * self.velocity + self.d * w)
+
+    def adam(self, g: np.ndarray, w: np.ndarray, rate: float, epsilon: float = 1e-8) -> np.ndarray:
+        self.t += 1
+        self.first, self.second = 0.9 * self.first + 0.1 * g, 0.999 * self.second + 0.001 * g * g
+        quotient = self.first / (1 - 0.9**self.t) / (np.sqrt(self.second / (1 - 0.999**self.t)) + epsilon)
+        return rate * (quotient + self.d * w)
+
+    adamw = adam
+
+    def rmsprop(self, g: np.ndarray, w: np.ndarray, rate: float) -> np.ndarray:
+        """TensorFlow's with TernGrad's decay .9, epsilon 1: the mean square starts at 1, epsilon is under the root."""
+        self.square = 0.9 * self.square + 0.1 * g * g
+        return rate * (g / np.sqrt(self.square + 1.0) + self.d * w)
+
+    def lamb(self, g: np.ndarray, w: np.ndarray, rate: float) -> np.ndarray:
+        """You et al. 2020, algorithm 2, with phi(z) = z."""
+        update = self.adam(g, w, 1.0, epsilon=1e-6)
+        return rate * update * (np.linalg.norm(w) / np.linalg.norm(update) if self.decayed else 1)
+
+    def lars(self, g: np.ndarray, w: np.ndarray, rate: float) -> np.ndarray:
+        """You et al. 2017, algorithm 1, but for the norm: of g + d w, where theirs is |g| + d |w|."""
+        update = g + self.d * w
+        local = self.trust * np.linalg.norm(w) / np.linalg.norm(update) if self.decayed else 1.0
+        self.velocity = 0.8 * self.velocity + rate * local * update
+        return self.velocity
 
 
-def momentum(gradients: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
-    velocity = 0.0
-    for g in gradients:
-        velocity = 0.8 * velocity + g
-        yield velocity
-
-
-def adam(gradients: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
-    first = second = 0.0
-    for t, g in enumerate(gradients, start=1):
-        first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g * g
-        yield first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
-
-
-def rmsprop(gradients: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
-    """TensorFlow's with TernGrad's decay .9 and epsilon 1: the mean square starts at 1, epsilon is under the root."""
-    square = 1.0
-    for g in gradients:
-        square = 0.9 * square + 0.1 * g * g
-        yield g / np.sqrt(square + 1.0)
-
-
-FORMULAS: dict[str, Callable] = {"sgd": sgd, "momentum": momentum, "adam": adam, "rmsprop": rmsprop}
-
-
-def run(recipe: Recipe, schedule: Any, params: Tree) -> list[Tree]:
-    optimizer = create_optimizer(recipe, schedule)
+def run(recipe: Recipe, schedule: Any, params: Tree, decayed: tuple[str, ...] = KERNELS) -> list[Tree]:
+    optimizer = create_optimizer(recipe, schedule, decayed)
     params = jax.tree.map(jnp.asarray, params)
-    state, history = optimizer.init(params), []
+    state, history, update = optimizer.init(params), [], jax.jit(optimizer.update)
     for step in range(STEPS):
-        updates, state = optimizer.update(jax.tree.map(jnp.asarray, draw(step)), state, params)
+        updates, state = update(jax.tree.map(jnp.asarray, draw(step)), state, params)
         params = optax.apply_updates(params, updates)
         history.append(jax.tree.map(np.asarray, params))
     return history
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.03])
+def assert_follows(history: list[Tree], leaf: str, rule: Callable) -> None:
+    weight = draw(10)["fc"][leaf].astype(np.float64)
+    for step, params in enumerate(history):
+        weight = weight - rule(draw(step)["fc"][leaf].astype(np.float64), weight, RATES[step])
+        np.testing.assert_allclose(params["fc"][leaf], weight, rtol=2e-5, atol=1e-6)
+
+
+def schedule(step: jax.Array) -> jax.Array:
+    return jnp.array(RATES)[step]
+
+
+@pytest.mark.parametrize("mode", ["decoupled", "loss"])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_follows_its_formula(name: str, decay: float):
-    recipe = Recipe(optimizer=name, momentum=0.8, weight_decay=decay, weight_decay_mode="decoupled")
-    history = run(recipe, optax.constant_schedule(RATE), draw(10))
+def test_optimizer_follows_its_formula(name: str, decay: float, mode: str):
+    """Weight decay in the loss is left to the loss, but by those that always decay."""
+    recipe = Recipe(optimizer=name, momentum=0.8, trust_coefficient=0.02, weight_decay=decay, weight_decay_mode=mode)
+    history = run(recipe, schedule, draw(10))
+    taken = decay if mode == "decoupled" or name in ("adamw", "lars", "lamb") else 0.0
     for leaf in ("kernel", "bias"):
-        weight = draw(10)["fc"][leaf].astype(np.float64)
-        gradients = [draw(step)["fc"][leaf].astype(np.float64) for step in range(STEPS)]
-        for update, params in zip(FORMULAS[name](gradients), history, strict=True):
-            weight = weight - RATE * (update + (decay * weight if leaf == "kernel" else 0))
-            np.testing.assert_allclose(params["fc"][leaf], weight, rtol=2e-5, atol=1e-6)
+        assert_follows(history, leaf, getattr(Slow(taken, leaf == "kernel"), name))
 
 
-def test_optimizer_leaves_weight_decay_in_the_loss_to_the_loss():
-    plain, in_loss = (Recipe(optimizer="sgd", weight_decay=decay, weight_decay_mode="loss") for decay in (0.0, 0.5))
-    histories = [run(recipe, optax.constant_schedule(RATE), draw(10)) for recipe in (plain, in_loss)]
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_follows_no_other_formula(name: str):
+    recipe = Recipe(optimizer=name, momentum=0.8, trust_coefficient=0.02, weight_decay=0.3, weight_decay_mode="loss")
+    history = run(recipe, schedule, draw(10))
+    decay = 0.3 if name in DECAYING_OPTIMIZERS else 0.0
+    for other in OPTIMIZERS:
+        if getattr(Slow, other) is not getattr(Slow, name):
+            with pytest.raises(AssertionError):
+                assert_follows(history, "kernel", getattr(Slow(decay, decayed=True), other))
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+@pytest.mark.parametrize("zero", ["weights", "gradients"])
+def test_optimizer_by_norms_moves_tensors_of_zeros_by_the_plain_rule(name: str, zero: str):
+    """A layer that starts at 0 has no norm to go by, and must not stay there; without a gradient it stays finite."""
+    weight = {"fc": {"kernel": jnp.full((3, 2), 0.0 if zero == "weights" else 1.0)}}
+    gradient = {"fc": {"kernel": jnp.full((3, 2), 0.0 if zero == "gradients" else 2.0)}}
+    optimizer = create_optimizer(Recipe(optimizer=name), optax.constant_schedule(0.1), KERNELS)
+    updates, _ = optimizer.update(gradient, optimizer.init(weight), weight)
+    plain = {"lars": 0.2, "lamb": 0.1}[name]
+    expected = 0.0 if zero == "gradients" else -plain
+    np.testing.assert_allclose(updates["fc"]["kernel"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])
+def test_optimizer_decays_what_the_recipe_names_in_place_of_what_the_network_does(name: str):
+    fields = {"optimizer": name, "momentum": 0.8, "trust_coefficient": 0.02, "weight_decay": 0.3}
+    history = run(Recipe(**fields, weight_decay_mode="decoupled", decay=("fc/b.*",)), schedule, draw(10))
     for leaf in ("kernel", "bias"):
-        np.testing.assert_array_equal(histories[0][-1]["fc"][leaf], histories[1][-1]["fc"][leaf])
+        assert_follows(history, leaf, getattr(Slow(0.3, leaf == "bias"), name))
 
 
-def test_optimizer_takes_the_rate_of_every_step_from_the_schedule():
-    history = run(Recipe(optimizer="sgd"), lambda step: jnp.where(step == 1, 1.0, 0.0), draw(10))
-    expected = [draw(10)["fc"]["kernel"], *[draw(10)["fc"]["kernel"] - draw(1)["fc"]["kernel"]] * 2]
-    for params, weight in zip(history, expected, strict=True):
-        np.testing.assert_allclose(params["fc"]["kernel"], weight, rtol=1e-6)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_works_where_the_network_decays_nothing(name: str):
+    fields = {"optimizer": name, "momentum": 0.8, "weight_decay": 0.3, "weight_decay_mode": "decoupled"}
+    history = run(Recipe(**fields), schedule, draw(10), decayed=("other/kernel",))
+    for leaf in ("kernel", "bias"):
+        assert_follows(history, leaf, getattr(Slow(0.3, decayed=False), name))
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "decay"), list(itertools.product(OPTIMIZERS, ("loss", "decoupled"), (0.0, 0.1)))
+)
+def test_weight_decay_is_in_the_loss_only_of_optimizers_that_do_not_decay(name: str, mode: str, decay: float):
+    expected = mode == "loss" and decay > 0 and name not in ("adamw", "lars", "lamb")
+    assert decays_in_loss(Recipe(optimizer=name, weight_decay=decay, weight_decay_mode=mode)) is expected
+
+
+def test_decay_patterns_are_the_recipes_where_it_has_some():
+    assert decay_patterns(Recipe(), ["fc1/kernel"]) == ("fc1/kernel",)
+    assert decay_patterns(Recipe(decay=("a", "b")), ["fc1/kernel"]) == ("a", "b")
 
 
 def test_kernels_are_what_is_called_so_at_any_depth():
