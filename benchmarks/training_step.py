@@ -14,7 +14,6 @@ from jaxtern import Network, Ternary, compressed_mean, state_specs, wire_report
 from jaxtern.compression.report import WireReport
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.models import create_model
-from jaxtern.models.alexnet import AlexNet
 
 AXIS = "data"
 VARIANTS = ("none", "float", "ternary", "two_way", "delayed")
@@ -34,12 +33,7 @@ class State(NamedTuple):
 
 def create_network(name: str, seed: int) -> tuple[Any, dict, dict]:
     """Graph, fresh weights, and moments of batch norm, in memory of this host."""
-    rngs = nnx.Rngs(params=seed)
-    model = (
-        AlexNet(SHAPES[name], CLASSES[name], rngs=rngs)
-        if name == "alexnet"
-        else create_model(name, SHAPES[name], CLASSES[name], seed)
-    )
+    model = create_model(name, SHAPES[name], CLASSES[name], seed)
     graph, params, moments = nnx.split(model, nnx.Param, nnx.BatchStat)
     return graph, nnx.to_pure_dict(params), nnx.to_pure_dict(moments)
 
@@ -87,8 +81,7 @@ def create_step(graph: Any, optimizer: optax.GradientTransformation, specs: Stat
 
         def loss(params: Any) -> tuple[jax.Array, Any]:
             network = nnx.merge(graph, params, state.moments)
-            keys = (_dropout_key(state.step),) if isinstance(network, AlexNet) else ()
-            logits = network(standardize(images, None), *keys)
+            logits = network(standardize(images, None), _dropout_key(state.step))
             value = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
             return value, nnx.to_pure_dict(nnx.state(network, nnx.BatchStat))
 

@@ -1,26 +1,55 @@
 """The networks, by name."""
 
+import inspect
+from typing import Any
+
 from flax import nnx
 
+from jaxtern.models.alexnet import AlexNet, AlexNetV2
 from jaxtern.models.cifarnet import CifarNet
+from jaxtern.models.googlenet import GoogLeNet
 from jaxtern.models.lenet import LeNet
+from jaxtern.models.mnistnet import MnistNet
+from jaxtern.models.model import Model
+from jaxtern.models.vgg import VGG16, VGG19, VGGA, VGGF
 
-# Those that the trainer can train. Not alexnet, until it keeps moments of batch norm and has keys for dropout.
-MODELS = {"lenet": LeNet, "cifarnet": CifarNet}
+MODELS: dict[str, type[Model]] = {
+    "lenet": LeNet,
+    "cifarnet": CifarNet,
+    "mnistnet": MnistNet,
+    "alexnet": AlexNet,
+    "alexnet_v2": AlexNetV2,
+    "vgg_a": VGGA,
+    "vgg_16": VGG16,
+    "vgg_19": VGG19,
+    "vgg_f": VGGF,
+    "googlenet": GoogLeNet,
+}
 
 
-def create_model(name: str, image_shape: tuple[int, int, int], num_classes: int, seed: int) -> nnx.Module:
+def create_model(
+    name: str, input_shape: tuple[int, ...], num_classes: int, seed: int, dropout_rate: float | None = None
+) -> Model:
     """A network with fresh weights.
 
     Args:
       name: one of MODELS.
-      image_shape: height, width, channels.
+      input_shape: of one example; of an image height, width, channels.
       num_classes: width of the logits.
       seed: of the weights.
+      dropout_rate: share of activations that are dropped in training, from 0 to below 1; None: as the network has it.
 
     Raises:
-      ValueError: for an unknown name.
+      ValueError: for an unknown name, a shape that the network cannot take, a rate out of its range, or one for a
+        network that drops nothing.
     """
     if name not in MODELS:
         raise ValueError(f"model={name!r}: must be one of {', '.join(MODELS)}")
-    return MODELS[name](image_shape, num_classes, rngs=nnx.Rngs(params=seed))
+    options: dict[str, Any] = {}
+    if dropout_rate is not None:
+        if "dropout_rate" not in inspect.signature(MODELS[name].__init__).parameters:
+            raise ValueError(f"dropout_rate={dropout_rate!r}: must be None, as model={name!r} has no dropout")
+        if not 0 <= dropout_rate < 1:
+            raise ValueError(f"dropout_rate={dropout_rate!r}: must be from 0 to below 1")
+        options["dropout_rate"] = dropout_rate
+    return MODELS[name](input_shape, num_classes, rngs=nnx.Rngs(params=seed), **options)

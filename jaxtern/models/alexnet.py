@@ -1,4 +1,4 @@
-"""AlexNet as TernGrad trains it: two groups of convolutions with batch norm, three linear layers with dropout."""
+"""AlexNet as TernGrad trains it: in two groups with batch norm, and its second version in one tower without."""
 
 import functools
 
@@ -6,14 +6,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxtern.models.model import Model, split_key, unpack_image_shape
 from jaxtern.models.normalization import local_response_normalization
 
 _normal = nnx.initializers.truncated_normal  # cut off at two standard deviations
+_tenth = nnx.initializers.constant(0.1)
 _normalize = functools.partial(local_response_normalization, radius=2, bias=2.0, alpha=1e-4, beta=0.75)
 _pool = functools.partial(nnx.max_pool, window_shape=(3, 3), strides=(2, 2), padding="VALID")
 
 
-class AlexNet(nnx.Module):
+class AlexNet(Model):
     """Two groups of conv 11x11x48/4, LRN, max, conv 5x5x128, LRN, max; joined; 2 conv 3x3x192, of which each sees all;
     grouped conv 3x3x192 and conv 3x3x128, max; linear 4096, dropout, linear 4096, dropout, linear C.
 
@@ -25,50 +27,29 @@ class AlexNet(nnx.Module):
 
     last_layer = "fc3"
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int],
-        num_classes: int,
-        *,
-        dropout_rate: float = 0.5,
-        rngs: nnx.Rngs,
-    ):
-        height, width, channels = image_shape
-        features = 256 * _side_of_features(height) * _side_of_features(width)
-        if features <= 0:
-            raise ValueError(f"image_shape={image_shape}: height and width must be 57 or more")
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float = 0.5, rngs: nnx.Rngs):
+        height, width, channels = unpack_image_shape(input_shape, least=57)
+        features = 256 * _pooled_side(-(-height // 4)) * _pooled_side(-(-width // 4))
         self.conv1 = _Groups(channels, 48, 11, 4, rngs)
         self.conv2 = _Groups(48, 128, 5, 1, rngs)
         self.conv3 = _Groups(256, 192, 3, 1, rngs)
         self.conv4 = _Groups(192, 192, 3, 1, rngs)
         self.conv5 = _Groups(192, 128, 3, 1, rngs)
-        hidden = functools.partial(
-            nnx.Linear, kernel_init=_normal(0.005), bias_init=nnx.initializers.constant(0.1), rngs=rngs
-        )
+        hidden = functools.partial(nnx.Linear, kernel_init=_normal(0.005), bias_init=_tenth, rngs=rngs)
         self.fc1, self.fc2 = hidden(features, 4096), hidden(4096, 4096)
         self.fc3 = nnx.Linear(4096, num_classes, kernel_init=_normal(0.01), rngs=rngs)
         self.dropout = nnx.Dropout(dropout_rate)
 
-    def __call__(self, images: jax.Array, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Images to logits.
-
-        Args:
-          images: float32[B, H, W, C].
-          dropout_key: in training, where batch norm takes the moments of these images and updates its own; None: in
-            evaluation, where it takes its own, and nothing is dropped.
-
-        Returns:
-          float32[B, num_classes] logits.
-        """
-        trains = dropout_key is not None
-        keys = jax.random.split(dropout_key) if dropout_key is not None else (None, None)
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
+        trains = key is not None
         x = [_pool(_normalize(group)) for group in self.conv1([images, images], trains)]
         x = [_pool(_normalize(group)) for group in self.conv2(x, trains)]
         joined = jnp.concatenate(x, axis=-1)
         x = self.conv5(self.conv4(self.conv3([joined, joined], trains), trains), trains)
         flat = jnp.reshape(_pool(jnp.concatenate(x, axis=-1)), (images.shape[0], -1))
-        for layer, key in zip((self.fc1, self.fc2), keys, strict=True):
-            flat = self.dropout(nnx.relu(layer(flat)), deterministic=not trains, rngs=key)
+        for layer, own in zip((self.fc1, self.fc2), split_key(key, 2), strict=True):
+            flat = self.dropout(nnx.relu(layer(flat)), deterministic=not trains, rngs=own)
         return self.fc3(flat)
 
 
@@ -95,9 +76,46 @@ class _Groups(nnx.Module):
         ]
 
 
-def _side_of_features(side: int) -> int:
-    """Pixels that are left of so many, after a stride of 4 and three poolings."""
-    side = -(-side // 4)
+class AlexNetV2(Model):
+    """conv 11x11x64/4, max, conv 5x5x192, max, 2 conv 3x3x384, conv 3x3x256, max; convolution 4096 over all that is
+    left, dropout, linear 4096, dropout, linear C; ReLU after all but the last.
+
+    No batch norm and no LRN. What is left of 224x224 images is 5x5; with 1000 classes it then has 50,303,912 parameters
+    (Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014; initial weights, Xavier's in
+    convolutions, and biases of Wen et al. 2017).
+    """
+
+    last_layer = "fc3"
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float = 0.5, rngs: nnx.Rngs):
+        height, width, channels = unpack_image_shape(input_shape, least=67)
+        window = _pooled_side((height - 11) // 4 + 1), _pooled_side((width - 11) // 4 + 1)
+        initial = {"kernel_init": nnx.initializers.xavier_uniform(), "bias_init": _tenth, "rngs": rngs}
+        self.conv1 = nnx.Conv(channels, 64, (11, 11), strides=(4, 4), padding="VALID", **initial)
+        self.conv2 = nnx.Conv(64, 192, (5, 5), **initial)
+        self.conv3 = nnx.Conv(192, 384, (3, 3), **initial)
+        self.conv4 = nnx.Conv(384, 384, (3, 3), **initial)
+        self.conv5 = nnx.Conv(384, 256, (3, 3), **initial)
+        initial["kernel_init"] = _normal(0.005)
+        self.fc1 = nnx.Conv(256, 4096, window, padding="VALID", **initial)
+        self.fc2 = nnx.Linear(4096, 4096, **initial)
+        self.fc3 = nnx.Linear(4096, num_classes, kernel_init=_normal(0.005), rngs=rngs)
+        self.dropout = nnx.Dropout(dropout_rate)
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
+        x = _pool(nnx.relu(self.conv1(images)))
+        x = _pool(nnx.relu(self.conv2(x)))
+        for layer in (self.conv3, self.conv4, self.conv5):
+            x = nnx.relu(layer(x))
+        x = _pool(x)
+        for layer, own in zip((self.fc1, self.fc2), split_key(key, 2), strict=True):
+            x = self.dropout(nnx.relu(layer(x)), deterministic=own is None, rngs=own)
+        return self.fc3(jnp.reshape(x, (x.shape[0], -1)))
+
+
+def _pooled_side(side: int) -> int:
+    """Pixels that three poolings leave of so many."""
     for _ in range(3):
         side = (side - 3) // 2 + 1
-    return max(side, 0)
+    return side

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxtern.models.model import Model, unpack_image_shape
 from jaxtern.models.normalization import local_response_normalization
 
 _normal = nnx.initializers.truncated_normal  # cut off at two standard deviations
@@ -14,7 +15,7 @@ _normalize = functools.partial(local_response_normalization, radius=4, bias=1.0,
 _pool = functools.partial(nnx.max_pool, window_shape=(3, 3), strides=(2, 2), padding="SAME")
 
 
-class CifarNet(nnx.Module):
+class CifarNet(Model):
     """conv 5x5x64, max 3/2, LRN, conv 5x5x64, LRN, max 3/2, linear 384, linear 192, linear C; ReLU after all but
     the last.
 
@@ -23,9 +24,10 @@ class CifarNet(nnx.Module):
     """
 
     last_layer = "fc3"
+    decayed = ("fc1/kernel", "fc2/kernel")
 
-    def __init__(self, image_shape: tuple[int, int, int], num_classes: int, *, rngs: nnx.Rngs):
-        height, width, channels = image_shape
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
+        height, width, channels = unpack_image_shape(input_shape)
         features = -(-height // 4) * -(-width // 4) * 64
         self.conv1 = nnx.Conv(channels, 64, (5, 5), kernel_init=_normal(0.05), rngs=rngs)
         self.conv2 = nnx.Conv(64, 64, (5, 5), kernel_init=_normal(0.05), bias_init=_tenth, rngs=rngs)
@@ -33,8 +35,8 @@ class CifarNet(nnx.Module):
         self.fc2 = nnx.Linear(384, 192, kernel_init=_normal(0.04), bias_init=_tenth, rngs=rngs)
         self.fc3 = nnx.Linear(192, num_classes, kernel_init=_normal(1 / 192), rngs=rngs)
 
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """float32[B, H, W, C] images to float32[B, num_classes] logits."""
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """float[B, H, W, C] images to float[B, num_classes] logits, in training as in evaluation."""
         x = _normalize(_pool(nnx.relu(self.conv1(images))))
         x = _pool(_normalize(nnx.relu(self.conv2(x))))
         x = jnp.reshape(x, (x.shape[0], -1))

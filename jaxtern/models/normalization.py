@@ -10,7 +10,8 @@ def local_response_normalization(x: jax.Array, radius: int, bias: float, alpha: 
 
         y[c] = x[c] / (bias + alpha * sum of x[k]^2 over |k - c| <= radius)^beta
 
-    Channels beyond the first and the last count as zeros. `alpha` is of a single square, not of their mean.
+    Channels beyond the first and the last count as zeros. `alpha` is of a single square, not of their mean. Computed in
+    float32: squares of float16 overflow from 256 on.
 
     Args:
       x: float[..., C] activations.
@@ -35,8 +36,9 @@ def local_response_normalization(x: jax.Array, radius: int, bias: float, alpha: 
     if not alpha >= 0:
         raise ValueError(f"alpha={alpha!r}: must be 0 or more")
     x = jnp.asarray(x)
+    wide = x.astype(jnp.float32)
     # A window is seven times as fast on a CPU as a sum of shifted slices, whose gradient XLA does not fuse.
     window, strides = (*(1 for _ in x.shape[:-1]), 2 * radius + 1), (1,) * x.ndim
     padding = (*((0, 0) for _ in x.shape[:-1]), (radius, radius))
-    total = jax.lax.reduce_window(x * x, np.zeros((), x.dtype), jax.lax.add, window, strides, padding)
-    return x * (bias + alpha * total) ** -beta
+    total = jax.lax.reduce_window(wide * wide, np.zeros((), np.float32), jax.lax.add, window, strides, padding)
+    return (wide * (bias + alpha * total) ** -beta).astype(x.dtype)

@@ -91,8 +91,14 @@ def test_recipe_explains_every_field_and_every_choice():
         ({"seed": -1}, "seed=-1: must be 0 or more"),
         ({"seed": 2**32}, "seed=4294967296: must be below 2^32"),
         ({"codec": "zip"}, "codec='zip': must be one of ternary, float"),
-        ({"optimizer": "lion"}, "optimizer='lion': must be one of sgd, momentum, nesterov, adam, adamw, rmsprop, lars, lamb"),
-        ({"schedule": "linear"}, "schedule='linear': must be one of fixed, exponential, piecewise, polynomial, cosine, or"),
+        (
+            {"optimizer": "lion"},
+            "optimizer='lion': must be one of sgd, momentum, nesterov, adam, adamw, rmsprop, lars, lamb",
+        ),
+        (
+            {"schedule": "linear"},
+            "schedule='linear': must be one of fixed, exponential, piecewise, polynomial, cosine, or",
+        ),
         ({"weight_decay_mode": "l1"}, "weight_decay_mode='l1': must be one of loss, decoupled"),
         ({"virtual_workers": "scanned"}, "virtual_workers='scanned': must be one of unrolled, vmapped"),
         ({"exclude": ("(",)}, "exclude='(': is no regular expression"),
