@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtern.compression.statistics import Statistics
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.rendering import Batch
+from jaxtern.training.loss import inputs_and_targets, measure
 from jaxtern.training.optimizers import is_kernel
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, specs_of_state
@@ -96,11 +97,12 @@ def _create_loss(recipe: Recipe, program: Program) -> Callable:
 
     def loss(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         keys = example_keys(recipe.seed, batch.epochs, batch.places)
-        logits = nnx.merge(program.graph, params)(preprocessing.augment(batch.images, keys, recipe.image_size))
-        value = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels))
+        prepared = preprocessing.augment(batch.images, keys, recipe.image_size)
+        inputs, targets = inputs_and_targets(preprocessing, prepared, batch.labels)
+        value, accuracy = measure(nnx.merge(program.graph, params)(inputs), targets, recipe.label_smoothing)
         if recipe.weight_decay and recipe.weight_decay_mode == "loss":
             value += recipe.weight_decay * sum_of_squares(params) / 2
-        return value, jnp.mean((jnp.argmax(logits, axis=-1) == batch.labels).astype(jnp.float32))
+        return value, accuracy
 
     return loss
 
