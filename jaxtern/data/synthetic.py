@@ -1,8 +1,9 @@
-"""Made images for benchmarks and dry runs: any shape and number of classes, nothing to load."""
+"""Made images and text for benchmarks and dry runs: any shape and number of classes, nothing to load."""
 
 import numpy as np
 
 from jaxtern.data.dataset import Dataset, Split
+from jaxtern.data.text import MAX_CHARACTERS, as_split
 
 _TEST_SHARE = 4  # a fourth as many test examples
 _SEED = 0
@@ -28,3 +29,23 @@ def make_synthetic(image_shape: tuple[int, ...], num_classes: int, num_examples:
         return Split(images, generator.integers(0, num_classes, size, np.int32))
 
     return Dataset(make_split(num_examples), make_split(-(-num_examples // _TEST_SHARE)), num_classes)
+
+
+def make_synthetic_text(sequence_length: int, num_classes: int, num_examples: int) -> Dataset:
+    """Random characters, the same every time.
+
+    Args:
+      sequence_length: characters that an example predicts; it holds one more.
+      num_classes: different characters.
+      num_examples: of the training split; the test split has a fourth as many.
+
+    Raises:
+      ValueError: for more characters than text may have.
+    """
+    if num_classes > MAX_CHARACTERS:
+        rule = f"must be {MAX_CHARACTERS} at most where preprocessing='text'"
+        raise ValueError(f"synthetic_classes={num_classes}: {rule}")
+    generator = np.random.default_rng(_SEED)
+    sizes = num_examples, -(-num_examples // _TEST_SHARE)
+    windows = (generator.integers(0, num_classes, (size, sequence_length + 1), np.uint8) for size in sizes)
+    return Dataset(*map(as_split, windows), num_classes)

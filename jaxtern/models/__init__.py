@@ -11,6 +11,7 @@ from jaxtern.models.googlenet import GoogLeNet
 from jaxtern.models.lenet import LeNet
 from jaxtern.models.mnistnet import MnistNet
 from jaxtern.models.model import Model
+from jaxtern.models.transformer import Transformer
 from jaxtern.models.vgg import VGG16, VGG19, VGGA, VGGF
 
 MODELS: dict[str, type[Model]] = {
@@ -24,7 +25,9 @@ MODELS: dict[str, type[Model]] = {
     "vgg_19": VGG19,
     "vgg_f": VGGF,
     "googlenet": GoogLeNet,
+    "transformer": Transformer,
 }
+_KINDS = {True: "text", False: "images"}
 
 
 def create_model(
@@ -34,17 +37,20 @@ def create_model(
 
     Args:
       name: one of MODELS.
-      input_shape: of one example; of an image height, width, channels.
+      input_shape: of one example; of an image height, width, channels; of text, how many characters.
       num_classes: width of the logits.
       seed: of the weights.
       dropout_rate: share of activations that are dropped in training, from 0 to below 1; None: as the network has it.
 
     Raises:
-      ValueError: for an unknown name, a shape that the network cannot take, a rate out of its range, or one for a
-        network that drops nothing.
+      ValueError: for an unknown name, a shape that the network cannot take, text where it takes images, a rate out of
+        its range, or one for a network that drops nothing.
     """
     if name not in MODELS:
         raise ValueError(f"model={name!r}: must be one of {', '.join(MODELS)}")
+    takes, given = (_KINDS[is_text] for is_text in (MODELS[name].takes_text, len(input_shape) == 1))
+    if takes != given:
+        raise ValueError(f"model={name!r}: takes {takes}, and preprocessing gives {given}")
     options: dict[str, Any] = {}
     if dropout_rate is not None:
         if "dropout_rate" not in inspect.signature(MODELS[name].__init__).parameters:

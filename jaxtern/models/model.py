@@ -16,10 +16,14 @@ class Model(nnx.Module):
     Attributes:
       last_layer: whole path of the layer that gives the logits.
       decayed: regular expressions; a tensor whose whole path matches one takes part in weight decay.
+      takes_text: whether inputs are characters, not images.
+      auxiliary_weight: of the loss of auxiliary logits, which in training come as the second of a pair.
     """
 
     last_layer: ClassVar[str]
     decayed: ClassVar[tuple[str, ...]] = (r"(.*/)?kernel",)
+    takes_text: ClassVar[bool] = False
+    auxiliary_weight: ClassVar[float] = 0.0
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
         """With fresh weights, for inputs of this shape; networks with dropout also take a `dropout_rate`."""

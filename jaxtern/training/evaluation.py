@@ -1,4 +1,4 @@
-"""Loss and accuracy over a whole split, each example exactly once. Knows nothing of training."""
+"""Loss and accuracy over a whole split, each target exactly once: an image's class, or every character of a text."""
 
 import functools
 from typing import Any, NamedTuple
@@ -6,16 +6,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 from jaxtern.data.dataset import Records, Split
 from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.preprocessing.families import Preprocessing
 from jaxtern.data.rendering import whole_image_shape
+from jaxtern.training.loss import cross_entropy, inputs_and_targets
 
 _BATCH_SIZE = 500
 _BATCH_PIXELS = 1 << 23
+_BATCH_CHARACTERS = 1 << 14
 
 
 class Evaluation(NamedTuple):
@@ -23,9 +24,9 @@ class Evaluation(NamedTuple):
 
     Attributes:
       loss: mean cross-entropy.
-      precision_at_1: share of examples whose best class is right.
-      recall_at_5: share of examples whose right class is among the best five.
-      num_examples: of the split.
+      precision_at_1: share of targets for which the best class is right.
+      recall_at_5: share of targets for which the right class is among the best five.
+      num_examples: targets of the split: images; or of text the characters that are predicted.
     """
 
     loss: float
@@ -53,31 +54,35 @@ def evaluate(
       threads: that decode images on disk at the same time.
 
     Returns:
-      Sums over examples are exact counts; the loss is added in float64.
+      Sums over targets are exact counts; the loss is added in float64.
 
     Raises:
       DataError: naming the example, if one on disk cannot be read.
     """
-    loss, first, five = 0.0, 0, 0
+    loss, first, five, count = 0.0, 0, 0, 0
     whole = preprocessing.takes_whole_images
     height, width, _ = whole_image_shape(split) if whole else preprocessing.output_shape(None, size)
-    batch_size = max(1, min(_BATCH_SIZE, _BATCH_PIXELS // (height * width)))
+    most = _BATCH_CHARACTERS if preprocessing.next_token else _BATCH_PIXELS
+    batch_size = max(1, min(_BATCH_SIZE, most // (height * width)))
     for batch in evaluation_batches(split, batch_size, preprocessing, size, threads):
-        batch_loss, batch_first, batch_five = _evaluate_batch(graph, preprocessing, size, variables, *batch)
+        batch_loss, *counts = _evaluate_batch(graph, preprocessing, size, variables, *batch)
         loss += float(np.sum(np.asarray(batch_loss, np.float64)))
-        first += int(batch_first)
-        five += int(batch_five)
-    return Evaluation(loss / split.size, first / split.size, five / split.size, split.size)
+        first, five, count = (total + int(n) for total, n in zip((first, five, count), counts, strict=True))
+    return Evaluation(loss / count, first / count, five / count, count)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _evaluate_batch(
     graph: Any, preprocessing: Preprocessing, size: int | None, variables: Any,
     images: jax.Array, labels: jax.Array, mask: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """float32[B] losses, and how many of the unmasked examples have the right class first and among five."""
-    logits = nnx.merge(graph, variables)(preprocessing.standardize(images, size))
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    """Losses of all targets, 0 where the example is masked; and of how many of the others the right class is first, is
+    among five, and how many they are.
+    """
+    inputs, targets = inputs_and_targets(preprocessing, preprocessing.standardize(images, size), labels)
+    logits = nnx.merge(graph, variables)(inputs).astype(jnp.float32)
+    present = jnp.broadcast_to(jnp.expand_dims(mask, tuple(range(1, targets.ndim))), targets.shape)
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
-    right = (best == labels[:, None]) & mask[:, None]
-    return jnp.where(mask, losses, 0.0), jnp.sum(right[:, 0]), jnp.sum(right)
+    right = (best == targets[..., None]) & present[..., None]
+    losses = jnp.where(present, cross_entropy(logits, targets), 0.0)
+    return losses, jnp.sum(right[..., 0]), jnp.sum(right), jnp.sum(present)

@@ -17,7 +17,7 @@ from jaxtern.data.feed import ResidentFeed, StreamingFeed, load_split
 from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
 from jaxtern.data.rendering import Batch, Share, whole_image_shape
 from jaxtern.data.sources import load_dataset
-from jaxtern.data.synthetic import make_synthetic
+from jaxtern.data.synthetic import make_synthetic, make_synthetic_text
 from jaxtern.models import create_model
 from jaxtern.models.model import Model
 from jaxtern.training.recipe import Recipe
@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
       dataset: splits in memory where the feed is resident, else as they were opened.
       preprocessing: of the images.
       raw_shape: height, width and channels of the uint8 images that the compiled step takes.
-      image_shape: likewise of what the model is given.
+      input_shape: likewise of what the model is given; of text, how many characters.
       resident: whether the training images lie on the devices.
       threads: that decode at the same time.
     """
@@ -42,7 +42,7 @@ class Inputs(NamedTuple):
     dataset: Dataset
     preprocessing: Preprocessing
     raw_shape: tuple[int, int, int]
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     resident: bool
     threads: int
 
@@ -57,7 +57,10 @@ def open_inputs(recipe: Recipe, data_dir: str | None = None) -> Inputs:
     Raises:
       ValueError, OSError: for a dataset that cannot be read, or a preprocessing or feed that does not fit it.
     """
-    preprocessing, dataset = get_preprocessing(recipe.preprocessing), _open_dataset(recipe, data_dir)
+    preprocessing = get_preprocessing(recipe.preprocessing)
+    if preprocessing.next_token and recipe.feed == "streaming":
+        raise ValueError(f"feed='streaming': preprocessing={recipe.preprocessing!r} takes text, which is resident")
+    dataset = _open_dataset(recipe, data_dir, preprocessing.next_token)
     threads, size = _count_threads(recipe), recipe.image_size or preprocessing.size
     if preprocessing.train_view is not None and (recipe.dataset != "synthetic" or recipe.feed == "streaming"):
         if recipe.feed == "resident":
@@ -70,20 +73,24 @@ def open_inputs(recipe: Recipe, data_dir: str | None = None) -> Inputs:
     if preprocessing.train_view is not None and shape != (size, size, 3):  # made images are taken as views
         need = f"preprocessing={recipe.preprocessing!r} takes {(size, size, 3)}"
         raise ValueError(f"synthetic_shape={shape}: {need}")
-    resident = recipe.feed == "resident" or (recipe.feed == "auto" and _fits(dataset, shape))
+    always = recipe.feed == "resident" or preprocessing.next_token
+    resident = always or (recipe.feed == "auto" and _fits(dataset, shape))
     if resident:
         dataset = dataset._replace(train=load_split(dataset.train, threads), test=load_split(dataset.test, threads))
-    image_shape = preprocessing.output_shape(shape, recipe.image_size)
-    return Inputs(dataset, preprocessing, shape, image_shape, resident, threads)
+    input_shape = preprocessing.output_shape(shape, recipe.image_size)
+    return Inputs(dataset, preprocessing, shape, input_shape, resident, threads)
 
 
-def _open_dataset(recipe: Recipe, data_dir: str | None) -> Dataset:
+def _open_dataset(recipe: Recipe, data_dir: str | None, text: bool) -> Dataset:
     if recipe.dataset == "synthetic":
-        return make_synthetic(recipe.synthetic_shape, recipe.synthetic_classes, recipe.synthetic_examples)
-    splits = recipe.train_split, recipe.test_split
-    if data_dir is not None and "/" in recipe.dataset:  # a prepared folder that has moved
-        return load_dataset(data_dir if "/" in data_dir else f"./{data_dir}", None, *splits)
-    return load_dataset(recipe.dataset, data_dir or recipe.data_dir, *splits)
+        made = recipe.synthetic_classes, recipe.synthetic_examples
+        if text:
+            return make_synthetic_text(recipe.sequence_length, *made)
+        return make_synthetic(recipe.synthetic_shape, *made)
+    options = recipe.train_split, recipe.test_split, recipe.sequence_length if text else None
+    if data_dir is not None and "/" in recipe.dataset:  # a prepared folder, or a text, that has moved
+        return load_dataset(data_dir if "/" in data_dir else f"./{data_dir}", None, *options)
+    return load_dataset(recipe.dataset, data_dir or recipe.data_dir, *options)
 
 
 def _count_threads(recipe: Recipe) -> int:
@@ -116,7 +123,7 @@ def own_share(rows: NamedSharding, batch_size: int) -> Share:
 
 def create_network(recipe: Recipe, inputs: Inputs) -> Model:
     """The recipe's network with fresh weights, for its inputs."""
-    shape, num_classes = inputs.image_shape, inputs.dataset.num_classes
+    shape, num_classes = inputs.input_shape, inputs.dataset.num_classes
     return create_model(recipe.model, shape, num_classes, recipe.seed, recipe.dropout_rate)
 
 

@@ -1,6 +1,7 @@
 """What a recipe's dataset, preprocessing and feed come to."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ from jaxtern.training.inputs import Feed, open_inputs, own_share
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.step import create_mesh
 
+SHAKESPEARE = str(Path(__file__).parents[1] / "data" / "shakespeare.txt")
+TEXT = {"dataset": SHAKESPEARE, "preprocessing": "text", "sequence_length": 20}
 MADE = {"dataset": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_classes": 4, "synthetic_examples": 50}
 
 
@@ -27,6 +30,8 @@ MADE = {"dataset": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_class
         (MADE, (12, 10, 3), (12, 10, 3), True),
         (MADE | {"preprocessing": "vgg", "image_size": 6, "feed": "streaming"}, (6, 6, 3), (6, 6, 3), False),
         (MADE | {"preprocessing": "vgg", "image_size": 6, "synthetic_shape": (6, 6, 3)}, (6, 6, 3), (6, 6, 3), True),
+        (TEXT, (1, 21, 1), (20,), True),
+        (TEXT | MADE, (1, 21, 1), (20,), True),
     ],
 )
 def test_inputs_are_resident_where_whole_images_are_taken(
@@ -42,6 +47,7 @@ def test_inputs_too_large_for_the_devices_are_streamed(
     monkeypatch.setattr(inputs, "_RESIDENT_BYTES", 1797 * 64 - 1)
     assert not open_inputs(small_recipe()).resident
     assert open_inputs(small_recipe(feed="resident")).resident
+    assert open_inputs(small_recipe(**TEXT)).resident
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,11 @@ def test_inputs_too_large_for_the_devices_are_streamed(
     [
         ({"preprocessing": "vgg", "feed": "resident"}, "feed='resident': preprocessing='vgg' crops images of any size"),
         ({"image_size": 7}, "image_size=7: preprocessing='mnist'"),
+        (TEXT | {"feed": "streaming"}, "feed='streaming': preprocessing='text' takes text, which is resident"),
+        (TEXT | {"image_size": 7}, "image_size=7: preprocessing='text'"),
+        (TEXT | {"dataset": "digits"}, "dataset='digits': preprocessing='text' takes the path of a text file"),
+        (TEXT | {"preprocessing": "mnist"}, "is a file, which is read as text where preprocessing='text'"),
+        (TEXT | MADE | {"synthetic_classes": 1000}, "synthetic_classes=1000: must be 256 at most"),
         (MADE | {"preprocessing": "vgg"}, r"synthetic_shape=\(12, 10, 3\): preprocessing='vgg' takes \(224, 224, 3\)"),
         (MADE | {"synthetic_shape": (12, 10)}, r"synthetic_shape=\(12, 10\): must be height, width and channels"),
     ],

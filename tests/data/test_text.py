@@ -1,0 +1,128 @@
+"""Text as windows of characters: nothing lost, nothing predicted twice, and what is no text refused in one line."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxtern.data.dataset import Dataset, Split
+from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.data.sources import load_dataset
+from jaxtern.data.synthetic import make_synthetic_text
+from jaxtern.data.text import load_text
+
+SHAKESPEARE = Path(__file__).with_name("shakespeare.txt")
+
+
+def windows_of(split: Split) -> np.ndarray:
+    assert split.images.dtype == np.uint8
+    assert split.images.shape[1::2] == (1, 1)
+    np.testing.assert_array_equal(split.labels, np.zeros(split.size, np.int32))
+    return split.images[:, 0, :, 0]
+
+
+def spell(dataset: Dataset, classes: np.ndarray) -> str:
+    return "".join(dataset.class_names[number] for number in classes)
+
+
+def write(folder: Path, text: str | bytes) -> str:
+    path = folder / "a.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+@pytest.mark.parametrize("length", [1, 7, 128])
+def test_text_predicts_every_character_but_the_first_once(length: int):
+    text = SHAKESPEARE.read_bytes().decode()
+    dataset = load_text(SHAKESPEARE, length)
+    rows = np.concatenate([windows_of(dataset.train), windows_of(dataset.test)])
+    assert rows.shape[1] == length + 1
+    predicted = spell(dataset, rows[:, 1:].ravel())
+    assert text[0] + predicted == text[: len(predicted) + 1]
+    assert len(text) - 1 - len(predicted) < length
+    np.testing.assert_array_equal(rows[:-1, -1], rows[1:, 0])  # each is predicted from what came before it
+
+
+def test_text_has_the_classes_of_its_characters_in_order():
+    dataset = load_text(SHAKESPEARE, 100)
+    assert dataset.class_names == tuple(sorted(set(SHAKESPEARE.read_text())))
+    assert dataset.num_classes == len(dataset.class_names) == 62
+
+
+def test_text_is_tested_on_its_last_tenth(tmp_path: Path):
+    dataset = load_text(SHAKESPEARE, 100)
+    assert (dataset.train.size, dataset.test.size) == (1803, 200)
+    few = load_text(write(tmp_path, "abcde"), 2)
+    assert (few.train.size, few.test.size) == (1, 1)
+    assert [spell(few, windows_of(split)[0]) for split in (few.train, few.test)] == ["abc", "cde"]
+
+
+def test_text_of_any_language_and_line_end_is_read_as_it_is(tmp_path: Path):
+    text = "Füße\r\nδ\U0001f600\n" * 3
+    dataset = load_text(write(tmp_path, text), len(text) // 2 - 1)
+    assert spell(dataset, windows_of(dataset.train)[0]) == text[: len(text) // 2]
+    assert set(dataset.class_names) == set(text)
+
+
+def test_text_of_256_characters_is_the_most(tmp_path: Path):
+    most = "".join(map(chr, range(0x4E00, 0x4F00)))
+    dataset = load_text(write(tmp_path, most), 10)
+    assert dataset.num_classes == 256
+    assert spell(dataset, windows_of(dataset.test)[-1]) == most[240:251]
+    with pytest.raises(ValueError, match=r"a.txt': has 257 different characters, must be 256 at most$"):
+        load_text(write(tmp_path, most + "a"), 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("abcd", "has 4 characters; sequence_length=2 needs 5 or more"),
+        ("", "has 0 characters; sequence_length=2 needs 5 or more"),
+        (b"abcdef\xff", "is no text in UTF-8: invalid start byte at byte 6"),
+    ],
+)
+def test_text_that_cannot_be_read_is_refused(tmp_path: Path, text: str | bytes, words: str):
+    with pytest.raises(ValueError, match=rf"^dataset='.*a.txt': {words}$"):
+        load_text(write(tmp_path, text), 2)
+
+
+def test_dataset_of_text_is_a_file_with_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path, "abcdefg")
+    monkeypatch.chdir(tmp_path)
+    assert load_dataset("./a.txt", sequence_length=3).train.size == 1
+    refused = {
+        ("a.txt", 3): "takes the path of a text file, with a slash; for the file of that name write ./a.txt",
+        ("digits", 3): "preprocessing='text' takes the path of a text file, with a slash",
+        ("../", 3): "preprocessing='text' takes the path of a text file, with a slash",
+        ("./b.txt", 3): "no such file",
+        ("./a.txt", None): "is a file, which is read as text where preprocessing='text'",
+    }
+    for (name, length), words in refused.items():
+        with pytest.raises((ValueError, FileNotFoundError), match=f"^dataset='{name}': .*{words}$"):
+            load_dataset(name, sequence_length=length)
+
+
+@pytest.mark.parametrize("option", [{"train_split": "train[:50%]"}, {"test_split": "test"}, {"data_dir": "x"}])
+def test_dataset_of_text_takes_no_splits(option: dict):
+    with pytest.raises(ValueError, match=r"=.* takes none$"):
+        load_dataset(str(SHAKESPEARE), **option, sequence_length=10)
+
+
+def test_made_text_is_random_and_always_the_same():
+    dataset, again = (make_synthetic_text(9, 5, 40) for _ in range(2))
+    rows = windows_of(dataset.train)
+    assert (rows.shape, dataset.test.size, dataset.num_classes) == ((40, 10), 10, 5)
+    assert set(np.unique(rows)) == set(range(5))
+    np.testing.assert_array_equal(rows, windows_of(again.train))
+    assert windows_of(make_synthetic_text(9, 256, 400).train).max() == 255
+    with pytest.raises(ValueError, match=r"^synthetic_classes=257: must be 256 at most"):
+        make_synthetic_text(9, 257, 40)
+
+
+def test_preprocessing_of_text_gives_characters():
+    dataset, text = make_synthetic_text(9, 200, 4), get_preprocessing("text")
+    assert text.next_token
+    assert text.output_shape((1, 10, 1), None) == (9,)
+    for tokens in (text.augment(dataset.train.images, None, None), text.standardize(dataset.train.images, None)):
+        assert tokens.dtype == np.int32
+        np.testing.assert_array_equal(tokens, windows_of(dataset.train))
