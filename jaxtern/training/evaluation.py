@@ -1,6 +1,7 @@
 """Loss and accuracy over a whole split, each example exactly once. Knows nothing of training."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +13,7 @@ from flax import nnx
 from jaxtern.data.dataset import Records, Split
 from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.preprocessing.families import Preprocessing
-from jaxtern.data.rendering import whole_image_shape
-
-_BATCH_SIZE = 500
-_BATCH_PIXELS = 1 << 23
+from jaxtern.data.rendering import evaluation_batch_size, whole_image_shape
 
 
 class Evaluation(NamedTuple):
@@ -41,6 +39,7 @@ def evaluate(
     preprocessing: Preprocessing,
     size: int | None = None,
     threads: int = 1,
+    collect: Callable[[np.ndarray], None] | None = None,
 ) -> Evaluation:
     """Evaluates a model on a split.
 
@@ -51,6 +50,7 @@ def evaluate(
       preprocessing: of the images.
       size: pixels, side of the images after it; None: as the preprocessing has it.
       threads: that decode images on disk at the same time.
+      collect: is handed the float32[n, K] logits of every batch, in the order of the examples.
 
     Returns:
       Sums over examples are exact counts; the loss is added in float64.
@@ -61,9 +61,12 @@ def evaluate(
     loss, first, five = 0.0, 0, 0
     whole = preprocessing.takes_whole_images
     height, width, _ = whole_image_shape(split) if whole else preprocessing.output_shape(None, size)
-    batch_size = max(1, min(_BATCH_SIZE, _BATCH_PIXELS // (height * width)))
-    for batch in evaluation_batches(split, batch_size, preprocessing, size, threads):
-        batch_loss, batch_first, batch_five = _evaluate_batch(graph, preprocessing, size, params, *batch)
+    batch_size = evaluation_batch_size(split.size, height, width)
+    for images, labels, mask in evaluation_batches(split, batch_size, preprocessing, size, threads):
+        logits = compute_logits(graph, preprocessing, size, params, images)
+        if collect is not None:
+            collect(np.asarray(logits)[mask])
+        batch_loss, batch_first, batch_five = _compare(logits, labels, mask)
         loss += float(np.sum(np.asarray(batch_loss, np.float64)))
         first += int(batch_first)
         five += int(batch_five)
@@ -71,12 +74,19 @@ def evaluate(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _evaluate_batch(
-    graph: Any, preprocessing: Preprocessing, size: int | None, params: Any,
-    images: jax.Array, labels: jax.Array, mask: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
+def compute_logits(
+    graph: Any, preprocessing: Preprocessing, size: int | None, params: Any, images: jax.Array
+) -> jax.Array:
+    """float32[B, K] of uint8[B, H, W, C]: the program that is evaluated, and the one that is exported.
+
+    It is compiled alone, as the exported one is: with losses in it, it might have other bits.
+    """
+    return nnx.merge(graph, params)(preprocessing.standardize(images, size)).astype(jnp.float32)
+
+
+@jax.jit
+def _compare(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """float32[B] losses, and how many of the unmasked examples have the right class first and among five."""
-    logits = nnx.merge(graph, params)(preprocessing.standardize(images, size))
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     right = (best == labels[:, None]) & mask[:, None]
