@@ -30,9 +30,8 @@ from benchmarks import feed_decoding
 from jaxtern.data.feed import StreamingFeed
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.records import open_folder
-from jaxtern.models import create_model
 from jaxtern.preparation.pipeline import prepare
-from jaxtern.training.inputs import Feed, open_inputs
+from jaxtern.training.inputs import Feed, create_network, open_inputs
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import create_run
 from jaxtern.training.step import create_mesh, create_train_step
@@ -92,7 +91,7 @@ class Training:
             optimizer="adam", learning_rate=2e-4, weight_decay=0.004,
         )  # fmt: skip
         mesh, inputs = create_mesh(recipe), open_inputs(recipe)
-        model = create_model(recipe.model, inputs.image_shape, 10, recipe.seed)
+        model = create_network(recipe, inputs)
         program, self.state = create_run(recipe, model, EXAMPLES, mesh)
         self.step, self.feed = create_train_step(recipe, program, mesh), Feed(recipe, inputs, mesh)
         self.batches = self.feed.batches(0)

@@ -106,7 +106,8 @@ class Worker:
         """How many of this host's part of the test split are right."""
         assert self.data is not None
         params = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state.params)
-        own = Split(*(array[self.host :: self.hosts] for array in self.data[1]))
+        test = self.data[1]
+        own = Split(test.images[self.host :: self.hosts], test.labels[self.host :: self.hosts])
         found = evaluate(self.graph, params, own, get_preprocessing("mnist"))
         return {"right": round(found.precision_at_1 * found.num_examples), "examples": found.num_examples}
 

@@ -1,6 +1,5 @@
 """python -m jaxtern.evaluate --workdir=FOLDER [--follow]: loss, precision@1 and recall@5 of a run's checkpoints."""
 
-import dataclasses
 import json
 import logging
 import time
@@ -8,16 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from jaxtern import command_line
-from jaxtern.training.checkpoints import Checkpoints
+from jaxtern.artifact.predictions import rank, require_writable, write_predictions
 from jaxtern.training.evaluation import evaluate
-from jaxtern.training.inputs import create_network, open_inputs
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import create_run, variables_of
-from jaxtern.training.step import create_mesh
-from jaxtern.training.workdir import read_network, read_recipe
+from jaxtern.training.saved_run import SavedRun
+from jaxtern.training.state import variables_of
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +23,17 @@ SPLIT = flags.DEFINE_enum("split", "test", ["train", "test"], "examples to evalu
 FOLLOW = flags.DEFINE_bool("follow", False, "go on beside training: wait for new checkpoints, end with the last step")
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 2.0, "time between looks for a new checkpoint", lower_bound=0.01)
 DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
+PREDICTIONS = flags.DEFINE_string("predictions", None, "file for the five best labels of every example, .csv or .json")
+_TOP = 5
 
 
 def main() -> int:
-    workdir = Path(WORKDIR.value)
+    workdir, predictions = Path(WORKDIR.value), Path(PREDICTIONS.value) if PREDICTIONS.value else None
     try:
+        if predictions is not None:
+            require_writable(predictions)
+            if FOLLOW.value:
+                raise ValueError(f"--predictions={PREDICTIONS.value}: are of one checkpoint; leave out --follow")
         if FOLLOW.value:
             _wait_for_run(workdir)
         evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value)
@@ -38,7 +41,7 @@ def main() -> int:
             for _ in evaluator.follow(POLL_SECONDS.value):
                 pass
         else:
-            evaluator.latest()
+            evaluator.latest(predictions)
     except (ValueError, OSError) as error:
         raise command_line.UsageError(str(error)) from None
     except KeyboardInterrupt:
@@ -60,62 +63,69 @@ class Evaluator:
         Raises:
           ValueError, OSError: if there is no run, or its data cannot be read.
         """
-        self._recipe: Recipe = read_recipe(workdir)
-        self._split_name = split
-        self._inputs = open_inputs(self._recipe, data_dir)
-        dataset = self._inputs.dataset
-        model = create_network(self._recipe, self._inputs)
-        alone = dataclasses.replace(self._recipe, num_devices=1, devices_per_worker=1)
-        mesh, network = create_mesh(alone), read_network(workdir)
-        self._program, self._like = create_run(self._recipe, model, dataset.train.size, mesh, network)
-        self._checkpoints = Checkpoints(workdir)
+        self._run, self._split_name = SavedRun(workdir, data_dir), split
         self._path = workdir / "evaluations.jsonl"
 
-    def latest(self) -> dict[str, Any]:
+    def latest(self, predictions: Path | None = None) -> dict[str, Any]:
         """The result of the newest checkpoint that is whole.
+
+        Args:
+          predictions: file for those of every example; it has the checkpoint evaluated again, if need be.
 
         Raises:
           ValueError: if there is none.
         """
-        for step in reversed(self._checkpoints.steps()):
-            try:
-                return self._evaluate(step)
-            except ValueError as error:
-                logger.warning("%s; taking the one before it", error)
-        raise ValueError(f"workdir={str(self._path.parent)!r}: holds no checkpoint that can be read")
+        return self._run.use_latest(lambda step: self._evaluate(step, predictions))
 
     def follow(self, poll_seconds: float) -> Iterator[dict[str, Any]]:
         """Results of all checkpoints as they come, until that of the last step."""
         seen: set[int] = set()
-        while self._recipe.num_steps not in seen:
-            for step in self._checkpoints.steps():
+        while self._run.recipe.num_steps not in seen:
+            for step in self._run.steps():
                 if step not in seen:
                     seen.add(step)
                     try:
                         yield self._evaluate(step)
                     except ValueError as error:  # also one that the trainer has meanwhile deleted
                         logger.warning("%s; leaving it out", error)
-            if self._recipe.num_steps not in seen:
+            if self._run.recipe.num_steps not in seen:
                 time.sleep(poll_seconds)
 
-    def _evaluate(self, step: int) -> dict[str, Any]:
+    def _evaluate(self, step: int, predictions: Path | None = None) -> dict[str, Any]:
         """The record of one checkpoint, kept from before or measured now."""
         record = self._recorded(step)
-        if record is None:
-            variables = variables_of(self._checkpoints.restore(step, self._like).state)
-            result = evaluate(
-                self._program.graph, variables, getattr(self._inputs.dataset, self._split_name),
-                self._inputs.preprocessing, self._recipe.image_size, self._inputs.threads,
-            )  # fmt: skip
-            record = {"step": step, "split": self._split_name, **result._asdict()}
-            with self._path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+        if record is None or predictions is not None:
+            result = self._measure(step, predictions)
+            if record is None:
+                with self._path.open("a") as file:
+                    file.write(json.dumps(result) + "\n")
+            record = result
         print(
             f"step {step}: {self._split_name} loss {record['loss']:.4f}, precision@1 {record['precision_at_1']:.2%},"
             f" recall@5 {record['recall_at_5']:.2%} on {record['num_examples']:,} examples",
             flush=True,
         )
         return record
+
+    def _measure(self, step: int, predictions: Path | None) -> dict[str, Any]:
+        """The record of one checkpoint, measured; where asked for, the predictions that it counts are written."""
+        inputs, logits = self._run.inputs, []
+        split = getattr(inputs.dataset, self._split_name)
+        result = evaluate(
+            self._run.graph,
+            variables_of(self._run.restore(step), averaged=True),
+            split,
+            inputs.preprocessing,
+            self._run.recipe.image_size,
+            inputs.threads,
+            collect=None if predictions is None else logits.append,
+        )
+        if predictions is not None:
+            dataset = inputs.dataset
+            labels = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+            keys = [split.key(example) for example in range(split.size)]
+            write_predictions(predictions, rank(keys, np.concatenate(logits), labels, _TOP))
+        return {"step": step, "split": self._split_name, **result._asdict()}
 
     def _recorded(self, step: int) -> dict[str, Any] | None:
         if not self._path.exists():

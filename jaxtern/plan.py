@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from jaxtern import command_line
+from jaxtern import recipe_flags
 from jaxtern.command_line import UsageError
 from jaxtern.compression.buckets import BUCKET_SIZE
 from jaxtern.compression.codec_speed import measure_codec_speed
@@ -33,7 +33,7 @@ from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import create_codec
 from jaxtern.training.workload import measure_step_seconds, read_workload
 
-CONFIG = command_line.define_config()
+CONFIG = recipe_flags.define_config()
 PARAMETERS = flags.DEFINE_string("parameters", None, "elements of the gradient, as 61_000_000, 61M or 250k; one tensor")
 HOSTS = flags.DEFINE_integer("hosts", 2, "hosts that the links join")
 DEVICES = flags.DEFINE_integer("devices_per_host", 1, "devices of each host")
@@ -101,7 +101,7 @@ def main() -> int:
 
 def read_recipe() -> Job:
     """That of --config; its step is measured unless it is given."""
-    recipe: Recipe = command_line.recipe_from_config(CONFIG)
+    recipe: Recipe = recipe_flags.recipe_from_config(CONFIG)
     codec = create_codec(recipe)
     inputs = open_inputs(recipe)
     sizes, floats, examples = read_workload(recipe, inputs)
@@ -214,4 +214,4 @@ def _require_writable(out: str | None) -> None:
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    recipe_flags.run(main)

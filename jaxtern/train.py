@@ -6,13 +6,13 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from jaxtern import command_line
+from jaxtern import command_line, recipe_flags
 from jaxtern.data.dataset import DataError
 from jaxtern.training import loop
 from jaxtern.training.curves import plot_curves
 from jaxtern.training.recipe import Recipe
 
-CONFIG = command_line.define_config()
+CONFIG = recipe_flags.define_config()
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")
 ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
     "allow_config_change", False, "continue the run in workdir although its config was another"
@@ -20,8 +20,8 @@ ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
 
 
 def main() -> int:
-    recipe = command_line.recipe_from_config(CONFIG)
-    workdir = Path(WORKDIR.value or f"runs/{command_line.recipe_name()}")
+    recipe = recipe_flags.recipe_from_config(CONFIG)
+    workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_name()}")
     return train_and_report(recipe, workdir)
 
 
@@ -68,4 +68,4 @@ def describe(run: loop.Run) -> str:
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    recipe_flags.run(main)

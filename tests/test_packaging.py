@@ -18,7 +18,7 @@ import jaxtern
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("kernels", "configs")  # top-level folders, installed inside jaxtern
 
-PARTS = {"kernels", "compression", "models", "data", "training", "cluster"}
+PARTS = {"kernels", "compression", "models", "data", "artifact", "training", "cluster"}
 ARROWS = {  # what a part of jaxtern may import, besides itself and the version
     "kernels": set(),
     "cluster": set(),
@@ -26,12 +26,16 @@ ARROWS = {  # what a part of jaxtern may import, besides itself and the version
     "models": {"kernels"},
     "data": {"kernels"},
     "preparation": {"data"},
+    "artifact": {"data"},
     "training": PARTS,
     "configs": {"training"},
-    "command_line": {*PARTS, "configs"},
-    "train": {*PARTS, "command_line", "configs"},
+    "command_line": set(),
+    "recipe_flags": {"training", "command_line", "configs"},
+    "train": {*PARTS, "command_line", "recipe_flags"},
+    "plan": {*PARTS, "command_line", "recipe_flags"},
+    "predict": {"artifact", "data", "command_line"},
     "prepare": {"preparation", "data", "training", "command_line"},
-    **{door: {*PARTS, "command_line"} for door in ("evaluate", "export", "predict", "plan", "launch")},
+    **{door: {*PARTS, "command_line"} for door in ("evaluate", "export", "launch")},
     "": PARTS,  # jaxtern/__init__.py, the public names
 }
 
@@ -150,8 +154,16 @@ def test_imports_follow_the_arrows():
     ]
 
 
+def test_public_names_are_those_that_type_checkers_see():
+    seen = {name.rpartition(".")[2] for name in list_imports("jaxtern") if lies_in(name, "jaxtern")}
+    assert seen == set(dir(jaxtern)) & seen
+    assert not [name for name in seen if getattr(jaxtern, name).__module__.split(".")[0] != "jaxtern"]
+    with pytest.raises(AttributeError, match="module 'jaxtern' has no attribute 'nothing'"):
+        _ = jaxtern.nothing
+
+
 def test_configs_are_known_to_the_doors_alone():
-    doors = {"train", "evaluate", "command_line", "configs"}
+    doors = {"recipe_flags", "configs"}
     assert {part_of(module) for module, name in IMPORTS if lies_in(name, "ml_collections")} <= doors
 
 

@@ -45,6 +45,10 @@ class Records(Protocol):
         """Where the example comes from, for messages."""
         ...
 
+    def key(self, index: int) -> str:
+        """What it is called in lists of predictions: the file that it was made from, else its number."""
+        ...
+
 
 class Split(NamedTuple):
     """Images and their classes.
@@ -52,10 +56,12 @@ class Split(NamedTuple):
     Attributes:
       images: uint8[n, H, W, C].
       labels: int32[n], 0 to num_classes - 1.
+      source: the same on disk, where they were loaded from there; it knows their keys.
     """
 
     images: np.ndarray
     labels: np.ndarray
+    source: Records | None = None
 
     @property
     def size(self) -> int:
@@ -71,6 +77,9 @@ class Split(NamedTuple):
 
     def describe(self, index: int) -> str:
         return f"example {index}"
+
+    def key(self, index: int) -> str:
+        return str(index) if self.source is None else self.source.key(index)
 
 
 class Dataset(NamedTuple):

@@ -150,7 +150,7 @@ def load_split(split: Split | Records, threads: int) -> Split:
             )
         images[start : start + count], labels[start : start + count] = pixels[:count], classes[:count]
         start += count
-    return Split(images, labels)
+    return Split(images, labels, split)
 
 
 def _stream(source: Any, threads: int, processes: int) -> Generator[Any]:

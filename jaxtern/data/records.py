@@ -44,12 +44,14 @@ class RecordSplit:
         return Record(example["image"], label, boxes)
 
     def describe(self, index: int) -> str:
-        """The file that the image was made from, if it is known, else its number."""
-        place = f"{self._path}: {self._name} example {index}"
+        place, key = f"{self._path}: {self._name} example {index}", self.key(index)
+        return place if key == str(index) else f"{place} ({key})"
+
+    def key(self, index: int) -> str:
         try:
-            return f"{place} ({self._source[index]['file_name'].decode()})"
-        except Exception:  # noqa: BLE001 - this is for messages, perhaps about this very record
-            return place
+            return self._source[index]["file_name"].decode()
+        except Exception:  # noqa: BLE001 - this is also for messages, perhaps about this very record
+            return str(index)
 
 
 def open_folder(path: str | Path, train_split: str = "train", test_split: str | None = None) -> Dataset:

@@ -15,6 +15,8 @@ from jaxtern.data.preprocessing.families import Preprocessing
 _ENDLESS = 1 << 40  # pieces of batches
 _COLORS = 3  # of a view
 _VIEW_STREAM = 1  # of the generators keyed by (seed, epoch); the order of the epoch is drawn from stream 0
+_EVALUATED_AT_ONCE = 500  # examples, but of no more pixels than
+_EVALUATED_PIXELS = 1 << 23
 
 
 class Batch(NamedTuple):
@@ -58,6 +60,34 @@ def whole_image_shape(split: Split | Records) -> tuple[int, int, int]:
     return height, width, channels
 
 
+def evaluation_batch_size(num_examples: int, height: int, width: int) -> int:
+    """Examples of a batch where so many images of height by width pixels are evaluated, or predicted.
+
+    A compiler may add in another order for another batch, so whoever wants the same bits takes the same size.
+    """
+    return max(1, min(num_examples, _EVALUATED_AT_ONCE, _EVALUATED_PIXELS // (height * width)))
+
+
+def render_for_evaluation(
+    image: bytes | np.ndarray, preprocessing: Preprocessing | None, size: int | None, channels: int
+) -> np.ndarray:
+    """uint8[H, W, C], as the compiled step takes it in evaluation: the view of the preprocessing, or all of the image.
+
+    Args:
+      image: a JPEG or PNG, or uint8[H, W, C].
+      preprocessing: with none, or one that has no views, the image is taken whole.
+      size: pixels, side of the view.
+      channels: of whole images; views have three.
+
+    Raises:
+      ValueError: if it cannot be read.
+    """
+    if preprocessing is None or preprocessing.evaluation_view is None or size is None:
+        return decode(image, channels) if isinstance(image, bytes) else image
+    height, width = read_shape(image) if isinstance(image, bytes) else image.shape[:2]
+    return render(image, preprocessing.evaluation_view(height, width, size), size, _COLORS)
+
+
 class _Renderer:
     """What sources of batches share: labels, and pixels as the compiled step takes them."""
 
@@ -85,14 +115,10 @@ class _Renderer:
 
     def _render(self, record: Record, generator: np.random.Generator | None) -> np.ndarray:
         image, family, size = record.image, self._preprocessing, self._size
-        if family is None or family.train_view is None or family.evaluation_view is None or size is None:
-            return decode(image, self._split.image_shape[2]) if isinstance(image, bytes) else image
+        if generator is None or family is None or family.train_view is None or size is None:
+            return render_for_evaluation(image, family, size, self._split.image_shape[2])
         height, width = read_shape(image) if isinstance(image, bytes) else image.shape[:2]
-        if generator is None:
-            view = family.evaluation_view(height, width, size)
-        else:
-            view = family.train_view(generator, height, width, record.boxes, size)
-        return render(image, view, size, _COLORS)
+        return render(image, family.train_view(generator, height, width, record.boxes, size), size, _COLORS)
 
 
 class TrainingBatches(_Renderer):

@@ -1,6 +1,7 @@
 """Loss and accuracy over a whole split, each target exactly once: an image's class, or every character of a text."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,12 +12,10 @@ from flax import nnx
 from jaxtern.data.dataset import Records, Split
 from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.preprocessing.families import Preprocessing
-from jaxtern.data.rendering import whole_image_shape
+from jaxtern.data.rendering import evaluation_batch_size, whole_image_shape
 from jaxtern.training.loss import cross_entropy, inputs_and_targets
 
-_BATCH_SIZE = 500
-_BATCH_PIXELS = 1 << 23
-_BATCH_CHARACTERS = 1 << 14
+_CHARACTERS_AT_ONCE = 1 << 14  # of text, for each of which there are logits
 
 
 class Evaluation(NamedTuple):
@@ -42,6 +41,7 @@ def evaluate(
     preprocessing: Preprocessing,
     size: int | None = None,
     threads: int = 1,
+    collect: Callable[[np.ndarray], None] | None = None,
 ) -> Evaluation:
     """Evaluates a model on a split.
 
@@ -52,6 +52,7 @@ def evaluate(
       preprocessing: of the images.
       size: pixels, side of the images after it; None: as the preprocessing has it.
       threads: that decode images on disk at the same time.
+      collect: is handed the float32[n, K] logits of every batch, in the order of the examples.
 
     Returns:
       Sums over targets are exact counts; the loss is added in float64.
@@ -62,25 +63,40 @@ def evaluate(
     loss, first, five, count = 0.0, 0, 0, 0
     whole = preprocessing.takes_whole_images
     height, width, _ = whole_image_shape(split) if whole else preprocessing.output_shape(None, size)
-    most = _BATCH_CHARACTERS if preprocessing.next_token else _BATCH_PIXELS
-    batch_size = max(1, min(_BATCH_SIZE, most // (height * width)))
-    for batch in evaluation_batches(split, batch_size, preprocessing, size, threads):
-        batch_loss, *counts = _evaluate_batch(graph, preprocessing, size, variables, *batch)
+    batch_size = evaluation_batch_size(split.size, height, width)
+    if preprocessing.next_token:
+        batch_size = max(1, min(batch_size, _CHARACTERS_AT_ONCE // width))
+    for images, labels, mask in evaluation_batches(split, batch_size, preprocessing, size, threads):
+        logits = compute_logits(graph, preprocessing, size, variables, images)
+        if collect is not None:
+            collect(np.asarray(logits)[mask])
+        batch_loss, *counts = _compare(preprocessing, size, logits, images, labels, mask)
         loss += float(np.sum(np.asarray(batch_loss, np.float64)))
         first, five, count = (total + int(n) for total, n in zip((first, five, count), counts, strict=True))
     return Evaluation(loss / count, first / count, five / count, count)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _evaluate_batch(
-    graph: Any, preprocessing: Preprocessing, size: int | None, variables: Any,
-    images: jax.Array, labels: jax.Array, mask: jax.Array,
+def compute_logits(
+    graph: Any, preprocessing: Preprocessing, size: int | None, variables: Any, images: jax.Array
+) -> jax.Array:
+    """float32[B, K] of uint8[B, H, W, C]: the program that is evaluated, and the one that is exported.
+
+    It is compiled alone, as the exported one is: with losses in it, it might have other bits.
+    """
+    inputs, _ = inputs_and_targets(preprocessing, preprocessing.standardize(images, size), None)
+    return nnx.merge(graph, variables)(inputs).astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _compare(
+    preprocessing: Preprocessing, size: int | None, logits: jax.Array, images: jax.Array, labels: jax.Array,
+    mask: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:  # fmt: skip
     """Losses of all targets, 0 where the example is masked; and of how many of the others the right class is first, is
     among five, and how many they are.
     """
-    inputs, targets = inputs_and_targets(preprocessing, preprocessing.standardize(images, size), labels)
-    logits = nnx.merge(graph, variables)(inputs).astype(jnp.float32)
+    _, targets = inputs_and_targets(preprocessing, preprocessing.standardize(images, size), labels)
     present = jnp.broadcast_to(jnp.expand_dims(mask, tuple(range(1, targets.ndim))), targets.shape)
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     right = (best == targets[..., None]) & present[..., None]

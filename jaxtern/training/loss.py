@@ -21,9 +21,7 @@ class Measured(NamedTuple):
     accuracy: jax.Array
 
 
-def inputs_and_targets(
-    preprocessing: Preprocessing, prepared: jax.Array, labels: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def inputs_and_targets(preprocessing: Preprocessing, prepared: jax.Array, labels: Any) -> tuple[jax.Array, jax.Array]:
     """What a network is given, and the classes that are right.
 
     Args:

@@ -89,6 +89,25 @@ CASES = {
     "unknown split": ("evaluate", ["--split=validation"], ["split", "validation"]),
     "bad poll": ("evaluate", ["--poll_seconds=0"], ["poll_seconds"]),
     "stray argument of evaluate": ("evaluate", ["now"], ["'now'"]),
+    "predictions of many checkpoints": (
+        "evaluate",
+        ["--predictions=x.csv", "--follow"],
+        ["--predictions=x.csv", "--follow"],
+    ),
+    "predictions in no list": ("evaluate", ["--predictions=x.txt"], ["'x.txt': must end in .csv or .json"]),
+    "export of no run": ("export", ["--out=exported"], ["workdir='run'", "holds no run"]),
+    "export to nowhere": ("export", [], ["--out is missing"]),
+    "export over something": ("export", ["--out=../mnist"], ["out='../mnist': is already there"]),
+    "export in a file": ("export", ["--out=../mnist/train-images-idx3-ubyte/x"], ["out=", "cannot be made"]),
+    "export of a step": ("export", ["--out=exported", "--step=last"], ["step", "last"]),
+    "predict without a network": ("predict", [], ["ARTEFACT is missing"]),
+    "predict without images": ("predict", ["exported"], ["images or folders", "--dataset"]),
+    "predict both": ("predict", ["exported", "a.png", "--dataset=digits"], ["images or folders", "--dataset"]),
+    "predict by no network": ("predict", ["../mnist", "a.png"], ["ARTEFACT='../mnist'", "no manifest.json"]),
+    "predict in no list": ("predict", ["exported", "a.png", "--out=x.txt"], ["'x.txt': must end in .csv or .json"]),
+    "predict in no folder": ("predict", ["exported", "a.png", "--out=no/x.csv"], ["'no/x.csv': there is no folder no"]),
+    "predict no labels": ("predict", ["exported", "a.png", "--top=0"], ["top", "0"]),
+    "unknown flag of predict": ("predict", ["exported", "a.png", "--config=digits"], ["config"]),
     "plan's rate": ("plan", ["--rate=fast"], ["--rate=fast: must be a number", "kbit, mbit, gbit, tbit"]),
     "plan's rate of nothing": ("plan", ["--rate=0"], ["--rate=0: must be 1 byte a second or more"]),
     "plan's latency": ("plan", ["--latency=-1ms"], ["--latency=-1ms: must be a number of 0 or more", "ms, us"]),
@@ -128,7 +147,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     for number, (door, arguments, _) in enumerate(CASES.values()):
         folder = root / f"case{number}"
         folder.mkdir()
-        commands[str(number)] = (str(folder), door, [*arguments, *(["--workdir=run"] if door != "plan" else [])])
+        commands[str(number)] = (
+            str(folder),
+            door,
+            [*arguments, *([] if door in ("plan", "predict") else ["--workdir=run"])],
+        )
     (root / "commands.json").write_text(json.dumps(commands))
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
@@ -167,7 +190,7 @@ def test_door_itself_refuses_bad_input_in_one_line(run_door: Callable, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("door", ["train", "evaluate"])
+@pytest.mark.parametrize("door", ["train", "evaluate", "export"])
 def test_door_explains_itself(run_door: Callable, tmp_path: Path, door: str):
     done = run_door(door, "--help", cwd=tmp_path)
     assert done.returncode == 0

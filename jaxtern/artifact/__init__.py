@@ -1,0 +1,1 @@
+"""Exported networks: a folder that predicts without the code that trained it."""

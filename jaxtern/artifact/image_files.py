@@ -1,0 +1,58 @@
+"""Image files as examples."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxtern.data.dataset import NO_BOXES, Record
+
+SUFFIXES = (".png", ".jpg", ".jpeg")  # in any letter case
+
+
+class ImageFiles:
+    """The images among some files and in some folders, at any depth; those of a folder are sorted.
+
+    A file's key is its path as it was given. One in a folder has its path in there, or where more than that folder was
+    given, so that no two keys are the same, also the folder's. Hidden files are overlooked, and what is no image by
+    its name; but a file that was given itself is taken for one.
+    """
+
+    def __init__(self, paths: Sequence[str]):
+        """Looks for the images.
+
+        Raises:
+          FileNotFoundError: for a path where nothing is.
+          ValueError: for a folder without images.
+        """
+        self._files = [found for path in paths for found in _list_images(path, alone=len(paths) == 1)]
+
+    @property
+    def size(self) -> int:
+        return len(self._files)
+
+    @property
+    def image_shape(self) -> tuple[None, None, int]:
+        return None, None, 3
+
+    def read(self, index: int) -> Record:
+        return Record(self._files[index][1].read_bytes(), 0, NO_BOXES)
+
+    def describe(self, index: int) -> str:
+        return str(self._files[index][1])
+
+    def key(self, index: int) -> str:
+        return self._files[index][0]
+
+
+def _list_images(given: str, *, alone: bool) -> list[tuple[str, Path]]:
+    """Keys and files of one path."""
+    path = Path(given)
+    if path.is_file():
+        return [(given, path)]
+    if not path.is_dir():
+        raise FileNotFoundError(f"{given!r}: no such file or folder")
+    inside = sorted(found.relative_to(path) for found in path.rglob("*") if found.suffix.lower() in SUFFIXES)
+    shown = [name for name in inside if not any(part.startswith(".") for part in name.parts)]
+    images = [((name if alone else path / name).as_posix(), path / name) for name in shown if (path / name).is_file()]
+    if not images:
+        raise ValueError(f"{given!r}: holds no images ({', '.join(SUFFIXES)})")
+    return images

@@ -1,0 +1,101 @@
+"""Logits to the best labels and their confidences, as a table, CSV or JSON."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SUFFIXES = (".csv", ".json")
+
+
+class Predictions(NamedTuple):
+    """The best classes of each example, the best one first.
+
+    Attributes:
+      keys: of the examples.
+      labels: as many a key as were asked for, or as there are classes.
+      confidences: float32[n, top], softmax of the logits.
+    """
+
+    keys: list[str]
+    labels: list[list[str]]
+    confidences: np.ndarray
+
+
+def rank(keys: Sequence[str], logits: np.ndarray, labels: tuple[str, ...], top: int) -> Predictions:
+    """The best of each row; of equal ones the first, as in evaluation.
+
+    The softmax is NumPy's, in float32: the same bits for the same logits, wherever these were computed.
+
+    Args:
+      keys: of the rows.
+      logits: float32[n, K].
+      labels: of the K classes.
+      top: how many to give, at most K.
+    """
+    best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
+    powers = np.exp(logits - np.max(logits, axis=1, keepdims=True))
+    confidences = powers / np.sum(powers, axis=1, keepdims=True)
+    chosen = [[labels[place] for place in row] for row in best.tolist()]
+    return Predictions(list(keys), chosen, np.take_along_axis(confidences, best, axis=1))
+
+
+def require_writable(path: Path) -> None:
+    """Refuses a file that `write_predictions` could not write once all else is done."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{str(path)!r}: must end in {' or '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"{str(path)!r}: there is no folder {path.parent}")
+
+
+def write_predictions(path: Path, predictions: Predictions) -> None:
+    """Writes CSV or JSON, by the suffix, in place of what may be there; float32s with the digits that tell them apart.
+
+    CSV has the columns key, label_1, confidence_1, label_2 and so on.
+    """
+    content = _to_csv(predictions) if path.suffix.lower() == ".csv" else _to_json(predictions)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(content, newline="")
+    os.replace(temporary, path)
+
+
+def format_table(predictions: Predictions) -> str:
+    """A line an example, for people."""
+    width = max(map(len, predictions.keys), default=0)
+    longest = max((len(label) for labels in predictions.labels for label in labels), default=0)
+    lines = []
+    for key, labels, confidences in zip(*predictions, strict=True):
+        pairs = zip(labels, confidences, strict=True)
+        named = "  ".join(f"{confidence:7.2%} {label:<{longest}}" for label, confidence in pairs)
+        lines.append(f"{key:<{width}}  {named}".rstrip())
+    return "\n".join(lines)
+
+
+def _to_csv(predictions: Predictions) -> str:
+    top = predictions.confidences.shape[1]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["key", *(f"{name}_{place}" for place in range(1, top + 1) for name in ("label", "confidence"))])
+    for key, labels, confidences in zip(*predictions, strict=True):
+        pairs = zip(labels, map(str, confidences), strict=True)
+        writer.writerow([key, *(value for pair in pairs for value in pair)])
+    return text.getvalue()
+
+
+def _to_json(predictions: Predictions) -> str:
+    rows: list[dict[str, Any]] = [
+        {
+            "key": key,
+            "predictions": [
+                {"label": label, "confidence": float(str(confidence))}
+                for label, confidence in zip(labels, confidences, strict=True)
+            ],
+        }
+        for key, labels, confidences in zip(*predictions, strict=True)
+    ]
+    return json.dumps(rows, indent=1) + "\n"

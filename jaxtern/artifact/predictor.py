@@ -1,0 +1,110 @@
+"""Images to logits by an exported network, without the code that trained it."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import jax
+import jax.export
+import numpy as np
+
+from jaxtern.artifact.storage import read_artifact
+from jaxtern.data.dataset import Records, Split
+from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.data.rendering import evaluation_batch_size, render_for_evaluation
+
+
+class Predictor:
+    """An exported network, loaded on JAX's default device."""
+
+    def __init__(self, folder: str | Path):
+        """Reads a folder that `python -m jaxtern.export` wrote.
+
+        Raises:
+          ValueError, OSError: if there is none, or if it is damaged or of another version.
+        """
+        self.manifest, program, weights = read_artifact(Path(folder))
+        self._preprocessing = get_preprocessing(self.manifest.preprocessing)
+        self._size = self.manifest.image_size or self._preprocessing.size
+        try:
+            exported = jax.export.deserialize(bytearray(program))
+        except Exception as error:  # what JAX raises for a program of another version is not documented
+            written = f"was written by JAX {self.manifest.jax_version}, this is {jax.__version__}"
+            raise ValueError(f"ARTEFACT={str(folder)!r}: its program cannot be read ({written}): {error}") from error
+        self._weights, self._program = jax.device_put(weights), jax.jit(exported.call)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of the classes: their names, or where these are not known their numbers."""
+        return self.manifest.class_names or tuple(map(str, range(self.manifest.num_classes)))
+
+    def render(self, image: bytes | np.ndarray) -> np.ndarray:
+        """uint8[H, W, C], as `predict` takes it, of a JPEG, a PNG or uint8[height, width, C].
+
+        Raises:
+          ValueError: if it cannot be read, or has another shape where the network takes whole images.
+        """
+        shape = self.manifest.input_shape
+        pixels = render_for_evaluation(image, self._preprocessing, self._size, shape[2])
+        if pixels.shape != shape:
+            raise ValueError(f"its shape is {pixels.shape}: the network takes whole images of {shape}")
+        return pixels
+
+    def predict(self, pixels: np.ndarray, batch_size: int | None = None) -> np.ndarray:
+        """float32[n, K] logits.
+
+        Args:
+          pixels: uint8[n, H, W, C].
+          batch_size: images at once, the last ones filled up with zeros; None: as evaluation has it.
+        """
+        batch_size = batch_size or self.batch_size(len(pixels))
+        runs = [pixels[start : start + batch_size] for start in range(0, len(pixels), batch_size)]
+        return np.concatenate([self._predict_batch(run, batch_size) for run in runs] or [self._none()])
+
+    def predict_records(
+        self, split: Split | Records, on_damage: Callable[[int, str], None], batch_size: int | None = None
+    ) -> np.ndarray:
+        """float32[n, K] logits of examples, which are read beside the work; of damaged ones they mean nothing.
+
+        A damaged example leaves its place empty, so that others have the bits that they would have beside it whole.
+
+        Args:
+          split: the examples.
+          on_damage: is told which ones cannot be read, and why.
+          batch_size: as for `predict`.
+        """
+        cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
+        batch_size = batch_size or self.batch_size(split.size)
+        logits = [self._none()]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+
+            def start_reading(start: int) -> list[Future[np.ndarray]]:
+                examples = range(start, min(start + batch_size, split.size))
+                return [pool.submit(lambda example: self.render(split.read(example).image), each) for each in examples]
+
+            ahead = start_reading(0)
+            for start in range(0, split.size, batch_size):
+                reading, ahead = ahead, start_reading(start + batch_size)
+                pixels = np.zeros((len(reading), *self.manifest.input_shape), np.uint8)
+                for number, future in enumerate(reading):
+                    try:
+                        pixels[number] = future.result()
+                    except (ValueError, OSError) as error:
+                        on_damage(start + number, str(error))
+                logits.append(self._predict_batch(pixels, batch_size))
+        return np.concatenate(logits)
+
+    def batch_size(self, num_examples: int) -> int:
+        """As evaluation has it for so many."""
+        height, width, _ = self.manifest.input_shape
+        return evaluation_batch_size(num_examples, height, width)
+
+    def _predict_batch(self, pixels: np.ndarray, batch_size: int) -> np.ndarray:
+        missing = batch_size - len(pixels)
+        padded = np.pad(pixels, [(0, missing), (0, 0), (0, 0), (0, 0)])
+        return np.asarray(self._program(self._weights, padded))[: len(pixels)]
+
+    def _none(self) -> np.ndarray:
+        return np.zeros((0, self.manifest.num_classes), np.float32)

@@ -1,0 +1,158 @@
+"""The folder of an exported network: what it is, its program, its weights.
+
+    manifest.json       what it takes and gives, where it comes from, digests of the other two
+    program.stablehlo   jax.export's serialization: (weights by name, uint8[b, H, W, C]) -> float32[b, K] logits, any b
+    weights.npz         float arrays by name
+
+Nothing in it is pickled, so reading one runs no code of its own.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+FORMAT_VERSION = 1
+MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.stablehlo", "weights.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What an exported network is.
+
+    Attributes:
+      jaxtern_version, jax_version: that wrote it.
+      model: name of the network.
+      recipe: that trained it, by field.
+      step: updates of its weights.
+      averaged: whether its weights are moving averages.
+      num_classes: K.
+      class_names: K, or none where they are not known.
+      preprocessing: whose geometry is for the caller to apply, colours are the program's.
+      image_size: pixels, side of that geometry; None: as the preprocessing has it.
+      input_shape: height, width and channels of the images that the program takes.
+      input_dtype: of those.
+      platforms: that the program is for, as JAX calls them.
+      format_version: of this folder.
+      digests: SHA-256 of the other files, by name; those of a folder that is yet to be written are not known.
+    """
+
+    jaxtern_version: str
+    jax_version: str
+    model: str
+    recipe: dict[str, Any]
+    step: int
+    averaged: bool
+    num_classes: int
+    class_names: tuple[str, ...]
+    preprocessing: str
+    image_size: int | None
+    input_shape: tuple[int, int, int]
+    platforms: tuple[str, ...]
+    input_dtype: str = "uint8"
+    format_version: int = FORMAT_VERSION
+    digests: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Artifact(NamedTuple):
+    """An exported network.
+
+    Attributes:
+      manifest: what it is.
+      program: jax.export's serialization.
+      weights: arrays by name.
+    """
+
+    manifest: Manifest
+    program: bytes
+    weights: dict[str, np.ndarray]
+
+
+def require_new(out: Path) -> None:
+    """Refuses a folder that is there, or cannot be made."""
+    if out.exists():
+        raise ValueError(f"out={str(out)!r}: is already there; choose another folder")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"out={str(out)!r}: cannot be made: {error.strerror}") from None
+
+
+def write_artifact(out: Path, artifact: Artifact) -> None:
+    """Writes a folder that is whole or not there.
+
+    Raises:
+      ValueError: if it is already there, or cannot be made.
+    """
+    require_new(out)
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **artifact.weights)
+    contents = {PROGRAM: artifact.program, WEIGHTS: buffer.getvalue()}
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    manifest = dataclasses.asdict(dataclasses.replace(artifact.manifest, digests=digests))
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir()
+        for name, content in {**contents, MANIFEST: (json.dumps(manifest, indent=2) + "\n").encode()}.items():
+            with (temporary / name).open("wb") as file:
+                file.write(content)
+                os.fsync(file.fileno())
+        temporary.rename(out)
+    except OSError as error:
+        raise ValueError(f"out={str(out)!r}: cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def read_artifact(folder: Path) -> Artifact:
+    """Reads a folder that `write_artifact` wrote.
+
+    Raises:
+      FileNotFoundError: if it is none, or a file is missing.
+      ValueError: if it is damaged, or of another version.
+    """
+    given, path = f"ARTEFACT={str(folder)!r}", folder / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(f"{given}: holds no exported network (there is no {MANIFEST})")
+    manifest = _read_manifest(path)
+    contents = {}
+    for name in (PROGRAM, WEIGHTS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{given}: {name} is missing; copy or export it again")
+        contents[name] = (folder / name).read_bytes()
+        if hashlib.sha256(contents[name]).hexdigest() != manifest.digests.get(name):
+            raise ValueError(f"{given}: {name} is damaged: its digest is not the manifest's; copy or export it again")
+    try:
+        with np.load(io.BytesIO(contents[WEIGHTS]), allow_pickle=False) as arrays:
+            return Artifact(manifest, contents[PROGRAM], dict(arrays))
+    except (ValueError, OSError, zipfile.BadZipFile) as error:  # of whoever made both it and its digest
+        raise ValueError(f"{given}: {WEIGHTS} cannot be read: {error}") from None
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        values = json.loads(path.read_text())
+        version = values.pop("format_version")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path}: is no manifest of an exported network, or damaged") from None
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{path}: has format_version {version!r}; this jaxtern reads {FORMAT_VERSION}")
+    try:
+        manifest = Manifest(**values)
+        height, width, channels = (int(length) for length in manifest.input_shape)
+        names, platforms = tuple(map(str, manifest.class_names)), tuple(map(str, manifest.platforms))
+        if names and len(names) != manifest.num_classes:
+            raise ValueError(f"{len(names)} names of {manifest.num_classes} classes")
+        digests = dict(manifest.digests)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is damaged: {error}") from None
+    return dataclasses.replace(
+        manifest, input_shape=(height, width, channels), class_names=names, platforms=platforms, digests=digests
+    )

@@ -1,0 +1,50 @@
+"""python -m jaxtern.export --workdir=RUN --out=FOLDER: a run's network as a folder that predicts by itself.
+
+The folder holds the program (StableHLO, for CPUs and NVIDIA GPUs, any batch), the weights and the names of the classes.
+`python -m jaxtern.predict FOLDER IMAGE...` uses it.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from jaxtern import command_line
+from jaxtern.artifact.storage import Artifact, require_new, write_artifact
+from jaxtern.training.exporting import export_run
+
+WORKDIR = flags.DEFINE_string("workdir", "runs/digits", "folder of the run")
+OUT = flags.DEFINE_string("out", None, "folder to be made")
+STEP = flags.DEFINE_integer("step", None, "of the checkpoint [the newest that is whole]")
+AVERAGED = flags.DEFINE_bool("averaged", True, "take the moving averages of the weights, where the run keeps them")
+DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
+
+
+def main() -> int:
+    if OUT.value is None:
+        raise command_line.UsageError("--out is missing: give the folder to be made (--help tells more)")
+    out = Path(OUT.value)
+    try:
+        require_new(out)
+        artifact = export_run(Path(WORKDIR.value), STEP.value, AVERAGED.value, DATA_DIR.value)
+        write_artifact(out, artifact)
+    except (ValueError, OSError) as error:
+        raise command_line.UsageError(str(error)) from None
+    except KeyboardInterrupt:
+        return 130
+    print(f"{describe(artifact)}\nin {out}; to predict: python -m jaxtern.predict {out} IMAGE_OR_FOLDER")
+    return 0
+
+
+def describe(artifact: Artifact) -> str:
+    """What was exported, in a line."""
+    manifest = artifact.manifest
+    parameters = sum(array.size for array in artifact.weights.values())
+    return (
+        f"{manifest.model} of step {manifest.step}{', averaged' if manifest.averaged else ''} ({parameters:,} numbers),"
+        f" images of {' by '.join(map(str, manifest.input_shape))} to {manifest.num_classes} classes,"
+        f" for {' and '.join(manifest.platforms)}"
+    )
+
+
+if __name__ == "__main__":
+    command_line.run(main)

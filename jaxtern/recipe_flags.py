@@ -1,0 +1,94 @@
+"""The flag --config of the doors that take a recipe."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxtern import command_line, configs
+from jaxtern.command_line import UsageError
+from jaxtern.training.recipe import Recipe, require_field
+
+DEFAULT_RECIPE = "digits"
+
+
+def run(main: Callable[..., int]) -> None:
+    """As `command_line.run`, for a door with --config."""
+    command_line.run(main, resolve=_resolve, more_help=_describe_config)
+
+
+def define_config() -> flags.FlagHolder:
+    """The flag --config and its --config.field overrides."""
+    return config_flags.DEFINE_config_file("config", None, "path of a recipe, or the bare name of an installed one")
+
+
+def recipe_from_config(config: flags.FlagHolder) -> Recipe:
+    """The recipe of the flag, overrides applied.
+
+    Raises:
+      UsageError: for a field that does not exist or a value out of its range.
+    """
+    try:
+        return Recipe.from_dict(config.value.to_dict())
+    except ValueError as error:
+        raise UsageError(f"config: {error}") from None
+
+
+def recipe_name() -> str:
+    """The bare name of the recipe of --config."""
+    return Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+
+
+def _describe_config() -> str:
+    installed = ", ".join(_installed_recipes())
+    return f"\n--config=RECIPE (installed: {installed}) and --config.FIELD=VALUE:\n{Recipe.__doc__}"
+
+
+def _resolve(arguments: list[str]) -> list[str]:
+    """With --config=PATH in the first place, or that of the default recipe.
+
+    ml_collections answers an unknown field with a traceback, so fields are looked at before it parses any.
+    """
+    resolved = [_resolve_config(argument) for argument in arguments]
+    if not any(argument.startswith("--config=") for argument in resolved):
+        resolved.insert(0, f"--config={_recipe_path(DEFAULT_RECIPE)}")
+    return resolved
+
+
+def _resolve_config(argument: str) -> str:
+    """--config=NAME to --config=PATH; refuses a recipe or a field that does not exist."""
+    name, equals, value = argument.partition("=")
+    name = name.lstrip("-")
+    if name == "config" and equals:
+        return f"--config={_recipe_path(value)}"
+    if name.startswith("config."):
+        try:
+            require_field(name.removeprefix("config."))
+        except ValueError as error:
+            raise UsageError(f"--{name}: {error}") from None
+    return argument
+
+
+def _recipe_path(name: str) -> Path:
+    """The file of a recipe given by path or by bare name.
+
+    Raises:
+      UsageError: if there is none.
+    """
+    if Path(name).suffix == ".py" or "/" in name:
+        if not Path(name).is_file():
+            raise UsageError(f"--config={name}: no such file")
+        return Path(name)
+    path = _recipe_folder() / f"{name}.py"
+    if not path.is_file():
+        raise UsageError(f"--config={name}: no such recipe is installed; there is {', '.join(_installed_recipes())}")
+    return path
+
+
+def _installed_recipes() -> list[str]:
+    return sorted(path.stem for path in _recipe_folder().glob("*.py") if path.stem != "__init__")
+
+
+def _recipe_folder() -> Path:
+    return Path(configs.__file__).parent

@@ -1,0 +1,71 @@
+"""A run's folder, opened by those who do not train it on."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from jaxtern.training.checkpoints import Checkpoints
+from jaxtern.training.inputs import create_network, open_inputs
+from jaxtern.training.state import TrainState, create_run
+from jaxtern.training.step import create_mesh
+from jaxtern.training.workdir import read_network, read_recipe
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class SavedRun:
+    """A run and its checkpoints.
+
+    Attributes:
+      recipe: of the run.
+      inputs: its data.
+      graph: static part of its model.
+    """
+
+    def __init__(self, workdir: Path, data_dir: str | None = None):
+        """Loads the run's recipe, data and model.
+
+        Args:
+          workdir: its folder.
+          data_dir: of the dataset, where it has moved since training.
+
+        Raises:
+          ValueError, OSError: if there is no run, or its data cannot be read.
+        """
+        self.recipe = read_recipe(workdir)
+        self.inputs = open_inputs(self.recipe, data_dir)
+        dataset = self.inputs.dataset
+        model = create_network(self.recipe, self.inputs)
+        alone = dataclasses.replace(self.recipe, num_devices=1, devices_per_worker=1, batch_norm="local")
+        mesh, network = create_mesh(alone), read_network(workdir)
+        program, self._like = create_run(self.recipe, model, dataset.train.size, mesh, network)
+        self.graph = program.graph
+        self._workdir, self._checkpoints = workdir, Checkpoints(workdir)
+
+    def steps(self) -> list[int]:
+        """Of its checkpoints, rising."""
+        return self._checkpoints.steps()
+
+    def restore(self, step: int) -> TrainState:
+        """The state at one of `steps()`.
+
+        Raises:
+          ValueError: if the checkpoint is not there, or damaged.
+        """
+        return self._checkpoints.restore(step, self._like).state
+
+    def use_latest(self, use: Callable[[int], T]) -> T:
+        """What `use` makes of the step of the newest checkpoint that is whole; it raises ValueError for a damaged one.
+
+        Raises:
+          ValueError: if there is none.
+        """
+        for step in reversed(self.steps()):
+            try:
+                return use(step)
+            except ValueError as error:
+                logger.warning("%s; taking the one before it", error)
+        raise ValueError(f"workdir={str(self._workdir)!r}: holds no checkpoint that can be read")

@@ -1,0 +1,108 @@
+"""An exported network predicts what evaluation finds, bit for bit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from jaxtern.artifact.image_files import ImageFiles
+from jaxtern.artifact.predictor import Predictor
+from jaxtern.artifact.storage import write_artifact
+from jaxtern.data.dataset import Split
+from jaxtern.training.evaluation import evaluate
+
+NETWORKS = {
+    "whole images": ("lenet", "mnist", (12, 8, 1), None, 23),
+    "more than a batch": ("lenet", "mnist", (12, 8, 1), None, 501),
+    "crops of whole images": ("cifarnet", "cifar10", (20, 22, 3), 16, 41),
+    "views": ("lenet", "inception", (40, 30, 3), 16, 37),
+    "views with a mean": ("lenet", "vgg", (30, 40, 3), 16, 9),
+}
+
+
+def fail(example: int, why: str) -> None:
+    raise AssertionError(f"example {example}: {why}")
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_predictions_have_the_bits_of_evaluation(make_network: Callable, out: Path, case: str):
+    network = make_network(*NETWORKS[case])
+    write_artifact(out, network.artifact)
+    expected = []
+    arguments = network.split, network.inputs.preprocessing, network.recipe.image_size
+    evaluate(network.graph, network.variables, *arguments, collect=expected.append)
+    found = Predictor(out).predict_records(network.split, fail)
+    assert found.dtype == np.float32
+    assert found.shape == (network.split.size, 7)
+    assert found.std() > 0.01
+    np.testing.assert_array_equal(found, np.concatenate(expected))
+
+
+@pytest.mark.parametrize("case", ["whole images", "views"])
+def test_predictions_of_files_have_the_bits_of_those_of_a_dataset(
+    make_network: Callable, out: Path, tmp_path: Path, case: str
+):
+    """The files come in another order, too."""
+    network = make_network(*NETWORKS[case])
+    write_artifact(out, network.artifact)
+    (tmp_path / "images").mkdir()
+    order = np.random.default_rng(0).permutation(network.split.size)
+    for place, example in enumerate(order):
+        cv2.imwrite(str(tmp_path / "images" / f"{place:03}.png"), network.split.images[example][..., ::-1])
+    predictor = Predictor(out)
+    of_files = predictor.predict_records(ImageFiles([str(tmp_path / "images")]), fail)
+    np.testing.assert_array_equal(of_files, predictor.predict_records(network.split, fail)[order])
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 23, 40])
+def test_predictor_takes_any_batch_size(lenet, out: Path, batch_size: int):
+    write_artifact(out, lenet.artifact)
+    predictor = Predictor(out)
+    together = predictor.predict(lenet.split.images)
+    np.testing.assert_allclose(predictor.predict(lenet.split.images, batch_size), together, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(
+        predictor.predict(lenet.split.images, batch_size), predictor.predict_records(lenet.split, fail, batch_size)
+    )
+    assert predictor.predict(lenet.split.images[:0]).shape == (0, 7)
+
+
+def test_predictor_names_damaged_files_and_gives_the_others_their_bits(lenet, out: Path, tmp_path: Path):
+    write_artifact(out, lenet.artifact)
+    paths = [tmp_path / f"{number}.png" for number in range(5)]
+    for path, image in zip(paths, lenet.split.images, strict=False):
+        cv2.imwrite(str(path), image)
+    predictor, files = Predictor(out), ImageFiles(list(map(str, paths)))
+    whole = predictor.predict_records(files, fail)
+    paths[1].write_bytes(paths[1].read_bytes()[:-20])
+    cv2.imwrite(str(paths[2]), np.zeros((8, 12), np.uint8))
+    paths[3].write_text("no image")
+    told = {}
+    damaged = predictor.predict_records(files, told.__setitem__)
+    assert list(told) == [1, 2, 3]
+    assert "cut short" in told[1]
+    assert "(8, 12, 1)" in told[2]
+    assert "(12, 8, 1)" in told[2]
+    assert "neither a JPEG nor a PNG" in told[3]
+    np.testing.assert_array_equal(damaged[[0, 4]], whole[[0, 4]])
+
+
+def test_predictor_knows_the_labels(lenet, out: Path, make_network: Callable):
+    write_artifact(out, lenet.artifact)
+    assert Predictor(out).labels == ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
+    unnamed = lenet.artifact.manifest.__class__(**vars(lenet.artifact.manifest) | {"class_names": ()})
+    write_artifact(out.with_name("unnamed"), lenet.artifact._replace(manifest=unnamed))
+    assert Predictor(out.with_name("unnamed")).labels == ("0", "1", "2", "3", "4", "5", "6")
+
+
+def test_predictor_refuses_a_program_that_jax_cannot_read(lenet, out: Path):
+    write_artifact(out, lenet.artifact._replace(program=b"of another JAX"))
+    with pytest.raises(ValueError, match=r"its program cannot be read \(was written by JAX"):
+        Predictor(out)
+
+
+def test_predictor_of_a_split_of_none_gives_none(lenet, out: Path):
+    write_artifact(out, lenet.artifact)
+    none = Split(lenet.split.images[:0], lenet.split.labels[:0])
+    assert Predictor(out).predict_records(none, fail).shape == (0, 7)
