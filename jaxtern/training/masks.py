@@ -49,9 +49,7 @@ def _parse_part(text: str) -> int | slice | EllipsisType | None:
 
 
 def is_trained(train_only: Sequence[str], freeze: Sequence[str], path: str) -> bool:
-    """Whether a tensor, or any of it, is trained: it matches `train_only`, if that is given, and no entry of `freeze`
-    for whole tensors.
-    """
+    """Whether some of a tensor is trained: it matches `train_only`, if there is any, and no whole `freeze` entry."""
     whole = [entry for entry in freeze if split_slice(entry)[1] is None]
     return (not train_only or matches(train_only, path)) and not matches(whole, path)
 

@@ -94,7 +94,7 @@ def _require_ranges(recipe: Any) -> None:
         value = getattr(recipe, name)
         if value is None and name in _LEAST_WHERE_GIVEN:
             continue
-        if not math.isfinite(value) or value < least:
+        if value is None or not math.isfinite(value) or value < least:
             raise ValueError(f"{name}={value!r}: must be {least} or more")
     for name in _BELOW_ONE:
         value = getattr(recipe, name)

@@ -5,6 +5,7 @@ inverse, so that a stair may come a step late, and a root at the last step be Na
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from jaxtern.training.recipe import Recipe
 
 _MAX_STEP = 2**31 - 1  # a step is an int32
 _ROUNDING = 1e-6  # of a step: 0.29 epochs of 100 steps are 28.999999999999996
+
+_Rates = Callable[[jax.Array], jax.Array]
 
 
 def create_schedule(recipe: Recipe, num_examples: int) -> optax.Schedule:
@@ -48,7 +51,8 @@ def create_schedule(recipe: Recipe, num_examples: int) -> optax.Schedule:
     steps, first = recipe.warmup_steps, recipe.warmup_rate
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
-        rate = main(jnp.asarray(step))
+        step = jnp.asarray(step)
+        rate = main(step)
         if steps:
             warming = first + (main(jnp.asarray(steps)) - first) * (step / steps)
             rate = jnp.where(step < steps, warming, rate)
@@ -57,17 +61,17 @@ def create_schedule(recipe: Recipe, num_examples: int) -> optax.Schedule:
     return schedule
 
 
-def _create_main(recipe: Recipe, steps_per_epoch: float) -> optax.Schedule:
+def _create_main(recipe: Recipe, steps_per_epoch: float) -> _Rates:
     """What the schedule has without warm-up and scaling."""
     rate, end, steps = recipe.learning_rate, recipe.end_rate, recipe.num_steps
     if is_rate_string(recipe.schedule):
         return _follow_spans(parse_rates(recipe.schedule), steps_per_epoch)
     if recipe.schedule == "exponential":
-        stair = min(max(1, int(recipe.decay_epochs * steps_per_epoch + _ROUNDING)), _MAX_STEP)
+        stair = max(1, int(min(recipe.decay_epochs * steps_per_epoch + _ROUNDING, _MAX_STEP)))
         return lambda step: rate * _power(recipe.decay_factor, step // stair)
     if recipe.schedule == "piecewise":
         starts = np.array([_first_step(epoch, steps_per_epoch) for epoch in recipe.boundaries], np.int32)
-        return lambda step: rate * _power(recipe.decay_factor, jnp.searchsorted(starts, step, side="right"))
+        return lambda step: rate * _power(recipe.decay_factor, _count_passed(starts, step))
     if recipe.schedule == "polynomial":
         return lambda step: end + (rate - end) * jnp.power(jnp.maximum(steps - step, 0) / steps, recipe.power)
     if recipe.schedule == "cosine":
@@ -75,21 +79,19 @@ def _create_main(recipe: Recipe, steps_per_epoch: float) -> optax.Schedule:
     return lambda step: jnp.full_like(step, rate, jnp.float32)
 
 
-def _follow_spans(spans: tuple[Span, ...], steps_per_epoch: float) -> optax.Schedule:
+def _follow_spans(spans: tuple[Span, ...], steps_per_epoch: float) -> _Rates:
     """The rates of a rate string: (first + slope * u) * exp(growth * u), of which one is 0."""
-    ends = [min(span.end * steps_per_epoch, float(_MAX_STEP)) for span in spans]
+    ends = np.minimum([span.end * steps_per_epoch for span in spans], _MAX_STEP)
     begins = np.array([0, *ends[:-1]], np.float32)
-    lengths = np.array(ends, np.float32) - begins
+    lengths = np.diff(ends, prepend=0).astype(np.float32)
     changes = np.array([_first_step(span.end, steps_per_epoch) for span in spans[:-1]], np.int32)
     firsts = np.array([span.first for span in spans], np.float32)
     slopes = np.array([0 if span.exponential else span.last - span.first for span in spans], np.float32)
     growths = np.array([math.log(s.last / s.first) if s.exponential else 0 for s in spans], np.float32)
 
     def schedule(step: jax.Array) -> jax.Array:
-        begin, length, first, slope, growth = (
-            jnp.asarray(values)[jnp.searchsorted(changes, step, side="right")]
-            for values in (begins, lengths, firsts, slopes, growths)
-        )
+        i = _count_passed(changes, step)
+        begin, length, first, slope, growth = (jnp.asarray(x)[i] for x in (begins, lengths, firsts, slopes, growths))
         share = jnp.clip((step - begin) / length, 0, 1)
         return (first + slope * share) * jnp.exp(growth * share)
 
@@ -98,7 +100,12 @@ def _follow_spans(spans: tuple[Span, ...], steps_per_epoch: float) -> optax.Sche
 
 def _first_step(epoch: float, steps_per_epoch: float) -> int:
     """The first step at or behind an epoch."""
-    return min(math.ceil(epoch * steps_per_epoch - _ROUNDING), _MAX_STEP)
+    return math.ceil(min(epoch * steps_per_epoch - _ROUNDING, _MAX_STEP))
+
+
+def _count_passed(starts: np.ndarray, step: jax.Array) -> jax.Array:
+    """How many of the rising first steps are at or before a step."""
+    return jnp.searchsorted(starts, step, side="right", method="compare_all")
 
 
 def _power(factor: float, stairs: jax.Array) -> jax.Array:
