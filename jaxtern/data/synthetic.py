@@ -48,4 +48,5 @@ def make_synthetic_text(sequence_length: int, num_classes: int, num_examples: in
     generator = np.random.default_rng(_SEED)
     sizes = num_examples, -(-num_examples // _TEST_SHARE)
     windows = (generator.integers(0, num_classes, (size, sequence_length + 1), np.uint8) for size in sizes)
-    return Dataset(*map(as_split, windows), num_classes)
+    train, test = map(as_split, windows)
+    return Dataset(train, test, num_classes)

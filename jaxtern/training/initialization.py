@@ -9,7 +9,7 @@ from flax import nnx, traverse_util
 
 from jaxtern.training.checkpoints import Checkpoints
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.selection import matches
+from jaxtern.training.selection import matches, require_match
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ def initialize(model: nnx.Module, recipe: Recipe) -> None:
     given = read_weights(recipe.init_from, recipe.model)
     variables = nnx.state(model, (nnx.Param, nnx.BatchStat))
     flat = {"/".join(map(str, path)): leaf for path, leaf in variables.flat_state()}
+    for pattern in recipe.init_exclude:
+        require_match("init_exclude", pattern, list(flat))
     wanted = [path for path in flat if not matches(recipe.init_exclude, path)]
     missing = [path for path in wanted if path not in given]
     if missing and not recipe.init_allow_missing:
@@ -80,7 +82,7 @@ def _weights_of(state: Any) -> dict[str, np.ndarray]:
     """Of a state as dicts: the moving averages where they were kept."""
     moving = state.get("averages") or state
     trees = moving["params"], state.get("frozen") or {}, moving.get("moments") or {}
-    return {path: leaf for tree in trees for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+    return {str(path): leaf for tree in trees for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
 
 
 def _few(paths: list[str], most: int = 4) -> str:

@@ -5,7 +5,7 @@ import functools
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jaxtern.compression.calibration import calibrate
 from jaxtern.compression.cost import Network
 from jaxtern.compression.report import WireReport, wire_report
+from jaxtern.data.rendering import Batch
 from jaxtern.models import MODELS
 from jaxtern.training.calls import Call, plan_calls
 from jaxtern.training.checkpoints import Checkpoints
@@ -60,7 +61,7 @@ class Run:
     feed: Feed
     program: Program
     state: TrainState
-    mesh: Mesh
+    train_step: Callable[[TrainState, jax.Array | None, Batch, Call], tuple[TrainState, Metrics]]
     checkpoints: Checkpoints
     examples_seen: int
     wire: WireReport
@@ -106,10 +107,24 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
     if restored is not None:
         state = jax.device_put(restored.state, jax.tree.map(lambda leaf: leaf.sharding, state))
         seen = restored.metadata["examples_seen"]
-    run = Run(recipe, workdir, inputs, feed, program, state, mesh, checkpoints, seen, wire, claim)
+    train_step = create_train_steps(recipe, program, mesh)
+    run = Run(recipe, workdir, inputs, feed, program, state, train_step, checkpoints, seen, wire, claim)
     if restored is None:
         run.save(0)
     return run
+
+
+def create_train_steps(
+    recipe: Recipe, program: Program, mesh: Mesh
+) -> Callable[[TrainState, jax.Array | None, Batch, Call], tuple[TrainState, Metrics]]:
+    """(state, images, batch or batches, call) -> (state, metrics), compiled for every kind of call that comes."""
+
+    @functools.cache
+    def compiled(call: Call) -> TrainStep:
+        num_steps = call.num_steps if call.num_steps > 1 else None
+        return create_train_step(recipe, program, mesh, compresses=call.compresses, num_steps=num_steps)
+
+    return lambda state, images, batch, call: compiled(call)(state, images, batch)
 
 
 def find_network(recipe: Recipe, mesh: Mesh, workdir: Path) -> Network | None:
@@ -186,7 +201,6 @@ class _Loop:
         self._run, self._writer, self._progress = run, writer, progress
         self._batches = run.feed.batches(run.examples_seen, (call.num_steps for call in self.calls()))
         self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
-        self._train_step = functools.cache(functools.partial(_create_train_step, run))
         self._pending: tuple[Call, int, Metrics] | None = None
         self._since: list[Scalars] = []
         self._clock = time.perf_counter()
@@ -199,7 +213,7 @@ class _Loop:
     def take(self, call: Call, stopping: bool) -> Evaluation | None:
         """Runs a call's steps; evaluates and saves where that is due, and after the last one."""
         run, recipe = self._run, self._run.recipe
-        run.state, metrics = self._train_step(call)(run.state, run.feed.images, next(self._batches))
+        run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches), call)
         run.examples_seen += call.num_steps * recipe.batch_size
         self._read_pending()
         self.taken += call.num_steps
@@ -288,12 +302,6 @@ class _Loop:
         """Since the last record, over the steps that have it: a skipped one has no loss."""
         values = [scalars[name] for scalars in self._since if not math.isnan(scalars.get(name, math.nan))]
         return float(np.mean(values)) if values else math.nan
-
-
-def _create_train_step(run: Run, call: Call) -> TrainStep:
-    """The compiled step, or so many in one."""
-    num_steps = call.num_steps if call.num_steps > 1 else None
-    return create_train_step(run.recipe, run.program, run.mesh, compresses=call.compresses, num_steps=num_steps)
 
 
 class _Signals:

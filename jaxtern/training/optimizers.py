@@ -2,9 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
-import jax
 import optax
 
 from jaxtern.training.recipe import Recipe
@@ -80,8 +78,3 @@ def decays_in_loss(recipe: Recipe) -> bool:
 def decay_patterns(recipe: Recipe, decayed: Sequence[str]) -> tuple[str, ...]:
     """Regular expressions of the whole paths that are decayed: the recipe's, or else the network's own."""
     return recipe.decay or tuple(decayed)
-
-
-def is_kernel(params: Any) -> Any:
-    """True for the kernels of a tree of weights, False for its biases: what weight decay applies to."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "kernel", params)

@@ -18,7 +18,7 @@ from jaxtern.training.optimizers import create_optimizer, decay_patterns
 from jaxtern.training.precision import LossScale
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.schedules import create_schedule
-from jaxtern.training.selection import matches
+from jaxtern.training.selection import matches, path_of, require_match
 
 DEVICE_AXIS = "data"  # over the devices of different workers
 FAST_AXIS = "fast"  # over the devices of one worker
@@ -136,6 +136,10 @@ def split_variables(model: Any, recipe: Recipe) -> tuple[Any, Any, Any, Any]:
     """
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     masks.require_trainable(recipe.train_only, recipe.freeze, params)
+    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    for name in ("decay", "exclude"):
+        for pattern in getattr(recipe, name):
+            require_match(name, pattern, paths)
 
     def is_trained(path: tuple, value: Any) -> bool:
         whole = "/".join(map(str, path))

@@ -20,7 +20,7 @@ MADE = {"dataset": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_class
 
 
 @pytest.mark.parametrize(
-    ("fields", "raw_shape", "image_shape", "resident"),
+    ("fields", "raw_shape", "input_shape", "resident"),
     [
         ({}, (8, 8, 1), (8, 8, 1), True),
         ({"feed": "streaming"}, (8, 8, 1), (8, 8, 1), False),
@@ -35,10 +35,10 @@ MADE = {"dataset": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_class
     ],
 )
 def test_inputs_are_resident_where_whole_images_are_taken(
-    small_recipe: Callable[..., Recipe], fields: dict[str, Any], raw_shape: tuple, image_shape: tuple, resident: bool
+    small_recipe: Callable[..., Recipe], fields: dict[str, Any], raw_shape: tuple, input_shape: tuple, resident: bool
 ):
     opened = open_inputs(small_recipe(**fields))
-    assert (opened.raw_shape, opened.image_shape, opened.resident) == (raw_shape, image_shape, resident)
+    assert (opened.raw_shape, opened.input_shape, opened.resident) == (raw_shape, input_shape, resident)
 
 
 def test_inputs_too_large_for_the_devices_are_streamed(
@@ -93,9 +93,9 @@ def test_run_that_goes_on_with_another_batch_size_misses_no_example(prepare: Cal
     def noting(run: loop.Run) -> None:
         step = run.train_step
 
-        def note(state: Any, images: Any, batch: Any) -> Any:
+        def note(state: Any, images: Any, batch: Any, call: Any) -> Any:
             seen.append(np.asarray(batch.images))
-            return step(state, images, batch)
+            return step(state, images, batch, call)
 
         run.train_step = note
         loop.train(run)

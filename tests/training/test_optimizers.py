@@ -10,9 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from jaxtern.training.optimizers import DECAYING_OPTIMIZERS, create_optimizer, decay_patterns, decays_in_loss, is_kernel
+from jaxtern.models.model import Model
+from jaxtern.training.optimizers import DECAYING_OPTIMIZERS, create_optimizer, decay_patterns, decays_in_loss
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.rules import OPTIMIZERS
+from jaxtern.training.selection import mask
 
 RATES, STEPS = (0.1, 0.2, 0.05), 3
 KERNELS = (r"(.*/)?kernel",)
@@ -159,4 +161,4 @@ def test_decay_patterns_are_the_recipes_where_it_has_some():
 def test_kernels_are_what_is_called_so_at_any_depth():
     tree = {"a": {"kernel": 1, "bias": 2}, "b": {"c": {"kernel": 3, "scale": 4}}}
     expected = {"a": {"kernel": True, "bias": False}, "b": {"c": {"kernel": True, "scale": False}}}
-    assert is_kernel(tree) == expected
+    assert mask(Model.decayed, tree) == expected

@@ -14,10 +14,11 @@ from jaxtern.data.dataset import Split
 from jaxtern.kernels import dispatch
 from jaxtern.training.checkpoints import digest
 from jaxtern.training.gradients import example_keys
-from jaxtern.training.optimizers import is_kernel
 from jaxtern.training.recipe import Recipe
+from jaxtern.training.selection import mask
 from jaxtern.training.step import create_mesh
 
+KERNELS = (r"(.*/)?kernel",)
 GATHERED = {"optimizer": "adam", "learning_rate": 1e-3, "exchange": "gather", "float_last_layer": True, "scale": "pow2"}
 ADDED = {"optimizer": "momentum", "exchange": "sum", "weight_decay": 5e-4, "clip_sigmas": 0.0, "log_compression": True}
 AUGMENTED = GATHERED | {"preprocessing": "cifar10", "image_size": 6}
@@ -97,7 +98,7 @@ def test_step_weight_decay_in_the_loss_adds_that_of_the_kernels(take_steps: Call
     squares = sum(float(np.sum(np.square(layer["kernel"], dtype=np.float64))) for layer in params.values())
     np.testing.assert_allclose(decayed.metrics[0]["loss"] - plain.metrics[0]["loss"], 0.25 * squares / 2, rtol=1e-4)
     difference = jax.tree.map(np.subtract, plain.states[1].params, decayed.states[1].params)
-    assert_close(difference, jax.tree.map(lambda w, kernel: 0.25 * w * kernel, params, is_kernel(params)))
+    assert_close(difference, jax.tree.map(lambda w, kernel: 0.25 * w * kernel, params, mask(KERNELS, params)))
 
 
 @pytest.mark.parametrize("mode", ["loss", "decoupled"])
@@ -111,7 +112,7 @@ def test_step_compresses_weight_decay_in_the_loss_and_no_tensor_that_stays_float
     params, batch = run.states[0].params, run.batches[0]
     gradients = jax.grad(worker_loss)(params, run.program.graph, digits.images[batch], digits.labels[batch])
     if mode == "loss":
-        gradients = jax.tree.map(lambda g, w, kernel: g + 0.5 * w * kernel, gradients, params, is_kernel(params))
+        gradients = jax.tree.map(lambda g, w, kernel: g + 0.5 * w * kernel, gradients, params, mask(KERNELS, params))
     for name, layer in params.items():
         quotient = (layer["kernel"] - run.states[1].params[name]["kernel"]) / np.abs(gradients[name]["kernel"]).max()
         whole = np.mean((np.abs(quotient - np.round(quotient)) < 1e-3) & (np.abs(quotient) < 1.5))
