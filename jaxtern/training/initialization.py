@@ -24,7 +24,7 @@ def initialize(model: nnx.Module, recipe: Recipe) -> None:
         return
     given = read_weights(recipe.init_from, recipe.model)
     variables = nnx.state(model, (nnx.Param, nnx.BatchStat))
-    flat = {"/".join(map(str, path)): leaf for path, leaf in variables.flat_state()}
+    flat = {"/".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(variables)}
     for pattern in recipe.init_exclude:
         require_match("init_exclude", pattern, list(flat))
     wanted = [path for path in flat if not matches(recipe.init_exclude, path)]

@@ -12,7 +12,7 @@ def shapes_of(name: str) -> tuple[type, dict]:
     """The network's variables, of which nothing is made, by kind and path."""
     shape = (16,) if MODELS[name].takes_text else (96, 96, 3)
     model = nnx.eval_shape(lambda: create_model(name, shape, 10, seed=0))
-    return type(model), {"/".join(map(str, path)): leaf for path, leaf in nnx.state(model).flat_state()}
+    return type(model), {"/".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(nnx.state(model))}
 
 
 @pytest.mark.parametrize("name", MODELS)
