@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxtern.models import MODELS, create_model
+from jaxtern.models import create_model
 
 DEVIATIONS = {"conv1": 0.05, "conv2": 0.05, "fc1": 0.048, "fc2": 0.0767}
 SHAPES = {"conv1": (5, 5, 1, 20), "conv2": (5, 5, 20, 50), "fc1": (2450, 500), "fc2": (500, 10)}
@@ -76,14 +76,3 @@ def test_lenet_of_another_seed_has_other_weights_and_of_the_same_the_same():
     for layer in first:
         np.testing.assert_array_equal(first[layer]["kernel"], same[layer]["kernel"])
         assert not np.any(first[layer]["kernel"] == other[layer]["kernel"])
-
-
-def test_model_that_does_not_exist_is_named():
-    with pytest.raises(ValueError, match="model='lenett': must be one of lenet"):
-        create_model("lenett", (28, 28, 1), 10, seed=0)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_model_names_a_layer_of_its_own_as_the_last(name: str):
-    model = create_model(name, (28, 28, 1), 10, seed=0)
-    assert weights(model)[model.last_layer]["bias"].shape == (10,)
