@@ -47,6 +47,16 @@ def test_local_response_normalization_keeps_type_and_zeros():
     np.testing.assert_array_equal(found.astype(jnp.float32), 0)
 
 
+def test_local_response_normalization_of_float16_does_not_overflow():
+    x = np.array([[300.0, -4000.0, 60000.0, 2.0, 0.0]], np.float16)
+    found = local_response_normalization(jnp.asarray(x), **CIFARNET)
+    assert found.dtype == jnp.float16
+    np.testing.assert_allclose(found, normalize_in_loops(x, **CIFARNET), rtol=2**-11)
+    gradient = jax.grad(lambda x: jnp.sum(local_response_normalization(x, **CIFARNET)))(jnp.asarray(x))
+    assert gradient.dtype == jnp.float16
+    assert np.all(np.isfinite(gradient))
+
+
 @pytest.mark.parametrize(("name", "value"), [("radius", -1), ("radius", 1.5), ("bias", 0.0), ("alpha", -1.0)])
 def test_local_response_normalization_names_what_is_out_of_range(name: str, value: float):
     with pytest.raises(ValueError, match=f"{name}={value}: must be"):
