@@ -53,7 +53,7 @@ def main() -> None:
             (out / "language.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
             (out / "table.md").write_text(make_table(rows))
             plot(rows, out / "language.png")
-    print(make_table(rows))
+    print(make_table(read_rows(out, arguments.variants, arguments.seeds)))
 
 
 def _parse() -> argparse.Namespace:
