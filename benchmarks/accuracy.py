@@ -2,32 +2,26 @@
 
     python -m benchmarks.accuracy --config=mnist --data_dir=FOLDER --workers 2 4 8 --seeds 0 1 2 --out=runs/accuracy
 
-Runs `python -m jaxtern.train` once for each, in a folder of its own under OUT; a run that is there already is finished
-or taken as it is, so a study that was stopped goes on with the same command. The table is OUT/table.md.
+Trains once for each, under OUT, and goes on where it was stopped (see `benchmarks.study`). The table is OUT/table.md.
 """
 
 import argparse
-import shlex
-import statistics
-import subprocess
-import sys
 from pathlib import Path
 
-from jaxtern.training.metrics import read_metrics
+from benchmarks import study
 
 
 def main() -> None:
     arguments = _parse()
     out = Path(arguments.out)
-    out.mkdir(parents=True, exist_ok=True)
     variants = [("float", workers) for workers in arguments.float_workers]
     variants += [("ternary", workers) for workers in arguments.workers]
     for seed in arguments.seeds:
         for codec, workers in variants:
-            command = _command(arguments, codec, workers, seed)
-            print(shlex.join(command), flush=True)
-            with (out / f"{codec}_{workers}_{seed}.log").open("a") as log:
-                subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+            fields = [f"codec={codec}", f"num_workers={workers}", f"seed={seed}", *arguments.override]
+            if arguments.data_dir:
+                fields.append(f"data_dir={arguments.data_dir}")
+            study.train(arguments.config, fields, _workdir(out, codec, workers, seed))
             (out / "table.md").write_text(make_table(out, variants, arguments.seeds))
     print(make_table(out, variants, arguments.seeds))
 
@@ -44,39 +38,23 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _command(arguments: argparse.Namespace, codec: str, workers: int, seed: int) -> list[str]:
-    fields = [f"codec={codec}", f"num_workers={workers}", f"seed={seed}", *arguments.override]
-    if arguments.data_dir:
-        fields.append(f"data_dir={arguments.data_dir}")
-    workdir = _workdir(Path(arguments.out), codec, workers, seed)
-    overrides = [f"--config.{field}" for field in fields]
-    return [sys.executable, "-m", "jaxtern.train", f"--config={arguments.config}", *overrides, f"--workdir={workdir}"]
-
-
 def _workdir(out: Path, codec: str, workers: int, seed: int) -> Path:
     return out / f"{codec}_{workers}_{seed}"
 
 
 def make_table(out: Path, variants: list[tuple[str, int]], seeds: list[int]) -> str:
     """Test precision@1 in percent at the last step: a row for each variant, a column for each seed."""
-    header = ["codec", "workers", *(f"seed {seed}" for seed in seeds), "mean", "deviation"]
-    rows = [header, ["---"] * len(header)]
+    rows = [["codec", "workers", *(f"seed {seed}" for seed in seeds), "mean", "deviation"]]
     for codec, workers in variants:
         results = [_final_accuracy(_workdir(out, codec, workers, seed)) for seed in seeds]
-        done = [result for result in results if result is not None]
-        mean = f"{statistics.mean(done):.2f}" if done else ""
-        deviation = f"{statistics.stdev(done):.2f}" if len(done) > 1 else ""
-        cells = ["" if result is None else f"{result:.2f}" for result in results]
-        rows.append([codec, str(workers), *cells, mean, deviation])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        rows.append([codec, str(workers), *study.summarize(results)])
+    return study.format_table(rows)
 
 
 def _final_accuracy(workdir: Path) -> float | None:
     """Of the last evaluation, if the run has reached its last step."""
-    if not (workdir / "curves.png").exists():
-        return None
-    evaluations = [record for record in read_metrics(workdir) if "test/precision_at_1" in record]
-    return 100 * evaluations[-1]["test/precision_at_1"]
+    evaluations = study.read_evaluations(workdir)
+    return 100 * evaluations[-1]["test/precision_at_1"] if evaluations else None
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def make_synthetic_text(sequence_length: int, num_classes: int, num_examples: in
         rule = f"must be {MAX_CHARACTERS} at most where preprocessing='text'"
         raise ValueError(f"synthetic_classes={num_classes}: {rule}")
     generator = np.random.default_rng(_SEED)
-    sizes = num_examples, -(-num_examples // _TEST_SHARE)
-    windows = (generator.integers(0, num_classes, (size, sequence_length + 1), np.uint8) for size in sizes)
-    train, test = map(as_split, windows)
-    return Dataset(train, test, num_classes)
+
+    def make_split(size: int) -> Split:
+        return as_split(generator.integers(0, num_classes, (size, sequence_length + 1), np.uint8))
+
+    return Dataset(make_split(num_examples), make_split(-(-num_examples // _TEST_SHARE)), num_classes)

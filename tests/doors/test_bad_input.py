@@ -45,6 +45,23 @@ CASES = {
     "unknown model": ("train", ["--config.model=lenett"], ["model='lenett'", "lenet"]),
     "unknown dataset": ("train", ["--config.dataset=cifar99"], ["dataset='cifar99'", "TFDS knows none"]),
     "no such folder": ("train", ["--config.dataset=./nowhere"], ["dataset='./nowhere': no such folder"]),
+    "text that is not there": (
+        "train",
+        ["--config=charlm", "--config.dataset=./nowhere.txt"],
+        ["dataset='./nowhere.txt': no such file"],
+    ),
+    "text as images": ("train", ["--config.dataset=../play.txt"], ["dataset='../play.txt': is a file", "'text'"]),
+    "images as text": ("train", ["--config=charlm", "--config.dataset=digits"], ["dataset='digits'", "a text file"]),
+    "text that is too short": (
+        "train",
+        ["--config=charlm", "--config.dataset=../play.txt"],
+        ["has 9 characters", "sequence_length=128 needs 257"],
+    ),
+    "text for a network of images": (
+        "train",
+        ["--config=charlm", "--config.dataset=synthetic", "--config.synthetic_classes=9", "--config.model=lenet"],
+        ["model='lenet': takes images, and preprocessing gives text"],
+    ),
     "unknown preprocessing": ("train", ["--config.preprocessing=vgg99"], ["preprocessing='vgg99'", "mnist, cifar10"]),
     "unknown feed": ("train", ["--config.feed=tube"], ["feed='tube'", "auto, resident, streaming"]),
     "views of what lies in memory": (
@@ -139,6 +156,7 @@ class Answer(NamedTuple):
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     """What the doors say to every case, each run in an empty folder of its own."""
     root = tmp_path_factory.mktemp("bad_input")
+    (root / "play.txt").write_text("Who's the")
     (root / "mnist").mkdir()
     header = struct.pack(">IIII", 0x803, 2, 28, 28)
     (root / "mnist" / "train-images-idx3-ubyte").write_bytes(header + bytes(784))
