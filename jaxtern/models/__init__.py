@@ -3,10 +3,21 @@
 from flax import nnx
 
 from jaxtern.models.cifarnet import CifarNet
+from jaxtern.models.inception import InceptionV3
 from jaxtern.models.lenet import LeNet
+from jaxtern.models.resnet import ResNet20, ResNet50, ResNet56, ResNet101, ResNet152
 
 # Those that the trainer can train. Not alexnet, until it keeps moments of batch norm and has keys for dropout.
-MODELS = {"lenet": LeNet, "cifarnet": CifarNet}
+MODELS = {
+    "lenet": LeNet,
+    "cifarnet": CifarNet,
+    "inception_v3": InceptionV3,
+    "resnet_20": ResNet20,
+    "resnet_56": ResNet56,
+    "resnet_50": ResNet50,
+    "resnet_101": ResNet101,
+    "resnet_152": ResNet152,
+}
 
 
 def create_model(name: str, image_shape: tuple[int, int, int], num_classes: int, seed: int) -> nnx.Module:
