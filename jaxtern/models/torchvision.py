@@ -53,11 +53,12 @@ def read_torchvision(
     """
     if name not in _LAYERS:
         raise ValueError(f"model={name!r}: must be one of {', '.join(_LAYERS)} to start from torchvision's weights")
-    shapes = {ours: tuple(leaf.shape) for ours, leaf in traverse_util.flatten_dict(dict(like), sep="/").items()}
+    leaves: dict[str, Any] = traverse_util.flatten_dict(dict(like), sep="/")
+    shapes = {ours: tuple(leaf.shape) for ours, leaf in leaves.items()}
     names = {ours: theirs for ours in shapes if (theirs := _name_of(name, ours)) is not None}
     with _open(Path(path)) as opened:
         file = _File(Path(path), name, opened)
-        file.require_known({*names.values(), *_UNUSED.get(name, ())})
+        file.require_known({*names.values(), *_OTHERS.get(name, ())})
         tensors = {
             ours: file.read(theirs, ours, shapes[ours])
             for ours, theirs in names.items()
@@ -177,7 +178,7 @@ _LAYERS: dict[str, Callable[[str], str | None]] = {
     **{name: layers.get for name, layers in _SCALED.items()},
     "vgg_f": _vgg_layers(VGGF.depths, False).get,
 }
-_UNUSED = {  # by a network, of what torchvision's has; or used in another form
+_OTHERS = {  # tensors of torchvision's that none of ours stands for: unused, or folded into others
     "vgg_f": ("classifier.6.weight", "classifier.6.bias"),
     **{
         name: tuple(

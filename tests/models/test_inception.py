@@ -1,5 +1,6 @@
 """Inception v3 has the layers, sizes and initial weights of slim's, and an auxiliary head in training."""
 
+import functools
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxtern.models import MODELS
 from jaxtern.models.inception import InceptionV3
 
 SMALLEST = (75, 75, 3)
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
 def create(shape: tuple[int, int, int] = SMALLEST, num_classes: int = 5) -> InceptionV3:
@@ -26,7 +28,7 @@ def pure(model: nnx.Module, kind: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def inception() -> InceptionV3:
-    return nnx.jit(create)()
+    return nnx.merge(*jax.jit(lambda: nnx.split(create()), compiler_options=QUICKLY)())
 
 
 def test_inception_has_the_parameters_of_torchvisions_less_a_scale_for_each_normalised_channel():
@@ -66,7 +68,7 @@ def test_inception_moves_moments_and_hands_a_gradient_to_every_weight_in_trainin
     graph, params, moments = nnx.split(inception, nnx.Param, nnx.BatchStat)
     images = np.random.default_rng(0).uniform(-1, 1, (4, *SMALLEST)).astype(np.float32)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
     def step(params: Any) -> tuple[Any, Any]:
         def loss(params: Any) -> tuple[jax.Array, Any]:
             model = nnx.merge(graph, params, moments, copy=True)
@@ -83,7 +85,7 @@ def test_inception_moves_moments_and_hands_a_gradient_to_every_weight_in_trainin
     own = inception.stem.layer1.conv(images)
     np.testing.assert_allclose(moved["stem/layer1/norm/mean"], 0.0003 * own.mean(axis=(0, 1, 2)), rtol=1e-2, atol=1e-7)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICKLY)
     def evaluate() -> Any:
         model = nnx.merge(graph, params, moments, copy=True)
         return model(images), nnx.state(model, nnx.BatchStat)
