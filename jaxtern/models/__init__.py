@@ -8,9 +8,11 @@ from flax import nnx
 from jaxtern.models.alexnet import AlexNet, AlexNetV2
 from jaxtern.models.cifarnet import CifarNet
 from jaxtern.models.googlenet import GoogLeNet
+from jaxtern.models.inception import InceptionV3
 from jaxtern.models.lenet import LeNet
 from jaxtern.models.mnistnet import MnistNet
 from jaxtern.models.model import Model
+from jaxtern.models.resnet import ResNet20, ResNet50, ResNet56, ResNet101, ResNet152
 from jaxtern.models.transformer import Transformer
 from jaxtern.models.vgg import VGG16, VGG19, VGGA, VGGF
 
@@ -25,6 +27,12 @@ MODELS: dict[str, type[Model]] = {
     "vgg_19": VGG19,
     "vgg_f": VGGF,
     "googlenet": GoogLeNet,
+    "inception_v3": InceptionV3,
+    "resnet_20": ResNet20,
+    "resnet_56": ResNet56,
+    "resnet_50": ResNet50,
+    "resnet_101": ResNet101,
+    "resnet_152": ResNet152,
     "transformer": Transformer,
 }
 _KINDS = {True: "text", False: "images"}

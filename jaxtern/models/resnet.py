@@ -1,0 +1,171 @@
+"""ResNets of He et al.: bottlenecks for ImageNet, and the plain blocks for CIFAR-10."""
+
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtern.models.model import Model, unpack_image_shape
+
+_ONE_AROUND: Any = ((1, 1), (1, 1))  # flax declares padding as a string, but takes pixels, too
+_he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+class ResNet(Model):
+    """conv 7x7x64/2, max 3/2, four stages of bottlenecks (64, 128, 256, 512 wide, four times as many channels leave),
+    mean over all positions, linear C.
+
+    Convolutions have no bias and are followed by batch norm with a scale. From the second stage on, a stage's first
+    block halves the sides, in its 3x3 convolution rather than, as in the paper, in its first 1x1, and every padding is
+    the same on both sides: like torchvision's, whose weights so give the same logits. Images may have any size. (He et
+    al. 2015, Deep Residual Learning for Image Recognition; initial weights of He et al. 2015, Delving Deep into
+    Rectifiers, by the outputs.)
+    """
+
+    last_layer = "fc"
+    depths: ClassVar[tuple[int, ...]]
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
+        _, _, channels = unpack_image_shape(input_shape)
+        norm = functools.partial(nnx.BatchNorm, momentum=0.997, epsilon=1e-5, rngs=rngs)
+        self.conv1, self.norm1 = _convolution(channels, 64, 7, 2, rngs), norm(64)
+        self.stage1 = _Stage(_Bottleneck, self.depths[0], 64, 64, 1, norm)
+        self.stage2 = _Stage(_Bottleneck, self.depths[1], 256, 128, 2, norm)
+        self.stage3 = _Stage(_Bottleneck, self.depths[2], 512, 256, 2, norm)
+        self.stage4 = _Stage(_Bottleneck, self.depths[3], 1024, 512, 2, norm)
+        self.fc = nnx.Linear(2048, num_classes, rngs=rngs)
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
+        moving = key is None
+        x = nnx.relu(self.norm1(self.conv1(images), use_running_average=moving))
+        x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=_ONE_AROUND)
+        for stage in (self.stage1, self.stage2, self.stage3, self.stage4):
+            x = stage(x, moving)
+        return self.fc(jnp.mean(x, axis=(1, 2)))
+
+
+class ResNet50(ResNet):
+    """With 25,557,032 parameters for 1000 classes."""
+
+    depths = (3, 4, 6, 3)
+
+
+class ResNet101(ResNet):
+    """With 44,549,160 parameters for 1000 classes."""
+
+    depths = (3, 4, 23, 3)
+
+
+class ResNet152(ResNet):
+    """With 60,192,808 parameters for 1000 classes."""
+
+    depths = (3, 8, 36, 3)
+
+
+class CifarResNet(Model):
+    """conv 3x3x16, three stages of n blocks of two 3x3 convolutions (16, 32, 64 channels), mean over all positions,
+    linear C: 6 n + 2 layers.
+
+    Shortcuts have no weights: where a stage halves the sides and doubles the channels, they take every second pixel and
+    zeros for the new channels (option A). The moving moments forget within tens of steps, as those of ImageNet's do in
+    hundreds: an epoch here has but 391 batches of 128, and what each batch says is exact enough, of thousands of
+    pixels. (He et al. 2015, Deep Residual Learning for Image Recognition, 4.2.)
+    """
+
+    last_layer = "fc"
+    depth: ClassVar[int]
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
+        _, _, channels = unpack_image_shape(input_shape)
+        norm = functools.partial(nnx.BatchNorm, momentum=0.9, epsilon=1e-5, rngs=rngs)
+        self.conv1, self.norm1 = _convolution(channels, 16, 3, 1, rngs), norm(16)
+        self.stage1 = _Stage(_Plain, self.depth, 16, 16, 1, norm)
+        self.stage2 = _Stage(_Plain, self.depth, 16, 32, 2, norm)
+        self.stage3 = _Stage(_Plain, self.depth, 32, 64, 2, norm)
+        self.fc = nnx.Linear(64, num_classes, rngs=rngs)
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
+        moving = key is None
+        x = nnx.relu(self.norm1(self.conv1(images), use_running_average=moving))
+        for stage in (self.stage1, self.stage2, self.stage3):
+            x = stage(x, moving)
+        return self.fc(jnp.mean(x, axis=(1, 2)))
+
+
+class ResNet20(CifarResNet):
+    """With 269,722 parameters for ten classes."""
+
+    depth = 3
+
+
+class ResNet56(CifarResNet):
+    """With 853,018 parameters for ten classes."""
+
+    depth = 9
+
+
+class _Stage(nnx.Module):
+    """Blocks one behind another, by the names block1, block2, ..., of which the first has the stride."""
+
+    def __init__(self, block: type, depth: int, channels: int, width: int, stride: int, norm: functools.partial):
+        self.depth = depth
+        for i in range(depth):
+            setattr(self, f"block{i + 1}", block(channels, width, stride if i == 0 else 1, norm))
+            channels = width * block.expansion
+
+    def __call__(self, x: jax.Array, moving: bool) -> jax.Array:
+        for i in range(self.depth):
+            x = getattr(self, f"block{i + 1}")(x, moving)
+        return x
+
+
+class _Bottleneck(nnx.Module):
+    """1x1, 3x3 with the stride, 1x1 to four times the width; the shortcut has weights where the shape changes."""
+
+    expansion: ClassVar[int] = 4
+
+    def __init__(self, channels: int, width: int, stride: int, norm: functools.partial):
+        rngs, features = norm.keywords["rngs"], width * self.expansion
+        self.conv1, self.norm1 = _convolution(channels, width, 1, 1, rngs), norm(width)
+        self.conv2, self.norm2 = _convolution(width, width, 3, stride, rngs), norm(width)
+        self.conv3, self.norm3 = _convolution(width, features, 1, 1, rngs), norm(features)
+        self.projects = stride != 1 or channels != features
+        if self.projects:
+            self.shortcut, self.shortcut_norm = _convolution(channels, features, 1, stride, rngs), norm(features)
+
+    def __call__(self, x: jax.Array, moving: bool) -> jax.Array:
+        y = nnx.relu(self.norm1(self.conv1(x), use_running_average=moving))
+        y = nnx.relu(self.norm2(self.conv2(y), use_running_average=moving))
+        y = self.norm3(self.conv3(y), use_running_average=moving)
+        if self.projects:
+            x = self.shortcut_norm(self.shortcut(x), use_running_average=moving)
+        return nnx.relu(x + y)
+
+
+class _Plain(nnx.Module):
+    """3x3 with the stride, 3x3; the shortcut has no weights."""
+
+    expansion: ClassVar[int] = 1
+
+    def __init__(self, channels: int, width: int, stride: int, norm: functools.partial):
+        rngs = norm.keywords["rngs"]
+        self.stride, self.added = stride, width - channels
+        self.conv1, self.norm1 = _convolution(channels, width, 3, stride, rngs), norm(width)
+        self.conv2, self.norm2 = _convolution(width, width, 3, 1, rngs), norm(width)
+
+    def __call__(self, x: jax.Array, moving: bool) -> jax.Array:
+        y = nnx.relu(self.norm1(self.conv1(x), use_running_average=moving))
+        y = self.norm2(self.conv2(y), use_running_average=moving)
+        kept = x[:, :: self.stride, :: self.stride]
+        return nnx.relu(jnp.pad(kept, ((0, 0), (0, 0), (0, 0), (0, self.added))) + y)
+
+
+def _convolution(channels: int, features: int, size: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
+    """Without bias, padded alike on both sides."""
+    padding = ((size // 2, size // 2), (size // 2, size // 2))
+    options = {"strides": (stride, stride), "padding": padding, "use_bias": False, "kernel_init": _he_normal}
+    return nnx.Conv(channels, features, (size, size), **options, rngs=rngs)

@@ -1,0 +1,198 @@
+"""Weights that torchvision's networks were trained to, read from a .safetensors file."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import traverse_util
+from safetensors import SafetensorError, safe_open
+
+from jaxtern.models.vgg import VGG16, VGG19, VGGA, VGGF
+
+_TENSORS = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_EPSILON, _OWN_EPSILON = 1e-5, 1e-3  # of batch norm in torchvision's VGG, and in ours
+_CHANNELS = 512  # of the last convolution of VGG, which fc1 is behind
+
+
+def read_torchvision(
+    path: str | Path, name: str, like: Mapping[str, Any], exclude: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What a network's weights and moments are in a file of torchvision's, in the layout of ours.
+
+    resnet_50, resnet_101 and resnet_152 take those of resnet50, ...; vgg_a, vgg_16 and vgg_19 those of vgg11_bn,
+    vgg16_bn and vgg19_bn; vgg_f those of vgg16, but for the last layer. Convolutions OIHW become HWIO, linear layers OI
+    become IO, and the first of them behind a convolution has its inputs by height, width, channel rather than by
+    channel, height, width.
+
+    Batch norm of VGG has no scale here, but a scale g and a bias b in torchvision:
+
+        g x + b = |g| (sign(g) x + b / |g|)
+
+    ReLU and max pooling let a factor above zero through, so |g| goes into the kernel behind them, and the sign of g
+    into the kernel in front. Logits are the same in evaluation, and in training but for the epsilon that batch norm
+    adds to the variance of a batch, 1e-3 here and 1e-5 there.
+
+    Args:
+      path: of a file that `safetensors.torch.save_file(network.state_dict(), path)` has written.
+      name: of the network in `MODELS`.
+      like: all weights and moments of the network, as one pure dict by their paths ({"conv1": {"kernel": ...}, ...}),
+        of anything that has a shape.
+      exclude: regular expressions; a tensor whose whole path ("fc/kernel") matches one is left out, whatever its shape.
+
+    Returns:
+      A pure dict like `like` of float32 arrays, without what is excluded, or what torchvision's network does not have.
+
+    Raises:
+      ValueError: for a network that torchvision has no weights of, a file that is no .safetensors file or is of another
+        network, and a tensor of another shape or type, or with values that cannot be taken.
+      OSError: for a file that cannot be read.
+    """
+    if name not in _LAYERS:
+        raise ValueError(f"model={name!r}: must be one of {', '.join(_LAYERS)} to start from torchvision's weights")
+    leaves: dict[str, Any] = traverse_util.flatten_dict(dict(like), sep="/")
+    shapes = {ours: tuple(leaf.shape) for ours, leaf in leaves.items()}
+    names = {ours: theirs for ours in shapes if (theirs := _name_of(name, ours)) is not None}
+    with _open(Path(path)) as opened:
+        file = _File(Path(path), name, opened)
+        file.require_known({*names.values(), *_OTHERS.get(name, ())})
+        tensors = {
+            ours: file.read(theirs, ours, shapes[ours])
+            for ours, theirs in names.items()
+            if not any(re.fullmatch(pattern, ours) for pattern in exclude)
+        }
+        if name in _SCALED:
+            _fold_scales(file, _SCALED[name], tensors, shapes)
+    return traverse_util.unflatten_dict(tensors, sep="/")
+
+
+class _File:
+    """An open file; all that it refuses, it refuses by its path and the name of the network."""
+
+    def __init__(self, path: Path, model: str, opened: Any):
+        self.path, self.model, self._opened = path, model, opened
+        self._names = set(opened.keys())
+
+    def require_known(self, names: set[str]) -> None:
+        """Refuses a file that has more than these, as that of a deeper network has."""
+        others = sorted(name for name in self._names - names if not name.endswith(".num_batches_tracked"))
+        if others:
+            raise ValueError(f"{self.path}: {others[0]}: torchvision's counterpart of {self.model} has no such tensor")
+
+    def read(self, name: str, path: str, shape: tuple[int, ...]) -> np.ndarray:
+        """The tensor of this name as float32 array of this shape, laid out as ours of this path."""
+        if name not in self._names:
+            raise ValueError(f"{self.path}: {name}: must be there, as {path} of {self.model}")
+        stored = self._opened.get_slice(name)
+        dtype, theirs, expected = stored.get_dtype(), tuple(stored.get_shape()), _their_shape(shape)
+        if dtype not in _FLOATS:
+            raise ValueError(f"{self.path}: {name}: has type {dtype}, must be one of {', '.join(_FLOATS)}")
+        if theirs != expected:
+            raise ValueError(
+                f"{self.path}: {name}: has shape {theirs}, must have {expected}, as {path} of this {self.model}"
+            )
+        tensor = np.asarray(self._opened.get_tensor(name), np.float32)
+        if not np.isfinite(tensor).all():
+            raise ValueError(f"{self.path}: {name}: must be finite")
+        return np.ascontiguousarray(_to_our_layout(tensor, is_behind_convolution=path == "fc1/kernel"))
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="numpy")
+    except SafetensorError as error:
+        with path.open("rb") as file:
+            start = file.read(4)
+        if start == b"PK\3\4" or start.startswith(b"\x80"):  # as torch.save writes it now, and did before 1.6
+            remedy = "save its state dict by safetensors.torch.save_file, and give that file"
+            raise ValueError(f"{path}: is a pickle of torch, which may run code when it is read: {remedy}") from error
+        raise ValueError(f"{path}: must be a .safetensors file: {error}") from error
+
+
+def _their_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of HWIO that of OIHW; of IO that of OI."""
+    return (*shape[:-3:-1], *shape[:-2])
+
+
+def _to_our_layout(tensor: np.ndarray, is_behind_convolution: bool) -> np.ndarray:
+    if is_behind_convolution:
+        outputs, inputs = tensor.shape
+        side = math.isqrt(inputs // _CHANNELS)
+        return tensor.reshape(outputs, _CHANNELS, side, side).transpose(2, 3, 1, 0).reshape(inputs, outputs)
+    return tensor.transpose(2, 3, 1, 0) if tensor.ndim == 4 else tensor.T
+
+
+def _fold_scales(file: _File, layers: dict[str, str], tensors: dict[str, np.ndarray], shapes: dict) -> None:
+    """Makes of batch norm with scales behind convolutions with biases what it is without either, in place."""
+
+    def change(path: str, function: Callable[[np.ndarray], np.ndarray]) -> None:
+        if path in tensors:  # else it is excluded
+            tensors[path] = function(tensors[path])
+
+    norms = [layer for layer in layers if layer.endswith("_norm")]
+    for norm, behind in zip(norms, [*(norm.removesuffix("_norm") for norm in norms[1:]), "fc1"], strict=True):
+        convolution, shape = norm.removesuffix("_norm"), shapes[f"{norm}/bias"]
+        bias = file.read(f"{layers[convolution]}.bias", f"{norm}/mean", shape)
+        scale = file.read(f"{layers[norm]}.weight", f"{norm}/bias", shape)
+        sign, size = np.sign(scale), np.abs(scale)
+        if not size.all():
+            raise ValueError(f"{file.path}: {layers[norm]}.weight: must not be 0, as {norm} has no scale")
+        change(f"{convolution}/kernel", lambda kernel, sign=sign: kernel * sign)
+        change(f"{norm}/mean", lambda mean, sign=sign, bias=bias: sign * (mean - bias))
+        change(f"{norm}/var", lambda variance: variance + np.float32(_EPSILON - _OWN_EPSILON))
+        change(f"{norm}/bias", lambda bias, size=size: bias / size)
+        change(f"{behind}/kernel", lambda kernel, size=size: kernel * np.resize(size, kernel.shape[-2])[:, None])
+
+
+def _resnet_layer(layer: str) -> str:
+    """stage2/block3/conv1 to layer2.2.conv1."""
+    *block, name = layer.split("/")
+    name = {"shortcut": "downsample.0", "shortcut_norm": "downsample.1"}.get(name, name.replace("norm", "bn"))
+    if not block:
+        return name
+    return f"layer{block[0].removeprefix('stage')}.{int(block[1].removeprefix('block')) - 1}.{name}"
+
+
+def _vgg_layers(depths: tuple[int, ...], is_normalized: bool) -> dict[str, str]:
+    """Of each of our layers the name in torchvision, where those up to the last pooling are numbered."""
+    layers, number = {}, 0
+    for block, depth in enumerate(depths, 1):
+        for i in range(1, depth + 1):
+            layers[f"conv{block}_{i}"] = f"features.{number}"
+            if is_normalized:
+                layers[f"conv{block}_{i}_norm"] = f"features.{number + 1}"
+            number += 3 if is_normalized else 2  # with its ReLU
+        number += 1  # the pooling
+    return layers | {"fc1": "classifier.0", "fc2": "classifier.3"}
+
+
+_SCALED = {
+    name: _vgg_layers(model.depths, True) | {"fc3": "classifier.6"}
+    for name, model in (("vgg_a", VGGA), ("vgg_16", VGG16), ("vgg_19", VGG19))
+}
+_LAYERS: dict[str, Callable[[str], str | None]] = {
+    **dict.fromkeys(("resnet_50", "resnet_101", "resnet_152"), _resnet_layer),
+    **{name: layers.get for name, layers in _SCALED.items()},
+    "vgg_f": _vgg_layers(VGGF.depths, False).get,
+}
+_OTHERS = {  # tensors of torchvision's that none of ours stands for: unused, or folded into others
+    "vgg_f": ("classifier.6.weight", "classifier.6.bias"),
+    **{
+        name: tuple(
+            f"{theirs}.{'weight' if ours.endswith('_norm') else 'bias'}"
+            for ours, theirs in layers.items()
+            if ours.startswith("conv")
+        )
+        for name, layers in _SCALED.items()
+    },
+}
+
+
+def _name_of(model: str, path: str) -> str | None:
+    """torchvision's name for a tensor, or None where it has no such layer."""
+    layer, _, leaf = path.rpartition("/")
+    theirs = _LAYERS[model](layer)
+    return None if theirs is None else f"{theirs}.{_TENSORS[leaf]}"

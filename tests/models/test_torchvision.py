@@ -1,0 +1,328 @@
+"""Weights of torchvision's give its logits here; files that cannot are refused."""
+
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxtern.models import MODELS
+from jaxtern.models.torchvision import read_torchvision
+from jaxtern.models.vgg import VGG16, VGGA, VGGF
+
+State = dict[str, np.ndarray]
+DEPTHS = {"resnet_50": (3, 4, 6, 3), "resnet_101": (3, 4, 23, 3), "resnet_152": (3, 8, 36, 3)}
+BLOCKS = {"vgg_a": (1, 1, 2, 2, 2), "vgg_16": (2, 2, 3, 3, 3), "vgg_f": (2, 2, 3, 3, 3)}
+CLASSES = {**MODELS, "vgg_a": VGGA, "vgg_16": VGG16, "vgg_f": VGGF}
+
+
+class Drawn:
+    """Random tensors under torchvision's names; `gain` multiplies what convolutions give."""
+
+    def __init__(self, gain: float = 1.0):
+        self.state: State = {}
+        self._gain, self._generator = gain, np.random.default_rng(0)
+
+    def kernel(self, name: str, *shape: int, has_bias: bool = False, gain: float = 1.0) -> None:
+        kernel = self._generator.standard_normal(shape, np.float32)
+        self.state[f"{name}.weight"] = kernel * np.float32(gain * math.sqrt(2 / math.prod(shape[1:])))
+        if has_bias:
+            self.state[f"{name}.bias"] = gain * self._uniform(-0.5, 0.5, shape[0])
+
+    def convolution(self, name: str, *shape: int, has_bias: bool = False) -> None:
+        self.kernel(name, *shape, has_bias=has_bias, gain=self._gain)
+
+    def norm(self, name: str, features: int) -> None:
+        sign = np.where(self._generator.random(features) < 0.3, -1, 1).astype(np.float32)
+        self.state[f"{name}.weight"] = sign * self._uniform(0.5, 1.5, features)
+        self.state[f"{name}.bias"] = self._uniform(-0.5, 0.5, features)
+        self.state[f"{name}.running_mean"] = self._gain * self._uniform(-0.5, 0.5, features)
+        self.state[f"{name}.running_var"] = self._gain**2 * self._uniform(0.5, 2, features)
+        self.state[f"{name}.num_batches_tracked"] = np.asarray(7)
+
+    def _uniform(self, low: float, high: float, size: int) -> np.ndarray:
+        return self._generator.uniform(low, high, size).astype(np.float32)
+
+
+def draw_resnet(name: str, num_classes: int) -> State:
+    drawn, channels = Drawn(), 64
+    drawn.convolution("conv1", 64, 3, 7, 7)
+    drawn.norm("bn1", 64)
+    for stage, depth in enumerate(DEPTHS[name]):
+        for block in range(depth):
+            path, width = f"layer{stage + 1}.{block}", 64 * 2**stage
+            for number, shape in enumerate(
+                ((width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)), 1
+            ):
+                drawn.convolution(f"{path}.conv{number}", *shape)
+                drawn.norm(f"{path}.bn{number}", shape[0])
+            if block == 0:
+                drawn.convolution(f"{path}.downsample.0", 4 * width, channels, 1, 1)
+                drawn.norm(f"{path}.downsample.1", 4 * width)
+            channels = 4 * width
+    drawn.kernel("fc", num_classes, 2048, has_bias=True)
+    return drawn.state
+
+
+def draw_vgg(name: str, num_classes: int, side: int, gain: float = 1.0) -> State:
+    """`side` of what the last pooling leaves."""
+    drawn, channels, number = Drawn(gain), 3, 0
+    for features, depth in zip((64, 128, 256, 512, 512), BLOCKS[name], strict=True):
+        for _ in range(depth):
+            drawn.convolution(f"features.{number}", features, channels, 3, 3, has_bias=True)
+            if name != "vgg_f":
+                drawn.norm(f"features.{number + 1}", features)
+            channels, number = features, number + (2 if name == "vgg_f" else 3)
+        number += 1
+    for number, shape in ((0, (4096, 512 * side**2)), (3, (4096, 4096)), (6, (num_classes, 4096))):
+        drawn.kernel(f"classifier.{number}", *shape, has_bias=True)
+    return drawn.state
+
+
+class Reference:
+    """Layers as torch has them, NCHW and OIHW."""
+
+    def __init__(self, state: State, is_training: bool = False):
+        self.state, self._is_training = state, is_training
+
+    def convolution(self, x: jax.Array, name: str, stride: int = 1) -> jax.Array:
+        kernel = self.state[f"{name}.weight"]
+        padding = ((kernel.shape[-1] // 2,) * 2,) * 2
+        x = jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), padding, dimension_numbers=("NCHW", "OIHW", "NCHW")
+        )
+        bias = self.state.get(f"{name}.bias")
+        return x if bias is None else x + bias.reshape(1, -1, 1, 1)
+
+    def norm(self, x: jax.Array, name: str) -> jax.Array:
+        scale, bias, mean, variance = (
+            self.state[f"{name}.{leaf}"].reshape(1, -1, 1, 1)
+            for leaf in ("weight", "bias", "running_mean", "running_var")
+        )
+        if self._is_training:
+            mean, variance = (moment(x, axis=(0, 2, 3), keepdims=True) for moment in (jnp.mean, jnp.var))
+        return (x - mean) / jnp.sqrt(variance + 1e-5) * scale + bias
+
+    def linear(self, x: jax.Array, name: str) -> jax.Array:
+        return x @ self.state[f"{name}.weight"].T + self.state[f"{name}.bias"].reshape(1, -1)
+
+    def pool(self, x: jax.Array, size: int, padding: int = 0) -> jax.Array:
+        around = ((0, 0), (0, 0), (padding, padding), (padding, padding))
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, size, size), (1, 1, 2, 2), around)
+
+    def resnet(self, x: jax.Array) -> jax.Array:
+        x = self.pool(jnp.maximum(self.norm(self.convolution(x, "conv1", 2), "bn1"), 0), 3, 1)
+        blocks = sorted({tuple(map(int, name[5:].split(".")[:2])) for name in self.state if name.startswith("layer")})
+        for stage, block in blocks:
+            path, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+            y = jnp.maximum(self.norm(self.convolution(x, f"{path}.conv1"), f"{path}.bn1"), 0)
+            y = jnp.maximum(self.norm(self.convolution(y, f"{path}.conv2", stride), f"{path}.bn2"), 0)
+            y = self.norm(self.convolution(y, f"{path}.conv3"), f"{path}.bn3")
+            if f"{path}.downsample.0.weight" in self.state:
+                x = self.norm(self.convolution(x, f"{path}.downsample.0", stride), f"{path}.downsample.1")
+            x = jnp.maximum(x + y, 0)
+        return self.linear(x.mean(axis=(2, 3)), "fc")
+
+    def vgg_features(self, x: jax.Array, blocks: tuple[int, ...]) -> jax.Array:
+        number, has_norm = 0, "features.1.weight" in self.state
+        for depth in blocks:
+            for _ in range(depth):
+                x = self.convolution(x, f"features.{number}")
+                x = jnp.maximum(self.norm(x, f"features.{number + 1}") if has_norm else x, 0)
+                number += 3 if has_norm else 2
+            x, number = self.pool(x, 2), number + 1
+        x = x.reshape(x.shape[0], -1)
+        for number in (0, 3):
+            x = jnp.maximum(self.linear(x, f"classifier.{number}"), 0)
+        return x
+
+    def vgg(self, x: jax.Array, blocks: tuple[int, ...]) -> jax.Array:
+        return self.linear(self.vgg_features(x, blocks), "classifier.6")
+
+
+class Network:
+    """One of ours without weights, and with those of a file."""
+
+    def __init__(self, name: str, side: int, num_classes: int, **options: Any):
+        self.name = name
+        create = CLASSES[name]
+        model = nnx.eval_shape(lambda: create((side, side, 3), num_classes, rngs=nnx.Rngs(params=0), **options))
+        self.graph, self._state = nnx.split(model)
+        self.like = nnx.to_pure_dict(self._state)
+
+    def read(self, path: Path, **options: Any) -> dict[str, Any]:
+        return read_torchvision(path, self.name, self.like, **options)
+
+    def run(self, tensors: dict[str, Any], images: np.ndarray, key: jax.Array | None = None) -> np.ndarray:
+        nnx.replace_by_pure_dict(self._state, tensors)
+        return np.asarray(jax.jit(lambda state, images: nnx.merge(self.graph, state)(images, key))(self._state, images))
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[[State], Path]:
+    def write(state: State) -> Path:
+        safetensors.numpy.save_file(state, tmp_path / "weights.safetensors")
+        return tmp_path / "weights.safetensors"
+
+    return write
+
+
+def draw_images(count: int, side: int) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((count, side, side, 3), np.float32)
+
+
+def assert_close(ours: np.ndarray, theirs: Any, tolerance: float) -> None:
+    """To a share of the logits' deviation."""
+    assert np.asarray(theirs).std() > 0
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.asarray(theirs).std())
+
+
+def test_resnet_50_gives_torchvisions_logits(save: Callable):
+    state, network, images = draw_resnet("resnet_50", 7), Network("resnet_50", 64, 7), draw_images(2, 64)
+    tensors = network.read(save(state))
+    assert jax.tree.structure(tensors) == jax.tree.structure(network.like)
+    theirs = jax.jit(lambda x: Reference(state).resnet(x))(images.transpose(0, 3, 1, 2))
+    assert_close(network.run(tensors, images), theirs, 1e-4)
+
+
+def test_resnet_101_takes_all_its_blocks(save: Callable):
+    name = "resnet_101"
+    state, network = draw_resnet(name, 3), Network(name, 32, 3)
+    tensors = network.read(save(state))
+    assert jax.tree.map(np.shape, tensors) == jax.tree.map(np.shape, network.like)
+    for stage, depth in enumerate(DEPTHS[name], 1):
+        for block in range(depth):
+            kernel = tensors[f"stage{stage}"][f"block{block + 1}"]["conv2"]["kernel"]
+            np.testing.assert_array_equal(kernel.transpose(3, 2, 0, 1), state[f"layer{stage}.{block}.conv2.weight"])
+
+
+# Variances of about 1e-3, so that it matters that our epsilon is another.
+def test_vgg_16_gives_torchvisions_logits_though_its_norms_have_no_scale(save: Callable):
+    state, network, images = draw_vgg("vgg_16", 7, 1, gain=0.03), Network("vgg_16", 32, 7), draw_images(2, 32)
+    tensors = network.read(save(state))
+    theirs = jax.jit(lambda x: Reference(state).vgg(x, BLOCKS["vgg_16"]))(images.transpose(0, 3, 1, 2))
+    assert_close(network.run(tensors, images), theirs, 1e-4)
+
+
+# Variances of about 1e3, beside which the epsilons of either are nothing.
+def test_vgg_gives_torchvisions_logits_in_training_too(save: Callable):
+    state, network = draw_vgg("vgg_a", 7, 1, gain=30.0), Network("vgg_a", 32, 7, dropout_rate=0.0)
+    images = draw_images(4, 32)
+    theirs = jax.jit(lambda x: Reference(state, True).vgg(x, BLOCKS["vgg_a"]))(images.transpose(0, 3, 1, 2))
+    assert_close(network.run(network.read(save(state)), images, jax.random.key(0)), theirs, 1e-3)
+
+
+def test_vgg_f_takes_all_but_its_funnel(save: Callable):
+    state, network, images = draw_vgg("vgg_f", 1000, 2), Network("vgg_f", 64, 7), draw_images(2, 64)
+    tensors = network.read(save(state))
+    assert network.like.keys() - tensors.keys() == {"funnel", "head"}
+    generator = np.random.default_rng(2)
+    for name, shape in (("funnel", (4096, 512)), ("head", (512, 7))):
+        kernel = generator.standard_normal(shape, np.float32) / np.float32(math.sqrt(shape[0]))
+        tensors[name] = {"kernel": kernel, "bias": np.zeros(shape[1], np.float32)}
+    theirs = jax.jit(lambda x: Reference(state).vgg_features(x, BLOCKS["vgg_f"]))(images.transpose(0, 3, 1, 2))
+    theirs = np.maximum(theirs @ tensors["funnel"]["kernel"], 0) @ tensors["head"]["kernel"]
+    assert_close(network.run(tensors, images), theirs, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [("resnet_50", "resnet50"), ("resnet_101", "resnet101"), ("vgg_16", "vgg16_bn")],
+)
+def test_network_gives_the_logits_of_torchvisions_own(name: str, theirs: str, save: Callable):
+    torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
+    state = draw_vgg(name, 7, 7) if "vgg" in name else draw_resnet(name, 7)
+    side = 224 if "vgg" in name else 64
+    reference = getattr(torchvision.models, theirs)(num_classes=7).eval()
+    reference.load_state_dict({key: torch.tensor(value) for key, value in state.items()})
+    images, network = draw_images(1, side), Network(name, side, 7)
+    with torch.no_grad():
+        expected = reference(torch.tensor(images.transpose(0, 3, 1, 2))).numpy()
+    ours = network.run(network.read(save(state)), images)
+    print(name, "logits of deviation", expected.std(), "differ by at most", np.abs(ours - expected).max())
+    assert_close(ours, expected, 1e-4)
+
+
+HEAD = {"fc": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)}}  # all that a network has, for those refusing files
+TENSORS = {"fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "fc.bias": np.ones(2, np.float32)}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_other_floats_are_read_as_float32(dtype: Any, save: Callable):
+    read = read_torchvision(save({name: x.astype(dtype) for name, x in TENSORS.items()}), "resnet_50", HEAD)
+    assert read["fc"]["kernel"].dtype == np.float32
+    np.testing.assert_array_equal(read["fc"]["kernel"], TENSORS["fc.weight"].T)
+
+
+def test_excluded_tensors_are_left_out_whatever_their_shape(save: Callable):
+    path = save({**TENSORS, "fc.weight": np.zeros((1000, 3), np.float32)})
+    assert list(read_torchvision(path, "resnet_50", HEAD, exclude=[r".*/kernel"])["fc"]) == ["bias"]
+    assert read_torchvision(path, "resnet_50", HEAD, exclude=["fc/.*"]) == {}
+    with pytest.raises(ValueError, match=r"fc.weight"):  # patterns are of whole paths
+        read_torchvision(path, "resnet_50", HEAD, exclude=["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"fc.bias": None}, r"fc\.bias: must be there, as fc/bias of resnet_50"),
+        (
+            {"fc.weight": np.zeros((5, 3), np.float32)},
+            r"fc\.weight: has shape \(5, 3\), must have \(2, 3\), as fc/kernel",
+        ),
+        ({"fc.bias": np.zeros(2, np.int32)}, r"fc\.bias: has type I32, must be one of F64, F32, F16, BF16"),
+        ({"fc.bias": np.full(2, np.nan, np.float32)}, r"fc\.bias: must be finite"),
+        (
+            {"layer3.6.conv1.weight": np.zeros(1, np.float32)},
+            r"layer3\.6\.conv1\.weight: torchvision's counterpart of resnet_50 has no such tensor",
+        ),
+    ],
+)
+def test_files_of_another_network_are_refused_by_tensor_and_rule(change: dict, rule: str, save: Callable):
+    path = save({name: tensor for name, tensor in {**TENSORS, **change}.items() if tensor is not None})
+    with pytest.raises(ValueError, match=r"^\S*weights\.safetensors: " + rule) as refusal:
+        read_torchvision(path, "resnet_50", HEAD)
+    assert "\n" not in str(refusal.value)
+
+
+def test_vgg_refuses_a_scale_of_zero(save: Callable):
+    state = {name: np.ones(64, np.float32) for name in ("features.0.bias", "features.1.bias", "features.1.weight")}
+    state["features.1.weight"][3] = 0
+    like = {"conv1_1_norm": {"bias": np.zeros(64)}}
+    rule = r"features\.1\.weight: must not be 0, as conv1_1_norm has no scale"
+    with pytest.raises(ValueError, match=rule):
+        read_torchvision(save(state), "vgg_16", like)
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"PK\3\4" + bytes(60), "is a pickle of torch, .*: save its state dict by safetensors.torch.save_file"),
+        (
+            pickle.dumps({"fc.weight": 0}),
+            "is a pickle of torch, .*: save its state dict by safetensors.torch.save_file",
+        ),
+        (b"", "must be a .safetensors file: "),
+        (b"not weights at all", "must be a .safetensors file: "),
+    ],
+)
+def test_files_in_another_format_are_refused(content: bytes, rule: str, tmp_path: Path):
+    (tmp_path / "weights.pth").write_bytes(content)
+    with pytest.raises(ValueError, match=r"^\S*weights\.pth: " + rule) as refusal:
+        read_torchvision(tmp_path / "weights.pth", "resnet_50", HEAD)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_file_and_a_network_without_weights_are_refused(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
+        read_torchvision(tmp_path / "none.safetensors", "resnet_50", HEAD)
+    with pytest.raises(ValueError, match=r"model='lenet': must be one of resnet_50, .*vgg_f to start from torch"):
+        read_torchvision(tmp_path / "none.safetensors", "lenet", HEAD)
