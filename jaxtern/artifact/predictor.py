@@ -76,6 +76,7 @@ class Predictor:
           batch_size: as for `predict`.
         """
         cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # who calls is told of damage
         batch_size = batch_size or self.batch_size(split.size)
         logits = [self._none()]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

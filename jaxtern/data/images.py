@@ -170,7 +170,10 @@ def _call_pillow(encoded: bytes | bytearray, channels: int, factor: int) -> np.n
 
 def _decode_png(encoded: bytes, channels: int) -> np.ndarray:
     flags = cv2.IMREAD_COLOR if channels == _RGB else cv2.IMREAD_GRAYSCALE
-    pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
+    try:
+        pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error as error:  # of a header that tells of more pixels than it takes
+        raise ValueError(f"the PNG cannot be decoded: {' '.join(str(error).split())}") from None
     if pixels is None:
         raise ValueError("the PNG is damaged or cut short")
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if channels == _RGB else pixels[..., None]

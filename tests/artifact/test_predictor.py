@@ -1,5 +1,6 @@
 """An exported network predicts what evaluation finds, bit for bit."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,10 +89,10 @@ def test_predictor_names_damaged_files_and_gives_the_others_their_bits(lenet, ou
     np.testing.assert_array_equal(damaged[[0, 4]], whole[[0, 4]])
 
 
-def test_predictor_knows_the_labels(lenet, out: Path, make_network: Callable):
+def test_predictor_knows_the_labels(lenet, out: Path):
     write_artifact(out, lenet.artifact)
     assert Predictor(out).labels == ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
-    unnamed = lenet.artifact.manifest.__class__(**vars(lenet.artifact.manifest) | {"class_names": ()})
+    unnamed = dataclasses.replace(lenet.artifact.manifest, class_names=())
     write_artifact(out.with_name("unnamed"), lenet.artifact._replace(manifest=unnamed))
     assert Predictor(out.with_name("unnamed")).labels == ("0", "1", "2", "3", "4", "5", "6")
 

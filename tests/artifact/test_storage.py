@@ -51,7 +51,7 @@ def test_artifact_is_never_written_over_what_is_there(lenet, out: Path, make: Ca
 
 
 def test_artifact_that_cannot_be_written_leaves_nothing(lenet, out: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(descriptor: int) -> None:
+    def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)

@@ -1,5 +1,6 @@
 """Decoding and rendering: against slow references, of all kinds of JPEG, and in one line where an image is damaged."""
 
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import cv2
@@ -246,6 +247,7 @@ def test_channels_other_than_one_and_three_are_refused(call):
 
 
 JPEG, PNG = to_jpeg(paint(60, 80)), to_png(paint(60, 80))
+HUGE = b"IHDR" + (10**5).to_bytes(4, "big") * 2 + PNG[24:29]  # a header of ten thousand million pixels
 DAMAGED = {
     "empty": b"",
     "text": b"<html>not found</html>",
@@ -264,6 +266,7 @@ DAMAGED = {
     ),
     "JPEG of CMYK": simplejpeg.encode_jpeg(np.zeros((60, 80, 4), np.uint8), colorspace="CMYK"),
     "PNG cut in its header": PNG[:20],
+    "PNG of more pixels than any has": PNG[:12] + HUGE + zlib.crc32(HUGE).to_bytes(4, "big") + PNG[33:],
     "PNG cut in the middle": PNG[: len(PNG) // 2],
     "PNG without its end": PNG[:-1],
     "PNG with a wrong byte": PNG[:500] + bytes([PNG[500] ^ 1]) + PNG[501:],

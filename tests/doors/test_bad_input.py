@@ -106,11 +106,7 @@ CASES = {
     "unknown split": ("evaluate", ["--split=validation"], ["split", "validation"]),
     "bad poll": ("evaluate", ["--poll_seconds=0"], ["poll_seconds"]),
     "stray argument of evaluate": ("evaluate", ["now"], ["'now'"]),
-    "predictions of many checkpoints": (
-        "evaluate",
-        ["--predictions=x.csv", "--follow"],
-        ["--predictions=x.csv", "--follow"],
-    ),
+    "predictions of many": ("evaluate", ["--predictions=x.csv", "--follow"], ["--predictions=x.csv", "--follow"]),
     "predictions in no list": ("evaluate", ["--predictions=x.txt"], ["'x.txt': must end in .csv or .json"]),
     "export of no run": ("export", ["--out=exported"], ["workdir='run'", "holds no run"]),
     "export to nowhere": ("export", [], ["--out is missing"]),
@@ -165,11 +161,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
     for number, (door, arguments, _) in enumerate(CASES.values()):
         folder = root / f"case{number}"
         folder.mkdir()
-        commands[str(number)] = (
-            str(folder),
-            door,
-            [*arguments, *([] if door in ("plan", "predict") else ["--workdir=run"])],
-        )
+        workdir = [] if door in ("plan", "predict") else ["--workdir=run"]
+        commands[str(number)] = (str(folder), door, [*arguments, *workdir])
     (root / "commands.json").write_text(json.dumps(commands))
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
