@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from flax import nnx, traverse_util
 
+from jaxtern.models.torchvision import read_torchvision
 from jaxtern.training.checkpoints import Checkpoints
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.selection import matches, require_match
@@ -22,11 +23,11 @@ def initialize(model: nnx.Module, recipe: Recipe) -> None:
     """
     if recipe.init_from is None:
         return
-    given = read_weights(recipe.init_from, recipe.model)
     variables = nnx.state(model, (nnx.Param, nnx.BatchStat))
     flat = {"/".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(variables)}
     for pattern in recipe.init_exclude:
         require_match("init_exclude", pattern, list(flat))
+    given = read_weights(recipe, nnx.to_pure_dict(variables))
     wanted = [path for path in flat if not matches(recipe.init_exclude, path)]
     missing = [path for path in wanted if path not in given]
     if missing and not recipe.init_allow_missing:
@@ -50,21 +51,21 @@ def initialize(model: nnx.Module, recipe: Recipe) -> None:
     )  # fmt: skip
 
 
-def read_weights(source: str, model: str) -> dict[str, np.ndarray]:
+def read_weights(recipe: Recipe, like: Any) -> dict[str, np.ndarray]:
     """Weights and moments by path, of a run's folder, one of its checkpoints, or a file of torchvision's weights.
 
     Args:
-      source: the path.
-      model: name of the network that a file of weights is for.
+      recipe: with `init_from`.
+      like: weights and moments of the network, a dict of dicts.
 
     Raises:
       ValueError, OSError: if there are none.
     """
+    source = str(recipe.init_from)
     path = Path(source)
     if path.is_file():
-        from jaxtern.models.torchvision import read_torchvision
-
-        return read_torchvision(path, model)
+        read = read_torchvision(path, recipe.model, like, recipe.init_exclude)
+        return traverse_util.flatten_dict(read, sep="/")
     if (path / "checkpoints").is_dir():
         checkpoints = Checkpoints(path)
         steps = checkpoints.steps()
