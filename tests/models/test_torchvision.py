@@ -21,6 +21,7 @@ from jaxtern.models.vgg import VGG16, VGGA, VGGF
 State = dict[str, np.ndarray]
 DEPTHS = {"resnet_50": (3, 4, 6, 3), "resnet_101": (3, 4, 23, 3), "resnet_152": (3, 8, 36, 3)}
 BLOCKS = {"vgg_a": (1, 1, 2, 2, 2), "vgg_16": (2, 2, 3, 3, 3), "vgg_f": (2, 2, 3, 3, 3)}
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 CLASSES = {**MODELS, "vgg_a": VGGA, "vgg_16": VGG16, "vgg_f": VGGF}
 
 
@@ -163,7 +164,16 @@ class Network:
 
     def run(self, tensors: dict[str, Any], images: np.ndarray, key: jax.Array | None = None) -> np.ndarray:
         nnx.replace_by_pure_dict(self._state, tensors)
-        return np.asarray(jax.jit(lambda state, images: nnx.merge(self.graph, state)(images, key))(self._state, images))
+
+        def run(state: Any, images: jax.Array) -> Any:
+            return nnx.merge(self.graph, state)(images, key)
+
+        return np.asarray(jax.jit(run, compiler_options=QUICKLY)(self._state, images))
+
+
+def run_reference(function: Callable, images: np.ndarray) -> np.ndarray:
+    """Of images NHWC."""
+    return np.asarray(jax.jit(function, compiler_options=QUICKLY)(images.transpose(0, 3, 1, 2)))
 
 
 @pytest.fixture
@@ -189,7 +199,7 @@ def test_resnet_50_gives_torchvisions_logits(save: Callable):
     state, network, images = draw_resnet("resnet_50", 7), Network("resnet_50", 64, 7), draw_images(2, 64)
     tensors = network.read(save(state))
     assert jax.tree.structure(tensors) == jax.tree.structure(network.like)
-    theirs = jax.jit(lambda x: Reference(state).resnet(x))(images.transpose(0, 3, 1, 2))
+    theirs = run_reference(lambda x: Reference(state).resnet(x), images)
     assert_close(network.run(tensors, images), theirs, 1e-4)
 
 
@@ -208,7 +218,7 @@ def test_resnet_101_takes_all_its_blocks(save: Callable):
 def test_vgg_16_gives_torchvisions_logits_though_its_norms_have_no_scale(save: Callable):
     state, network, images = draw_vgg("vgg_16", 7, 1, gain=0.03), Network("vgg_16", 32, 7), draw_images(2, 32)
     tensors = network.read(save(state))
-    theirs = jax.jit(lambda x: Reference(state).vgg(x, BLOCKS["vgg_16"]))(images.transpose(0, 3, 1, 2))
+    theirs = run_reference(lambda x: Reference(state).vgg(x, BLOCKS["vgg_16"]), images)
     assert_close(network.run(tensors, images), theirs, 1e-4)
 
 
@@ -216,7 +226,7 @@ def test_vgg_16_gives_torchvisions_logits_though_its_norms_have_no_scale(save: C
 def test_vgg_gives_torchvisions_logits_in_training_too(save: Callable):
     state, network = draw_vgg("vgg_a", 7, 1, gain=30.0), Network("vgg_a", 32, 7, dropout_rate=0.0)
     images = draw_images(4, 32)
-    theirs = jax.jit(lambda x: Reference(state, True).vgg(x, BLOCKS["vgg_a"]))(images.transpose(0, 3, 1, 2))
+    theirs = run_reference(lambda x: Reference(state, True).vgg(x, BLOCKS["vgg_a"]), images)
     assert_close(network.run(network.read(save(state)), images, jax.random.key(0)), theirs, 1e-3)
 
 
@@ -228,7 +238,7 @@ def test_vgg_f_takes_all_but_its_funnel(save: Callable):
     for name, shape in (("funnel", (4096, 512)), ("head", (512, 7))):
         kernel = generator.standard_normal(shape, np.float32) / np.float32(math.sqrt(shape[0]))
         tensors[name] = {"kernel": kernel, "bias": np.zeros(shape[1], np.float32)}
-    theirs = jax.jit(lambda x: Reference(state).vgg_features(x, BLOCKS["vgg_f"]))(images.transpose(0, 3, 1, 2))
+    theirs = run_reference(lambda x: Reference(state).vgg_features(x, BLOCKS["vgg_f"]), images)
     theirs = np.maximum(theirs @ tensors["funnel"]["kernel"], 0) @ tensors["head"]["kernel"]
     assert_close(network.run(tensors, images), theirs, 1e-4)
 
@@ -247,7 +257,6 @@ def test_network_gives_the_logits_of_torchvisions_own(name: str, theirs: str, sa
     with torch.no_grad():
         expected = reference(torch.tensor(images.transpose(0, 3, 1, 2))).numpy()
     ours = network.run(network.read(save(state)), images)
-    print(name, "logits of deviation", expected.std(), "differ by at most", np.abs(ours - expected).max())
     assert_close(ours, expected, 1e-4)
 
 
