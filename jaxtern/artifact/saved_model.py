@@ -34,9 +34,8 @@ def write_saved_model(out: Path, artifact: Artifact) -> None:
     """
     require_tensorflow()
     require_new(out)
-    import tensorflow
+    import tensorflow as tf
 
-    tf: Any = tensorflow
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         module = _create_module(tf, artifact)

@@ -1,8 +1,10 @@
 """The networks, by name."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
+import jax
 from flax import nnx
 
 from jaxtern.models.alexnet import AlexNet, AlexNetV2
@@ -36,6 +38,16 @@ MODELS: dict[str, type[Model]] = {
     "transformer": Transformer,
 }
 _KINDS = {True: "text", False: "images"}
+
+
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what runs but once
+
+
+def draw_weights(create: Callable[[], Model]) -> Model:
+    """The network that `create` makes, its weights drawn by one program: alone, each of them would be compiled apart."""
+    graph = nnx.graphdef(nnx.eval_shape(create))
+    draw = jax.jit(lambda: nnx.to_pure_dict(nnx.state(create())), compiler_options=_QUICKLY)
+    return nnx.merge(graph, draw())
 
 
 def create_model(

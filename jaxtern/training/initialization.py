@@ -4,13 +4,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
-from flax import nnx, traverse_util
+from flax import nnx
 
 from jaxtern.models.torchvision import read_torchvision
 from jaxtern.training.checkpoints import Checkpoints
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.selection import matches, require_match
+from jaxtern.training.selection import matches, path_of, require_match
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def read_weights(recipe: Recipe, like: Any) -> dict[str, np.ndarray]:
     path = Path(source)
     if path.is_file():
         read = read_torchvision(path, recipe.model, like, recipe.init_exclude)
-        return traverse_util.flatten_dict(read, sep="/")
+        return _flatten(read)
     if (path / "checkpoints").is_dir():
         checkpoints = Checkpoints(path)
         steps = checkpoints.steps()
@@ -83,7 +84,12 @@ def _weights_of(state: Any) -> dict[str, np.ndarray]:
     """Of a state as dicts: the moving averages where they were kept."""
     moving = state.get("averages") or state
     trees = moving["params"], state.get("frozen") or {}, moving.get("moments") or {}
-    return {str(path): leaf for tree in trees for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}
+    return {path: leaf for tree in trees for path, leaf in _flatten(tree).items()}
+
+
+def _flatten(tree: Any) -> dict[str, Any]:
+    """By path, "conv1/kernel"."""
+    return {path_of(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def _few(paths: list[str], most: int = 4) -> str:

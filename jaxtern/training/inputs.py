@@ -18,7 +18,7 @@ from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
 from jaxtern.data.rendering import Batch, Share, whole_image_shape
 from jaxtern.data.sources import load_dataset
 from jaxtern.data.synthetic import make_synthetic, make_synthetic_text
-from jaxtern.models import create_model
+from jaxtern.models import create_model, draw_weights
 from jaxtern.models.model import Model
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import DEVICE_AXIS
@@ -124,7 +124,7 @@ def own_share(rows: NamedSharding, batch_size: int) -> Share:
 def create_network(recipe: Recipe, inputs: Inputs) -> Model:
     """The recipe's network with fresh weights, for its inputs."""
     shape, num_classes = inputs.input_shape, inputs.dataset.num_classes
-    return create_model(recipe.model, shape, num_classes, recipe.seed, recipe.dropout_rate)
+    return draw_weights(lambda: create_model(recipe.model, shape, num_classes, recipe.seed, recipe.dropout_rate))
 
 
 class Feed:

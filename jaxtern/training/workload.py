@@ -12,6 +12,7 @@ from flax import nnx
 
 from jaxtern.compression import buckets
 from jaxtern.data.rendering import Batch
+from jaxtern.models import create_model
 from jaxtern.training.inputs import Inputs, create_network
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import create_run, split_variables, stays_float
@@ -40,7 +41,9 @@ def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
     Raises:
       ValueError: as the recipe's model does.
     """
-    model = nnx.eval_shape(lambda: create_network(recipe, inputs))
+    model = nnx.eval_shape(
+        lambda: create_model(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.seed)
+    )
     _, params, _, _ = split_variables(model, recipe)
     is_excluded = functools.partial(stays_float, recipe, model.last_layer)
     layout = buckets.plan_layout(params, recipe.min_size, is_excluded, None)
