@@ -44,7 +44,7 @@ _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_pas
 
 
 def draw_weights(create: Callable[[], Model]) -> Model:
-    """The network that `create` makes, its weights drawn by one program: alone, each of them would be compiled apart."""
+    """The network that `create` makes, drawn by one program: tensor by tensor, each would be compiled apart."""
     graph = nnx.graphdef(nnx.eval_shape(create))
     draw = jax.jit(lambda: nnx.to_pure_dict(nnx.state(create())), compiler_options=_QUICKLY)
     return nnx.merge(graph, draw())

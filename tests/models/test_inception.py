@@ -18,7 +18,9 @@ QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_pass
 
 
 def create(shape: tuple[int, int, int] = SMALLEST, num_classes: int = 5) -> InceptionV3:
-    return MODELS["inception_v3"](shape, num_classes, rngs=nnx.Rngs(params=0))
+    model = create_model("inception_v3", shape, num_classes, seed=0)
+    assert isinstance(model, InceptionV3)
+    return model
 
 
 def pure(model: nnx.Module, kind: Any) -> dict[str, Any]:
