@@ -54,9 +54,10 @@ def create_train_step(
     """The compiled step (state, images that lie on the devices or None, batch) -> (state, metrics).
 
     Of the batch, worker w takes the w-th of N equal runs, each of its devices an equal part of that. Every example is
-    augmented by a key of its own. The state is donated. Metrics, means over all workers: loss (with weight decay in it)
-    and accuracy; nonfinite, bool[tensors], which mean gradients or new weights hold a NaN or an infinity; the
-    compressor's statistics where they are asked for; and in float16 loss_scale, and overflow, 1 where it was skipped.
+    augmented by a key of its own. The state is donated, on CPUs but for its weights. Metrics, means over all workers:
+    loss (with weight decay in it) and accuracy; nonfinite, bool[tensors], which new weights hold a NaN or an infinity,
+    as they do where the mean gradient did; the compressor's statistics where they are asked for; and in float16
+    loss_scale, and overflow, 1 where it was skipped.
 
     Args:
       recipe: of the run.
@@ -90,12 +91,27 @@ def create_train_step(
     replicated, state_specs = PartitionSpec(), specs_of_state(recipe)
     sharded = PartitionSpec(DEVICE_AXIS) if num_steps is None else PartitionSpec(None, DEVICE_AXIS)
     in_specs, out_specs = (state_specs, replicated, sharded), (state_specs, replicated)
-    return jax.jit(
-        jax.shard_map(
-            step if num_steps is None else steps, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        ),
-        donate_argnums=0,
+    mapped = jax.shard_map(
+        step if num_steps is None else steps, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+    return _SparingWeights(mapped) if is_cpu else jax.jit(mapped, donate_argnums=0)
+
+
+class _SparingWeights:
+    """A step that takes new memory for new weights: XLA's CPU code copies donated ones first, as it reads them late."""
+
+    def __init__(self, step: TrainStep):
+        def step_of_parts(params: Any, rest: TrainState, images: jax.Array | None, batch: Batch) -> Any:
+            return step(rest._replace(params=params), images, batch)
+
+        self._compiled = jax.jit(step_of_parts, donate_argnums=1)
+
+    def __call__(self, state: TrainState, images: jax.Array | None, batch: Batch) -> tuple[TrainState, Metrics]:
+        return self._compiled(state.params, state._replace(params=None), images, batch)
+
+    def lower(self, state: TrainState, images: jax.Array | None, batch: Batch) -> Any:
+        """As that of a jitted function; what it compiles to takes weights and the rest of the state apart."""
+        return self._compiled.lower(state.params, state._replace(params=None), images, batch)
 
 
 def _create_update(
@@ -120,7 +136,7 @@ def _create_update(
         )  # fmt: skip
         new = _average(new, recipe.average_decay)
         loss, accuracy = jax.lax.pmean(jnp.mean(jnp.array([each.measured for each in local]), axis=0), _ALL_AXES)
-        metrics = {"loss": loss, "accuracy": accuracy, "nonfinite": _nonfinite(mean) | _nonfinite(params)}
+        metrics = {"loss": loss, "accuracy": accuracy, "nonfinite": _nonfinite(params)}
         if compressor.statistics is not None and compresses:
             metrics |= statistics_as_metrics(compressor.statistics)
         if skips is not None:

@@ -1,0 +1,142 @@
+"""Images a second of the trainer's step, beside a step of 40 lines of flax and optax for the same network.
+
+    python -m benchmarks.plain_step [--models lenet cifarnet resnet_20] [--batch_size 64] [--json FILE]
+
+One worker on one device, so nothing is exchanged: what is timed is what the trainer adds to the network itself. Both
+take examples from images on the device, by indices from the host, and read their metrics one step late. `float` is the
+trainer with codec=float, `ternary` with codec=ternary: its gradients are encoded and decoded. All three are timed in
+turns, some steps of each, so that whatever else the machine does meets all; a ratio is the median over the turns.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from benchmarks.timing import machine
+from jaxtern.data.feed import load_split
+from jaxtern.data.synthetic import make_synthetic
+from jaxtern.models import create_model
+from jaxtern.training.calls import Call
+from jaxtern.training.loop import prepare_run
+from jaxtern.training.recipe import Recipe
+
+SHAPES = {"lenet": (28, 28, 1), "cifarnet": (24, 24, 3), "resnet_20": (32, 32, 3), "alexnet": (224, 224, 3)}
+CLASSES, EXAMPLES, RATE = 10, 1024, 1e-3
+
+
+def plain_steps(model: str, batch_size: int) -> Iterator[None]:
+    """Takes a step whenever it is asked for the next: what a user would write."""
+    data = load_split(make_synthetic(SHAPES[model], CLASSES, EXAMPLES).train, threads=1)
+    images, labels = jnp.asarray(data.images), jnp.asarray(data.labels)
+    graph, params, moments = nnx.split(create_model(model, SHAPES[model], CLASSES, 0), nnx.Param, nnx.BatchStat)
+    optimizer = optax.adam(RATE)
+    state = optimizer.init(params)
+
+    def loss(params, moments, images, labels, key):
+        network = nnx.merge(graph, params, moments)
+        logits = network(images.astype(jnp.float32) / 127.5 - 1, key)
+        value = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return value, (nnx.state(network, nnx.BatchStat), (logits.argmax(-1) == labels).mean())
+
+    @jax.jit
+    def step(params, moments, state, examples, key):
+        arguments = params, moments, images[examples], labels[examples], key
+        (value, (moments, accuracy)), gradients = jax.value_and_grad(loss, has_aux=True)(*arguments)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), moments, state, (value, accuracy)
+
+    random, metrics = np.random.default_rng(0), None
+    for number in range(1 << 40):
+        examples = random.permutation(EXAMPLES)[:batch_size].astype(np.int32)
+        before, key = metrics, jax.random.key(number)
+        params, moments, state, metrics = step(params, moments, state, examples, key)
+        jax.device_get(before)
+        yield
+
+
+def our_steps(model: str, batch_size: int, codec: str, workdir: Path) -> Iterator[None]:
+    """Likewise, as the trainer does."""
+    recipe = Recipe(
+        dataset="synthetic", synthetic_shape=SHAPES[model], synthetic_classes=CLASSES, synthetic_examples=EXAMPLES,
+        model=model, num_workers=1, num_devices=1, batch_size=batch_size, codec=codec, optimizer="adam",
+        learning_rate=RATE,
+    )  # fmt: skip
+    run = prepare_run(recipe, workdir)
+    metrics = None
+    for batch in run.feed.batches(0):
+        before = metrics
+        run.state, metrics = run.train_step(run.state, run.feed.images, batch, Call(1, codec != "float"))
+        jax.device_get(before)
+        yield
+
+
+def time_in_turns(programs: dict[str, Iterator[None]], turns: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds a step of each program, in every turn."""
+    counts = {}
+    for name, steps in programs.items():
+        _take(steps, 3)  # compiled, and warm
+        counts[name] = max(1, round(seconds / _take(steps, 2)))
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for turn in range(turns):
+        for name in sorted(programs, reverse=turn % 2 == 1):
+            times[name].append(_take(programs[name], counts[name]))
+    return times
+
+
+def _take(steps: Iterator[None], count: int) -> float:
+    """Seconds a step."""
+    start = time.perf_counter()
+    for _ in range(count):
+        next(steps)
+    return (time.perf_counter() - start) / count
+
+
+def measure(model: str, batch_size: int, turns: int, seconds: float) -> dict:
+    """One row of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        makers: dict[str, Callable[[], Iterator[None]]] = {
+            "plain": lambda: plain_steps(model, batch_size),
+            "float": lambda: our_steps(model, batch_size, "float", Path(folder) / "float"),
+            "ternary": lambda: our_steps(model, batch_size, "ternary", Path(folder) / "ternary"),
+        }
+        times = time_in_turns({name: make() for name, make in makers.items()}, turns, seconds)
+    rates = {name: batch_size / statistics.median(values) for name, values in times.items()}
+    over_plain = statistics.median(p / f for p, f in zip(times["plain"], times["float"], strict=True))
+    over_float = statistics.median(t / f for t, f in zip(times["ternary"], times["float"], strict=True))
+    return {"model": model, "images_per_second": rates, "float_over_plain": over_plain, "ternary_cost": over_float - 1}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=["lenet", "cifarnet", "resnet_20"])
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each program in a turn")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    print(f"{machine()}\n")
+    print("| model | plain, images/s | float, images/s | ternary, images/s | float/plain | ternary costs |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    rows = []
+    for model in arguments.models:
+        rows.append(measure(model, arguments.batch_size, arguments.turns, arguments.seconds))
+        rates = " | ".join(f"{rows[-1]['images_per_second'][name]:,.0f}" for name in ("plain", "float", "ternary"))
+        print(
+            f"| {model} | {rates} | {rows[-1]['float_over_plain']:.3f} | {rows[-1]['ternary_cost']:+.1%} |", flush=True
+        )
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
