@@ -29,6 +29,7 @@ from jaxtern.training.step import Metrics, create_mesh, create_train_step
 
 _STEPS = 3
 _WORKERS, _EXAMPLES, _PARTS = 2, 2, 2  # at most: workers, examples of each part, parts of an accumulation
+_UNKNOWN = "unknown"
 _RATES = 100_000  # steps, at most, whose rates are compared
 
 
@@ -88,7 +89,8 @@ def find_facts(recipe: Recipe) -> Facts:
     published = None if is_text else published_facts(recipe.dataset)
     if published is not None:
         return published
-    return Facts(None, recipe.synthetic_classes, recipe.synthetic_examples, "as synthetic_... have it")
+    source = "which are made" if recipe.dataset == "synthetic" else _UNKNOWN
+    return Facts(None, recipe.synthetic_classes, recipe.synthetic_examples, source)
 
 
 def shrink(recipe: Recipe, facts: Facts) -> Recipe:
@@ -112,16 +114,18 @@ def describe(run: DryRun) -> str:
     recipe, facts = run.recipe, run.facts
     trained, frozen = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (run.params, run.frozen))
     shape = "x".join(map(str, run.inputs.input_shape))
-    epochs = recipe.num_steps * recipe.batch_size / facts.num_examples
+    data = f"{facts.num_examples:,} examples, {facts.num_classes:,} classes, {facts.source}"
+    epochs = f": {recipe.num_steps * recipe.batch_size / facts.num_examples:.1f} epochs"
+    if facts.source == _UNKNOWN:
+        data, epochs = f"is not there, and taken to have {facts.num_classes:,} classes", ""
     first, highest, last = find_rates(recipe, facts.num_examples)
     split = f", in {recipe.accumulation} parts" if recipe.accumulation > 1 else ""
     return (
         f"{recipe.model}: {trained + frozen:,} parameters, {trained:,} trained and {frozen:,} frozen\n"
-        f"{recipe.dataset}: {facts.num_examples:,} examples, {facts.num_classes:,} classes, {facts.source};"
-        f" the network is given {shape}\n"
+        f"{recipe.dataset}: {data}; the network is given {shape}\n"
         f"{recipe.num_workers} workers, codec {recipe.codec}\n{run.wire}\nsent {run.wire.summary()}\n"
         f"{recipe.num_steps:,} steps of {recipe.batch_size:,} examples,"
-        f" {recipe.batch_size // recipe.num_workers:,} a worker{split}: {epochs:.1f} epochs\n"
+        f" {recipe.batch_size // recipe.num_workers:,} a worker{split}{epochs}\n"
         f"learning rate {first:.4g} first, {highest:.4g} highest, {last:.4g} last"
     )
 

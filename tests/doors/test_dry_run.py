@@ -1,4 +1,4 @@
-"""`--config.dry_run=True`: every installed recipe says what it would do and takes three small steps; nothing is left."""
+"""`--config.dry_run=True`: every installed recipe says what it would do, takes three small steps and leaves nothing."""
 
 import dataclasses
 import importlib
@@ -99,6 +99,12 @@ def test_dry_run_counts_epochs_of_data_that_are_not_there():
     assert "10,000 steps of 64 examples, 16 a worker: 10.7 epochs\n" in said
     said = describe(prepare_dry_run(load("imagenet_resnet50_lars_32k", image_size=32)))
     assert "3,600 steps of 32,768 examples, 512 a worker, in 8 parts: 92.1 epochs\n" in said
+
+
+def test_dry_run_counts_no_epochs_of_what_nobody_knows():
+    said = describe(prepare_dry_run(load("charlm")))
+    assert "./input.txt: is not there, and taken to have 65 classes; the network is given 128\n" in said
+    assert "2,500 steps of 64 examples, 16 a worker\n" in said
 
 
 def test_dry_run_reads_data_that_are_there(tmp_path: Path):
