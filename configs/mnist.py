@@ -4,6 +4,10 @@
     python -m jaxtern.train --config=mnist --config.data_dir=FOLDER --config.codec=float --workdir=runs/mnist_float
 
 FOLDER holds the four idx files (train-images-idx3-ubyte and so on, .gz or not).
+
+Measured: test accuracy 99.28 % with 4 workers, float 99.29 %, means of three seeds (docs/results.md).
+Published: 99.09 % with 4 workers, float 99.20 % (Wen et al. 2017, read off their figure).
+Hardware: 2 CPU cores.
 """
 
 import ml_collections

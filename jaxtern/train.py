@@ -8,7 +8,7 @@ from absl import flags
 
 from jaxtern import command_line, recipe_flags
 from jaxtern.data.dataset import DataError
-from jaxtern.training import loop
+from jaxtern.training import dry_run, loop
 from jaxtern.training.curves import plot_curves
 from jaxtern.training.recipe import Recipe
 
@@ -21,6 +21,8 @@ ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
 
 def main() -> int:
     recipe = recipe_flags.recipe_from_config(CONFIG)
+    if recipe.dry_run:
+        return rehearse_and_report(recipe)
     workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_name()}")
     return train_and_report(recipe, workdir)
 
@@ -50,6 +52,23 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
         f"curves in {curves}\n"
         f"checkpoints in {workdir / 'checkpoints'}"
     )
+    return 0
+
+
+def rehearse_and_report(recipe: Recipe) -> int:
+    """Says what would be trained, and takes three small steps; the exit status."""
+    try:
+        run = dry_run.prepare_dry_run(recipe)
+    except (ValueError, OSError) as error:
+        raise command_line.UsageError(str(error)) from None
+    print(dry_run.describe(run), flush=True)
+    try:
+        for line in dry_run.rehearse(run):
+            print(line, flush=True)
+    except loop.NonFiniteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print("dry run passed")
     return 0
 
 

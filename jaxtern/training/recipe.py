@@ -13,7 +13,8 @@ class Recipe:
     """A run's settings; `configs/` holds ready ones, and a command line may override any field.
 
     Attributes:
-      dry_run: only say what would be trained, and train three small steps of it on made data.
+      dry_run: only say what would be trained, and train three small steps of it on made data; nothing is read but data
+        that are there, and nothing is written.
       dataset: what to train on: "digits" (carried by scikit-learn), "synthetic", the path of a prepared folder or of a
         text file (with a slash in it), or a name that TFDS knows ("mnist" also from its four idx files in `data_dir`).
       data_dir: folder of TFDS's datasets, or of idx files; None for a dataset that needs none, or TFDS's default.

@@ -35,7 +35,7 @@ CASES = {
     "unknown field": ("train", ["--config.learning_rat=0.1"], ["learning_rat", "learning_rate"]),
     "unknown field in the middle": ("train", ["--config.seed=1", "--config.colour=red"], ["--config.colour"]),
     "unknown flag": ("train", ["--wokdir=x"], ["wokdir"]),
-    "missing recipe": ("train", ["--config=nothing"], ["--config=nothing", "digits, mnist"]),
+    "missing recipe": ("train", ["--config=nothing"], ["--config=nothing", "charlm, cifar10", "mnist"]),
     "missing recipe file": ("train", ["--config=./nothing.py"], ["--config=./nothing.py: no such file"]),
     "batch does not divide": ("train", ["--config.batch_size=62"], ["batch_size=62", "num_workers=4"]),
     "no workers": ("train", ["--config.num_workers=0"], ["num_workers=0: must be 1 or more"]),
@@ -86,7 +86,7 @@ CASES = {
         ["--config.dataset=synthetic", "--config.preprocessing=vgg", "--config.synthetic_shape=(5,5,3)"],
         ["synthetic_shape=(5, 5, 3)", "(224, 224, 3)"],
     ),
-    "unknown optimizer": ("train", ["--config.optimizer=lion"], ["optimizer='lion'", "sgd, momentum, adam, rmsprop"]),
+    "unknown optimizer": ("train", ["--config.optimizer=lion"], ["optimizer='lion'", "sgd, momentum, nesterov, adam"]),
     "data_dir not set": ("train", ["--config=mnist"], ["dataset='mnist'", "as data_dir"]),
     "data_dir missing": (
         "train",

@@ -13,6 +13,7 @@ import pytest
 from jaxtern import configs
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.rules import CHOICES, SCHEDULES
+from jaxtern.training.schedules import create_schedule
 
 INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.py") if path.stem != "__init__")
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
@@ -23,7 +24,7 @@ def load(name: str) -> Recipe:
 
 
 def test_recipes_installed_are_known():
-    assert {"default", "digits", "mnist"} <= set(INSTALLED)
+    assert {"default", "digits", *SOURCES} <= set(INSTALLED)
 
 
 @pytest.mark.parametrize("name", INSTALLED)
@@ -53,14 +54,89 @@ def test_recipe_default_is_that_of_the_class():
     assert load("default") == Recipe()
 
 
-def test_recipe_mnist_is_terngrads():
-    """TernGrad's LeNet: momentum .01, polynomial, batch 64, 10,000 steps, no clipping, decay 5e-4 in the loss."""
-    recipe, expected = load("mnist").to_dict(), {
-        "dataset": "mnist", "model": "lenet", "optimizer": "momentum", "momentum": 0.9, "learning_rate": 0.01,
-        "schedule": "polynomial", "power": 0.5, "batch_size": 64, "num_steps": 10_000, "clip_sigmas": 0.0,
-        "weight_decay": 5e-4, "weight_decay_mode": "loss", "min_size": 1, "float_last_layer": False,
-    }  # fmt: skip
-    assert {name: recipe[name] for name in expected} == expected
+MOMENTUM = {"optimizer": "momentum", "momentum": 0.9, "weight_decay_mode": "loss"}
+STAIRS = {"schedule": "exponential", "decay_epochs": 20.0, "decay_factor": 0.1}
+LARGE = {"clip_sigmas": 2.5, "float_last_layer": True}
+SOURCES: dict[str, dict[str, Any]] = {
+    # TernGrad's, but for cifar10, which has a shorter schedule
+    "mnist": {
+        "dataset": "mnist", "model": "lenet", "learning_rate": 0.01, "schedule": "polynomial", "power": 0.5,
+        "batch_size": 64, "num_steps": 10_000, "clip_sigmas": 0.0, "weight_decay": 5e-4, "min_size": 1,
+        "float_last_layer": False, **MOMENTUM,
+    },
+    "cifar10": {
+        "model": "cifarnet", "preprocessing": "cifar10", "optimizer": "adam", "learning_rate": 1e-3,
+        "schedule": "cosine", "end_rate": 0.0, "batch_size": 128, "num_steps": 11_730, "num_workers": 2,
+        "clip_sigmas": 2.5, "weight_decay": 0.004, "weight_decay_mode": "loss", "decay": [], "min_size": 1,
+        "float_last_layer": False,
+    },
+    "imagenet_alexnet": {
+        "model": "alexnet", "preprocessing": "alexnet", "num_workers": 8, "batch_size": 1024, "num_steps": 92_500,
+        "learning_rate": 0.04, "weight_decay": 5e-4, "dropout_rate": 0.2, "min_size": 9217,
+        **MOMENTUM, **STAIRS, **LARGE,
+    },
+    "imagenet_googlenet": {
+        "model": "googlenet", "preprocessing": "inception", "num_workers": 2, "batch_size": 128, "num_steps": 600_000,
+        "learning_rate": 0.04, "schedule": "polynomial", "power": 0.5, "weight_decay": 4e-5, "dropout_rate": 0.2,
+        "min_size": 1, **MOMENTUM, **LARGE,
+    },
+    "imagenet_vgg": {
+        "model": "vgg_16", "preprocessing": "vgg", "batch_size": 256, "num_steps": 370_000, "learning_rate": 0.01,
+        "weight_decay": 5e-4, "min_size": 9217, **MOMENTUM, **STAIRS, **LARGE,
+    },
+    # He et al. 2015
+    "cifar10_resnet": {
+        "model": "resnet_20", "preprocessing": "cifar10", "batch_size": 128, "num_steps": 64_000, "learning_rate": 0.1,
+        "schedule": "piecewise", "decay_factor": 0.1, "weight_decay": 1e-4, **MOMENTUM,
+    },
+    # MoXing's
+    "imagenet_resnet50": {
+        "model": "resnet_50", "preprocessing": "inception", "batch_size": 1024, "num_steps": 112_603,
+        "schedule": "5:0.001->0.4,30:0.4,60:0.04,80:0.004,90:0.0004", "weight_decay": 1e-4, **MOMENTUM, **LARGE,
+    },
+    "imagenet_resnet50_lars_32k": {
+        "model": "resnet_50", "preprocessing": "inception", "precision": "float16", "optimizer": "lars",
+        "momentum": 0.9, "trust_coefficient": 0.001, "weight_decay": 1e-4, "batch_size": 32_768, "accumulation": 8,
+        "warmup_steps": 200, "warmup_rate": 2.0, "learning_rate": 29.0, "schedule": "polynomial", "power": 2.0,
+        "end_rate": 1e-4, "num_steps": 3600, **LARGE,
+    },
+    # Szegedy et al. 2015, and TernGrad's fine-tuning
+    "imagenet_inception_v3": {
+        "model": "inception_v3", "preprocessing": "inception", "image_size": 299, "label_smoothing": 0.1,
+        "optimizer": "rmsprop", "learning_rate": 0.045, "schedule": "exponential", "decay_epochs": 2.0,
+        "decay_factor": 0.94, "average_decay": 0.9999, **LARGE,
+    },
+    "flowers": {
+        "model": "inception_v3", "preprocessing": "inception", "image_size": 299, "batch_size": 32,
+        "train_only": ["fc/.*", "auxiliary/.*"], "init_exclude": ["fc/.*", "auxiliary/.*"],
+    },
+    # VGG-F's, 64 examples a worker
+    "image_folder": {
+        "model": "vgg_f", "preprocessing": "vgg_f", "optimizer": "adam", "learning_rate": 1e-5, "schedule": "fixed",
+        "num_workers": 2, "batch_size": 128, "num_steps": 5 * 5760 // 128, "init_from": None,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_recipe_is_that_of_its_source(name: str):
+    recipe, expected = load(name).to_dict(), SOURCES[name]
+    assert {field: recipe[field] for field in expected} == expected
+
+
+def test_recipe_of_the_cifar_resnet_has_its_stairs_at_steps_32000_and_48000():
+    schedule = create_schedule(load("cifar10_resnet"), 50_000)
+    rates = [float(schedule(step)) for step in (31_999, 32_000, 47_999, 48_000)]
+    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001])
+
+
+@pytest.mark.parametrize("name", sorted({*INSTALLED} - {"default"}))
+def test_recipe_tells_its_result_its_command_and_its_hardware(name: str):
+    text = importlib.import_module(f"jaxtern.configs.{name}").__doc__
+    assert re.search(r"^(Measured: |RESULT)", text, re.MULTILINE)
+    assert re.search(r"^Hardware: ", text, re.MULTILINE)
+    assert "    python -m jaxtern.train" in text
+    assert "--config.codec=float" in text
 
 
 def test_recipe_explains_every_field_and_every_choice():
