@@ -58,9 +58,7 @@ class TinyNorm(Tiny):
 class TinyDrop(Tiny):
     """With dropout of the inputs."""
 
-    def __init__(
-        self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float = 0.5, rngs: nnx.Rngs
-    ):
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float = 0.5, rngs: nnx.Rngs):
         super().__init__(input_shape, num_classes, rngs=rngs)
         self.dropout = nnx.Dropout(dropout_rate)
 

@@ -1,6 +1,5 @@
 """Batches in parts: the same gradients as of whole ones, and no more exchanges."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ LAYOUTS = {
 
 def compile_text(run: loop.Run, num_steps: int | None = None) -> str:
     """The optimised program of a run's step."""
-    step = create_train_step(run.recipe, run.program, create_mesh(run.recipe), num_steps=num_steps)
+    step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe), num_steps=num_steps)
     batch = next(run.feed.batches(0, [num_steps or 1]))
     return step.lower(run.state, run.feed.images, batch).compile().as_text()
 
@@ -58,10 +57,10 @@ def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: A
     sent = []
     for k in (1, 3):
         run = prepare(tmp_path / str(k), codec=codec, accumulation=k, **fields)
-        step = create_train_step(run.recipe, run.program, create_mesh(run.recipe))
+        step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe))
         sent.append(wire(step, run.state, run.feed.images, next(run.feed.batches(0))))
     assert sent[0] == sent[1]
-    assert sum(math.prod((each.size,)) for each in sent[0]) > 0
+    assert sent[0]
 
 
 @pytest.mark.parametrize("fields", [{"accumulation": 3}, {"num_steps": 6}, {"accumulation": 3, "num_steps": 6}])

@@ -23,7 +23,9 @@ def expected(trees: list[Any], decay: float) -> list[np.ndarray]:
     averages = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(trees[0])]
     for t, tree in enumerate(trees[1:], start=1):
         d = min(decay, (1 + t) / (10 + t))
-        averages = [d * a + (1 - d) * np.asarray(x, np.float64) for a, x in zip(averages, jax.tree.leaves(tree))]
+        averages = [
+            d * a + (1 - d) * np.asarray(x, np.float64) for a, x in zip(averages, jax.tree.leaves(tree), strict=True)
+        ]
     return averages
 
 
