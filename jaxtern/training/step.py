@@ -56,7 +56,8 @@ def create_train_step(
     Of the batch, worker w takes the w-th of N equal runs, each of its devices an equal part of that. Every example is
     augmented by a key of its own. The state is donated. Metrics, means over all workers: loss (with weight decay in it)
     and accuracy; nonfinite, bool[tensors], which mean gradients or new weights hold a NaN or an infinity; the
-    compressor's statistics where they are asked for; and in float16 loss_scale, and overflow, 1 where it was skipped.
+    compressor's statistics where they are asked for; and in float16 loss_scale, learning_rate, and overflow, 1 where it
+    was skipped.
 
     Args:
       recipe: of the run.
@@ -124,6 +125,7 @@ def _create_update(
         if compressor.statistics is not None and compresses:
             metrics |= statistics_as_metrics(compressor.statistics)
         if skips is not None:
+            metrics["learning_rate"] = program.schedule(_count_updates(state.optimizer))
             return _skip_overflow(state, new, metrics, overflow, skips)
         return new, metrics
 
@@ -142,7 +144,10 @@ def _join_moments(recipe: Recipe, local: list[Local]) -> Any:
 
 
 def _average(state: TrainState, decay: float) -> TrainState:
-    """Moves the averages towards weights and moments: a <- d a + (1 - d) x, d = min(decay, (1 + t) / (10 + t))."""
+    """Moves the averages towards weights and moments: a <- d a + (1 - d) x, d = min(decay, (1 + t) / (10 + t)).
+
+    t counts steps, of which this is one: it is 1 in the first (Abadi et al. 2016, ExponentialMovingAverage).
+    """
     if state.averages is None:
         return state
     t = state.step.astype(jnp.float32)
@@ -163,6 +168,11 @@ def _skip_overflow(
     metrics["nonfinite"] = jnp.where(skips, overflow & hopeless, metrics["nonfinite"])
     metrics |= {"overflow": (skips & ~hopeless).astype(jnp.float32), "loss_scale": state.loss_scale.factor}
     return chosen._replace(loss_scale=precision.adjust_scale(state.loss_scale, skips)), metrics
+
+
+def _count_updates(optimizer: optax.OptState) -> jax.Array:
+    """Of a state that has seen so many: steps less those that were skipped."""
+    return optax.tree_utils.tree_get_all_with_path(optimizer, "count")[0][1]
 
 
 def _overflow(workers: list[Any]) -> jax.Array:
