@@ -10,7 +10,7 @@ import optax
 import pytest
 from flax import nnx, traverse_util
 
-from jaxtern.models import MODELS
+from jaxtern.models import create_model
 from jaxtern.models.inception import InceptionV3
 
 SMALLEST = (75, 75, 3)
