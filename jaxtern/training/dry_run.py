@@ -153,7 +153,7 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
     program, state = create_run(small, create_network(small, run.inputs), run.facts.num_examples, run.mesh)
     yield _describe_memory(state, small.num_workers)
     feed = Feed(small, run.inputs, run.mesh)
-    step: Any = create_train_step(small, program, run.mesh, compresses=small.codec != "float")
+    step = create_train_step(small, program, run.mesh, compresses=small.codec != "float")
     with contextlib.closing(feed.batches(0)) as batches:
         batch = next(batches)
         compiled = step.lower(state, feed.images, batch).compile(compiler_options)
@@ -162,7 +162,7 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
         yield f"the compiled step takes besides: {size}, for these {small.batch_size} examples"
         for number in range(1, _STEPS + 1):
             begin = time.perf_counter()
-            state, metrics = compiled(state, feed.images, batch)
+            state, metrics = compiled(*step.arguments(state, feed.images, batch))
             metrics = jax.device_get(metrics)
             seconds = time.perf_counter() - begin
             yield f"step {number}: {_describe_step(number, metrics, state.params)}, {seconds:.3f} s"

@@ -68,16 +68,23 @@ def read_weights(recipe: Recipe, like: Any) -> dict[str, np.ndarray]:
         read = read_torchvision(path, recipe.model, like, recipe.init_exclude)
         return _flatten(read)
     if (path / "checkpoints").is_dir():
-        checkpoints = Checkpoints(path)
-        steps = checkpoints.steps()
-        if not steps:
-            raise ValueError(f"init_from={source!r}: holds no checkpoint")
-        return _weights_of(checkpoints.restore_as_saved(steps[-1]))
+        return _weights_of(_restore_newest(path, source))
     if path.parent.name == "checkpoints" and path.name.isdecimal() and path.is_dir():
         return _weights_of(Checkpoints(path.parent.parent).restore_as_saved(int(path.name)))
     raise FileNotFoundError(
         f"init_from={source!r}: is no folder of a run, no checkpoint of one, and no .safetensors file"
     )
+
+
+def _restore_newest(workdir: Path, source: str) -> dict[str, Any]:
+    """The newest state that is whole."""
+    checkpoints = Checkpoints(workdir)
+    for step in reversed(checkpoints.steps()):
+        try:
+            return checkpoints.restore_as_saved(step)
+        except ValueError as error:
+            logger.warning("%s; taking the one before it", error)
+    raise ValueError(f"init_from={source!r}: holds no checkpoint that can be read")
 
 
 def _weights_of(state: Any) -> dict[str, np.ndarray]:

@@ -134,8 +134,13 @@ class Feed:
         """Takes what `open_inputs` opened.
 
         Raises:
-          ValueError: for a batch that is larger than the training split, or does not divide among the hosts.
+          ValueError: for a batch that is larger than the training split, or does not divide among the hosts; for steps
+            without the host whose images are streamed.
         """
+        if recipe.steps_per_call > 1 and not inputs.resident:
+            raise ValueError(
+                f"steps_per_call={recipe.steps_per_call}: must be 1 where images are streamed (feed={recipe.feed!r})"
+            )
         self._rows = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
         share = own_share(self._rows, recipe.batch_size)
         split, self.images = inputs.dataset.train, None

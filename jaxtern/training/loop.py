@@ -65,6 +65,7 @@ class Run:
     checkpoints: Checkpoints
     examples_seen: int
     wire: WireReport
+    float_wire: WireReport  # of steps that are float in a ternary run
     claim: Any
 
     def save(self, step: int) -> None:
@@ -99,6 +100,7 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
     network = find_network(recipe, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     wire = report_wire(recipe, state.params, network)
+    float_wire = report_wire(dataclasses.replace(recipe, codec="float"), state.params, None)
     claim = claim_workdir(workdir, recipe, allow_config_change)
     checkpoints = Checkpoints(workdir, recipe.keep_checkpoints)
     restored, seen = checkpoints.restore_latest(state), 0
@@ -108,7 +110,7 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
         state = jax.device_put(restored.state, jax.tree.map(lambda leaf: leaf.sharding, state))
         seen = restored.metadata["examples_seen"]
     train_step = create_train_steps(recipe, program, mesh)
-    run = Run(recipe, workdir, inputs, feed, program, state, train_step, checkpoints, seen, wire, claim)
+    run = Run(recipe, workdir, inputs, feed, program, state, train_step, checkpoints, seen, wire, float_wire, claim)
     if restored is None:
         run.save(0)
     return run
@@ -203,6 +205,7 @@ class _Loop:
         self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
         self._pending: tuple[Call, int, Metrics] | None = None
         self._since: list[Scalars] = []
+        self._compressed = 0  # steps of them
         self._clock = time.perf_counter()
 
     def calls(self) -> Iterator[Call]:
@@ -255,6 +258,7 @@ class _Loop:
         for number in range(call.num_steps):
             step = last - call.num_steps + 1 + number
             self._since.append(self._check(step, {name: values[number] for name, values in fetched.items()}))
+            self._compressed += call.compresses
         now = time.perf_counter()
         rate = len(self._since) * self._run.recipe.batch_size / (now - self._clock)
         self._progress.update(self._since[-1]["loss"], rate, call.num_steps)
@@ -266,13 +270,13 @@ class _Loop:
         """One step's numbers.
 
         Raises:
-          NonFiniteError: if they are none, but for the loss of a step that was skipped.
+          NonFiniteError: if they are none; a step that was skipped has only those of the skipping.
         """
         bad = metrics.pop("nonfinite")
         nonfinite = [path for path, is_bad in zip(self._paths, bad, strict=True) if is_bad]
         scalars = {name: float(value) for name, value in metrics.items()}
         if scalars.get("overflow"):
-            return scalars | {"loss": math.nan}
+            return {"loss": math.nan} | {name: scalars[name] for name in ("overflow", "loss_scale", "learning_rate")}
         if nonfinite or not np.isfinite(scalars["loss"]):
             raise NonFiniteError(self._describe(step, scalars["loss"], nonfinite))
         return scalars
@@ -285,21 +289,24 @@ class _Loop:
     def _log(self, step: int, examples_per_second: float) -> None:
         """A line and a record: means since the last one."""
         means = {name: self._mean(name) for name in sorted({name for scalars in self._since for name in scalars})}
-        record = means | {
-            "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))),
+        share, wire, plain = self._compressed / len(self._since), self._run.wire, self._run.float_wire
+        rate = self._since[-1].get("learning_rate")  # where steps may be skipped, the schedule lags behind
+        record = {name: value for name, value in means.items() if not math.isnan(value)} | {
+            "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))) if rate is None else rate,
             "examples_per_second": examples_per_second,
-            "sent_bits_per_element": self._run.wire.bits_per_element,
-            "sent_bytes_per_step": self._run.wire.bytes,
+            "sent_bits_per_element": share * wire.bits_per_element + (1 - share) * plain.bits_per_element,
+            "sent_bytes_per_step": share * wire.bytes + (1 - share) * plain.bytes,
         }
         self._writer.write(step, record)
         self._progress.print(
-            f"step {step}: loss {record['loss']:.4f}, accuracy {record['accuracy']:.2%},"
+            f"step {step}: loss {means['loss']:.4f}, accuracy {means.get('accuracy', math.nan):.2%},"
             f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
         )
         self._since.clear()
+        self._compressed = 0
 
     def _mean(self, name: str) -> float:
-        """Since the last record, over the steps that have it: a skipped one has no loss."""
+        """Since the last record, over the steps that have it; NaN where none has."""
         values = [scalars[name] for scalars in self._since if not math.isnan(scalars.get(name, math.nan))]
         return float(np.mean(values)) if values else math.nan
 

@@ -80,12 +80,12 @@ def mask_slices(tree: Any, masks: dict[str, np.ndarray]) -> Any:
     """Gradients or updates with zeros in the frozen slices, whatever stands there: NaNs, too.
 
     Both need it: frozen gradients must not count among those that are compressed, and an optimiser that decays weights
-    moves them without a gradient.
+    moves them without a gradient. The zeros are negative, as -0 + x is x in all of its bits, and 0 + x is not for -0.
     """
 
     def keep(keys: Any, leaf: jax.Array) -> jax.Array:
         path = path_of(keys)
-        return jnp.where(masks[path], leaf, jnp.zeros((), leaf.dtype)) if path in masks else leaf
+        return jnp.where(masks[path], leaf, jnp.asarray(-0.0, leaf.dtype)) if path in masks else leaf
 
     return jax.tree_util.tree_map_with_path(keep, tree)
 

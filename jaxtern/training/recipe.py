@@ -36,7 +36,7 @@ class Recipe:
       batch_norm: whose moments normalise in training: "local" (each worker's own; the moving ones are averaged over the
         workers), "first" (likewise, but the moving ones are worker 0's) or "sync" (those of all workers' examples).
       precision: of activations and products, "float32", "bfloat16" or "float16", which scales the loss, and skips steps
-        whose gradients overflow on any worker; weights are float32.
+        whose gradients overflow on any worker, which schedules do not count; weights are float32.
       loss_scale: at the start, for "float16".
       label_smoothing: share of the target that is spread over all classes.
       init_from: a run's folder, one of its checkpoints, or a .safetensors file of torchvision's weights to start from.
@@ -92,8 +92,8 @@ class Recipe:
       weight_decay_mode: "loss": weight_decay * sum(w^2) / 2 is part of every worker's loss, so of what is compressed;
         "decoupled": rate * weight_decay * w is taken off the weights. "adamw", "lars" and "lamb" decay by themselves.
       decay: regular expressions; a tensor whose whole path matches one is decayed; none: as the network has it.
-      average_decay: of moving averages of weights and moments, min(average_decay, (1 + t) / (10 + t)), which are
-        evaluated in place of the last ones; 0: none are kept.
+      average_decay: of moving averages of weights and moments, which are evaluated in place of the last ones; in step
+        t, counted from 1, it is min(average_decay, (1 + t) / (10 + t)). 0: none are kept.
       seed: of the weights, the order of the examples and the noise.
       log_every: steps between lines of the log.
       log_compression: also log zero trits, scale, and cosine to the float mean; costs a float exchange a step.

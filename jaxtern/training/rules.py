@@ -123,6 +123,11 @@ def _require_mean(recipe: Any) -> None:
     """Refuses a mean of gradients that its other fields do not allow."""
     if recipe.delayed and recipe.log_compression:
         raise ValueError("log_compression=True: must be False where delayed=True, whose means are of other gradients")
+    if recipe.delayed and recipe.precision == "float16":
+        raise ValueError(
+            "precision='float16': must be another where delayed=True, by which a mean comes in a step that may be"
+            " skipped for another's overflow"
+        )
     for name in ("float_epochs", "ternary_from"):
         if recipe.delayed and getattr(recipe, name):
             raise ValueError(

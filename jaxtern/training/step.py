@@ -1,24 +1,17 @@
-"""One step: local gradients of every worker, their mean, one update."""
+"""One step, compiled over a mesh: local gradients of every worker, their mean, one update."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxtern.compression.statistics import Statistics
 from jaxtern.data.rendering import Batch
-from jaxtern.training import masks, precision
-from jaxtern.training.gradients import Local, create_local_gradients
+from jaxtern.training.gradients import create_local_gradients
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, Averages, Program, TrainState, specs_of_state
-
-Metrics = dict[str, jax.Array]
-TrainStep = Callable[[TrainState, jax.Array | None, Batch], tuple[TrainState, Metrics]]
-_ALL_AXES = (DEVICE_AXIS, FAST_AXIS)
+from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, specs_of_state
+from jaxtern.training.update import Metrics, create_update
 
 
 def create_mesh(recipe: Recipe) -> Mesh:
@@ -48,16 +41,43 @@ def create_mesh(recipe: Recipe) -> Mesh:
     return mesh
 
 
+class TrainStep:
+    """A compiled step: called with a state, the images that lie on the devices or None, and a batch.
+
+    It gives the next state and metrics, and takes the memory of the state that it is given; but for the weights on
+    CPUs, where XLA copies donated ones first, as it still reads them when it writes.
+    """
+
+    def __init__(self, step: Callable[[TrainState, Any, Batch], tuple[TrainState, Metrics]], is_cpu: bool):
+        """Compiles `step` at its first call."""
+
+        def step_of_parts(params: Any, rest: TrainState, images: Any, batch: Batch) -> tuple[TrainState, Metrics]:
+            return step(rest._replace(params=params), images, batch)
+
+        self._jitted = jax.jit(step_of_parts, donate_argnums=1 if is_cpu else (0, 1))
+
+    def __call__(self, state: TrainState, images: jax.Array | None, batch: Batch) -> tuple[TrainState, Metrics]:
+        return self._jitted(*self.arguments(state, images, batch))
+
+    def lower(self, state: TrainState, images: jax.Array | None, batch: Batch) -> jax.stages.Lowered:
+        """As that of a jitted function; what it compiles to takes the `arguments` of a call."""
+        return self._jitted.lower(*self.arguments(state, images, batch))
+
+    def arguments(self, state: TrainState, images: jax.Array | None, batch: Batch) -> tuple:
+        """What the program takes: weights apart from the rest of the state."""
+        return state.params, state._replace(params=None), images, batch
+
+
 def create_train_step(
     recipe: Recipe, program: Program, mesh: Mesh, *, compresses: bool = True, num_steps: int | None = None
 ) -> TrainStep:
     """The compiled step (state, images that lie on the devices or None, batch) -> (state, metrics).
 
     Of the batch, worker w takes the w-th of N equal runs, each of its devices an equal part of that. Every example is
-    augmented by a key of its own. The state is donated, on CPUs but for its weights. Metrics, means over all workers:
-    loss (with weight decay in it) and accuracy; nonfinite, bool[tensors], which new weights hold a NaN or an infinity,
-    as they do where the mean gradient did; the compressor's statistics where they are asked for; and in float16
-    loss_scale, and overflow, 1 where it was skipped.
+    augmented by a key of its own. Metrics, means over all workers: loss (with weight decay in it) and accuracy;
+    nonfinite, bool[tensors], which new weights hold a NaN or an infinity, as they do where the mean gradient did; the
+    compressor's statistics where they are asked for; and in float16 loss_scale, learning_rate, and overflow, 1 where
+    the step was skipped.
 
     Args:
       recipe: of the run.
@@ -66,7 +86,7 @@ def create_train_step(
       compresses: False for the steps of the recipe whose mean is to be float.
       num_steps: K, to take so many steps at once: of batches [K, ...], with metrics [K, ...]; None: one.
     """
-    update, is_cpu = _create_update(recipe, program, compresses), mesh.devices.flat[0].platform == "cpu"
+    update, is_cpu = create_update(recipe, program, compresses), mesh.devices.flat[0].platform == "cpu"
     local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
     own_examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
     local_gradients = create_local_gradients(recipe, program, local_workers, is_cpu)
@@ -94,107 +114,4 @@ def create_train_step(
     mapped = jax.shard_map(
         step if num_steps is None else steps, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-    return _SparingWeights(mapped) if is_cpu else jax.jit(mapped, donate_argnums=0)
-
-
-class _SparingWeights:
-    """A step that takes new memory for new weights: XLA's CPU code copies donated ones first, as it reads them late."""
-
-    def __init__(self, step: TrainStep):
-        def step_of_parts(params: Any, rest: TrainState, images: jax.Array | None, batch: Batch) -> Any:
-            return step(rest._replace(params=params), images, batch)
-
-        self._compiled = jax.jit(step_of_parts, donate_argnums=1)
-
-    def __call__(self, state: TrainState, images: jax.Array | None, batch: Batch) -> tuple[TrainState, Metrics]:
-        return self._compiled(state.params, state._replace(params=None), images, batch)
-
-    def lower(self, state: TrainState, images: jax.Array | None, batch: Batch) -> Any:
-        """As that of a jitted function; what it compiles to takes weights and the rest of the state apart."""
-        return self._compiled.lower(state.params, state._replace(params=None), images, batch)
-
-
-def _create_update(
-    recipe: Recipe, program: Program, compresses: bool
-) -> Callable[[TrainState, list[Local]], tuple[TrainState, Metrics]]:
-    """(state, what every worker of this device has) -> (state, metrics)."""
-    transformation = program.mean if compresses else program.float_mean
-
-    def update(state: TrainState, local: list[Local]) -> tuple[TrainState, Metrics]:
-        gradients = [masks.mask_slices(each.gradients, program.slices) for each in local]
-        skips = overflow = None
-        if state.loss_scale is not None:
-            overflow = _overflow(gradients)
-            skips = jnp.any(overflow)
-            gradients = [_zero_where(skips, precision.unscale(each, state.loss_scale)) for each in gradients]
-        mean, compressor = transformation.update(gradients, state.compressor)
-        updates, optimizer = program.optimizer.update(mean, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, masks.mask_slices(updates, program.slices))
-        new = TrainState(
-            state.step + 1, params, state.frozen, _join_moments(recipe, local), optimizer, compressor, state.averages,
-            state.loss_scale,
-        )  # fmt: skip
-        new = _average(new, recipe.average_decay)
-        loss, accuracy = jax.lax.pmean(jnp.mean(jnp.array([each.measured for each in local]), axis=0), _ALL_AXES)
-        metrics = {"loss": loss, "accuracy": accuracy, "nonfinite": _nonfinite(params)}
-        if compressor.statistics is not None and compresses:
-            metrics |= statistics_as_metrics(compressor.statistics)
-        if skips is not None:
-            return _skip_overflow(state, new, metrics, overflow, skips)
-        return new, metrics
-
-    return update
-
-
-def _join_moments(recipe: Recipe, local: list[Local]) -> Any:
-    """The moving moments that all workers go on with: their mean, or those of worker 0."""
-    moments = [each.moments for each in local]
-    if not jax.tree.leaves(moments) or recipe.batch_norm == "sync":  # those of all are the same already
-        return moments[0]
-    if recipe.batch_norm == "first":
-        is_first = jax.lax.axis_index(DEVICE_AXIS) == 0
-        return jax.lax.psum(jax.tree.map(lambda leaf: jnp.where(is_first, leaf, 0), moments[0]), DEVICE_AXIS)
-    return jax.lax.pmean(jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *moments), DEVICE_AXIS)
-
-
-def _average(state: TrainState, decay: float) -> TrainState:
-    """Moves the averages towards weights and moments: a <- d a + (1 - d) x, d = min(decay, (1 + t) / (10 + t))."""
-    if state.averages is None:
-        return state
-    t = state.step.astype(jnp.float32)
-    d = jnp.minimum(decay, (1 + t) / (10 + t))
-    new = Averages(state.params, state.moments)
-    return state._replace(averages=jax.tree.map(lambda a, x: a * d + x * (1 - d), state.averages, new))
-
-
-def _skip_overflow(
-    state: TrainState, new: TrainState, metrics: Metrics, overflow: Any, skips: jax.Array
-) -> tuple[TrainState, Metrics]:
-    """The state as it was, but for its counts, where any worker's gradients overflowed."""
-    assert state.loss_scale is not None
-    kept = new._replace(params=state.params, moments=state.moments, optimizer=state.optimizer, averages=state.averages)
-    chosen = jax.tree.map(lambda old, changed: jnp.where(skips, old, changed), kept, new)
-    # at the least factor, it is no overflow, but what ends a run
-    hopeless = ~precision.can_shrink(state.loss_scale)
-    metrics["nonfinite"] = jnp.where(skips, overflow & hopeless, metrics["nonfinite"])
-    metrics |= {"overflow": (skips & ~hopeless).astype(jnp.float32), "loss_scale": state.loss_scale.factor}
-    return chosen._replace(loss_scale=precision.adjust_scale(state.loss_scale, skips)), metrics
-
-
-def _overflow(workers: list[Any]) -> jax.Array:
-    """bool[tensors]: whose gradients hold a NaN or an infinity on any worker; the same on all."""
-    own = jnp.any(jnp.stack([_nonfinite(gradients) for gradients in workers]), axis=0)
-    return jax.lax.pmax(own.astype(jnp.int32), _ALL_AXES) > 0
-
-
-def _zero_where(condition: jax.Array, tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.where(condition, 0, leaf), tree)
-
-
-def statistics_as_metrics(statistics: Statistics) -> Metrics:
-    return {f"compression/{name}": value for name, value in statistics._asdict().items()}
-
-
-def _nonfinite(tree: Any) -> jax.Array:
-    """bool[leaves]: which leaves hold a NaN or an infinity."""
-    return jnp.stack([~jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)])
+    return TrainStep(mapped, is_cpu)

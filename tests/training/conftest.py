@@ -10,19 +10,100 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxtern.data.dataset import Split
 from jaxtern.data.digits import load_digits
 from jaxtern.data.feed import ResidentFeed
-from jaxtern.data.preprocessing.families import get_preprocessing
-from jaxtern.models import create_model
+from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
+from jaxtern.models import MODELS, create_model
+from jaxtern.models.model import Model
 from jaxtern.training import loop
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import Program, TrainState, create_run
 from jaxtern.training.step import create_mesh, create_train_step
 
 SMALL = {"num_workers": 1, "num_devices": 1, "batch_size": 8, "num_steps": 6, "log_every": 1, "seed": 5}
+
+
+class Tiny(Model):
+    """linear 12, ReLU, linear C: what compiles in a second."""
+
+    last_layer = "fc2"
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
+        self.fc1 = nnx.Linear(int(np.prod(input_shape)), 12, rngs=rngs)
+        self.fc2 = nnx.Linear(12, num_classes, rngs=rngs)
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> Any:
+        return self.fc2(nnx.relu(self.hidden(images.reshape(images.shape[0], -1), key)))
+
+    def hidden(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        return self.fc1(x)
+
+
+class TinyNorm(Tiny):
+    """With batch norm before the ReLU."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
+        super().__init__(input_shape, num_classes, rngs=rngs)
+        self.fc1 = nnx.Linear(int(np.prod(input_shape)), 12, use_bias=False, rngs=rngs)
+        self.norm = nnx.BatchNorm(12, momentum=0.75, rngs=rngs)
+
+    def hidden(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        return self.norm(self.fc1(x), use_running_average=key is None)
+
+
+class TinyDrop(Tiny):
+    """With dropout of the inputs."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float = 0.5, rngs: nnx.Rngs):
+        super().__init__(input_shape, num_classes, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout_rate)
+
+    def hidden(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        return self.fc1(self.dropout(x, deterministic=key is None, rngs=key))
+
+
+class TinyPair(Tiny):
+    """With auxiliary logits in training."""
+
+    auxiliary_weight = 0.25
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
+        super().__init__(input_shape, num_classes, rngs=rngs)
+        self.side = nnx.Linear(int(np.prod(input_shape)), num_classes, rngs=rngs)
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> Any:
+        logits = super().__call__(images)
+        return logits if key is None else (logits, self.side(images.reshape(images.shape[0], -1)))
+
+
+class TinyBlocks(Tiny):
+    """With its layers in a list: paths "blocks/0/kernel" whose keys are integers."""
+
+    last_layer = "blocks/1"
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
+        sizes = int(np.prod(input_shape)), 12, num_classes
+        self.blocks = nnx.List([nnx.Linear(*pair, rngs=rngs) for pair in itertools.pairwise(sizes)])
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> Any:
+        first, last = self.blocks
+        return last(nnx.relu(first(images.reshape(images.shape[0], -1))))
+
+
+@pytest.fixture(scope="module")
+def tiny_models() -> Iterator[None]:
+    """Networks for these tests among those that a recipe can name."""
+    models = {
+        "tiny": Tiny, "tiny_norm": TinyNorm, "tiny_drop": TinyDrop, "tiny_pair": TinyPair, "tiny_blocks": TinyBlocks
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, model in models.items():
+            patch.setitem(MODELS, name, model)
+        yield
 
 
 class Trained(NamedTuple):
@@ -32,6 +113,7 @@ class Trained(NamedTuple):
     states: list[TrainState]
     metrics: list[dict[str, Any]]
     batches: list[np.ndarray]
+    preprocessing: Preprocessing
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +142,8 @@ def take_steps(digits: Split, small_recipe: Callable[..., Recipe]) -> Callable[.
         recipe = small_recipe(**fields)
         mesh = create_mesh(recipe)
         everywhere = NamedSharding(mesh, PartitionSpec())
-        shape = get_preprocessing(recipe.preprocessing).output_shape(digits.image_shape, recipe.image_size)
+        preprocessing = get_preprocessing(recipe.preprocessing)
+        shape = preprocessing.output_shape(digits.image_shape, recipe.image_size)
         model = create_model(recipe.model, shape, 10, recipe.seed)
         program, state = create_run(recipe, model, digits.size, mesh)
         train_step = create_train_step(recipe, program, mesh)
@@ -72,7 +155,7 @@ def take_steps(digits: Split, small_recipe: Callable[..., Recipe]) -> Callable[.
             state, measured = train_step(state, images, batch)
             states.append(to_host(state))
             metrics.append(to_host(measured))
-        return Trained(program, states, metrics, batches)
+        return Trained(program, states, metrics, batches, preprocessing)
 
     return run
 

@@ -1,0 +1,89 @@
+"""Batches in parts: the same gradients as of whole ones, and no more exchanges."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxtern.training import loop
+from jaxtern.training.calls import Call
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.step import create_mesh, create_train_step
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
+PLAIN = {"model": "tiny", "codec": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 24}
+LAYOUTS = {
+    "one": {"num_workers": 1},
+    "devices": {"num_workers": 2, "num_devices": 2},
+    "unrolled": {"num_workers": 2, "num_devices": 1},
+    "vmapped": {"num_workers": 2, "num_devices": 1, "virtual_workers": "vmapped"},
+    "of a worker": {"num_workers": 2, "num_devices": 4, "devices_per_worker": 2},
+}
+
+
+def compile_text(run: loop.Run, num_steps: int | None = None) -> str:
+    """The optimised program of a run's step."""
+    step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe), num_steps=num_steps)
+    batch = next(run.feed.batches(0, [num_steps or 1]))
+    return step.lower(run.state, run.feed.images, batch).compile().as_text()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_give_the_step_of_the_whole_batch(take_steps: Callable, layout: str):
+    """Weight decay in the loss counts once, too; loss and accuracy are those of all examples."""
+    whole, parts = (
+        take_steps(2, weight_decay=0.25, accumulation=k, **PLAIN | LAYOUTS[layout]) for k in (1, 3)
+    )  # fmt: skip
+    for i in (1, 2):
+        for one, other in zip(*(jax.tree.leaves(run.states[i].params) for run in (whole, parts)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        for name in ("loss", "accuracy"):
+            np.testing.assert_allclose(whole.metrics[i - 1][name], parts.metrics[i - 1][name], rtol=1e-5)
+
+
+def test_moving_moments_move_once_a_part(take_steps: Callable):
+    """Parts normalise by their own moments, one behind another: the first mean is that of 1 - momentum^3 of a batch."""
+    whole, parts = (take_steps(1, accumulation=k, **PLAIN | {"model": "tiny_norm"}) for k in (1, 3))
+    means = [run.states[1].moments["norm"]["mean"] for run in (whole, parts)]
+    ratio = np.sum(means[0] * means[1]) / np.sum(means[0] ** 2)
+    assert ratio == pytest.approx((1 - 0.75**3) / 0.25, rel=0.1)
+
+
+@pytest.mark.parametrize("codec", ["ternary", "float"])
+def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: Any, codec: str):
+    fields = {"model": "tiny", "num_workers": 4, "num_devices": 4, "batch_size": 24, "exchange": "gather"}
+    sent = []
+    for k in (1, 3):
+        run = prepare(tmp_path / str(k), codec=codec, accumulation=k, **fields)
+        step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe))
+        sent.append(wire(step, run.state, run.feed.images, next(run.feed.batches(0))))
+    assert sent[0] == sent[1]
+    assert sent[0]
+
+
+@pytest.mark.parametrize("fields", [{"accumulation": 3}, {"num_steps": 6}, {"accumulation": 3, "num_steps": 6}])
+def test_program_for_cpus_has_no_loop(prepare: Callable, fields: dict[str, int]):
+    """There a convolution in one is slow."""
+    run = prepare(model="tiny", num_workers=2, batch_size=24, codec="float", **fields)
+    assert " while(" not in compile_text(run, fields.get("num_steps"))
+
+
+def test_loops_can_be_seen(prepare: Callable):
+    """So the test above can fail: noise and dropout draw in loops."""
+    assert " while(" in compile_text(prepare(model="tiny_drop", batch_size=24))
+
+
+def test_batch_that_does_not_divide_into_parts_is_refused():
+    assert Recipe(batch_size=24, num_workers=2, devices_per_worker=2, accumulation=3).accumulation == 3
+    with pytest.raises(ValueError, match="accumulation=4: must divide the 6 examples that a device has of a batch"):
+        Recipe(batch_size=24, num_workers=2, devices_per_worker=2, accumulation=4)
+    with pytest.raises(ValueError, match="accumulation=0: must be 1 or more"):
+        Recipe(accumulation=0)
+
+
+def test_call_of_one_step_has_no_axis_of_steps(prepare: Callable):
+    run = prepare(model="tiny", num_steps=3)
+    _, metrics = run.train_step(run.state, run.feed.images, next(run.feed.batches(0)), Call(1, True))
+    assert metrics["loss"].shape == ()

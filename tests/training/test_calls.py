@@ -1,0 +1,203 @@
+"""Which steps are float, and which go to the devices together: neither changes what a step does."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from jaxtern.training import loop
+from jaxtern.training.calls import Call, compresses_at, plan_calls
+from jaxtern.training.checkpoints import digest
+from jaxtern.training.metrics import read_metrics
+from jaxtern.training.recipe import Recipe
+
+pytestmark = pytest.mark.usefixtures("tiny_models")
+EPOCHS = {  # of four steps
+    "model": "tiny", "dataset": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
+    "synthetic_classes": 3, "num_workers": 2, "num_devices": 2, "batch_size": 8, "exchange": "gather",
+}  # fmt: skip
+TIMES = ("examples_per_second",)
+
+
+def walk(run: loop.Run) -> Iterator[tuple[Call, Any, Any, Any]]:
+    """Calls, with the state before and after, and the batch."""
+    calls = list(plan_calls(run.recipe, run.inputs.dataset.train.size, 0, 0))
+    batches = run.feed.batches(0, (call.num_steps for call in calls))
+    for call, batch in zip(calls, batches, strict=True):
+        before = jax.tree.map(np.array, run.state)
+        run.state, _ = run.train_step(run.state, run.feed.images, batch, call)
+        yield call, before, jax.tree.map(np.array, run.state), batch
+
+
+def finish(run: loop.Run) -> Any:
+    result = loop.train(run)
+    run.claim.close()
+    return result
+
+
+def records(workdir: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k not in TIMES} for record in read_metrics(workdir)]
+
+
+@given(
+    num_steps=st.integers(1, 60), steps_per_call=st.integers(1, 25), periods=st.tuples(*[st.integers(1, 17)] * 3),
+    evaluates=st.booleans(), float_epochs=st.integers(0, 4), ternary_from=st.integers(0, 30),
+    num_examples=st.integers(8, 90), done=st.integers(0, 59),
+)  # fmt: skip
+def test_calls_take_every_step_once_and_none_goes_beyond_what_the_host_does(
+    num_steps: int, steps_per_call: int, periods: tuple[int, int, int], evaluates: bool, float_epochs: int,
+    ternary_from: int, num_examples: int, done: int,
+):  # fmt: skip
+    log, evaluate, checkpoint = periods[0], periods[1] * evaluates, periods[2]
+    recipe = Recipe(
+        num_steps=num_steps, steps_per_call=steps_per_call, log_every=log, evaluate_every=evaluate, batch_size=8,
+        checkpoint_every=checkpoint, float_epochs=float_epochs, ternary_from=ternary_from,
+    )  # fmt: skip
+    step = min(done, num_steps)
+    for call in plan_calls(recipe, num_examples, step, 8 * step):
+        assert 1 <= call.num_steps <= steps_per_call
+        inside, end = range(step, step + call.num_steps), step + call.num_steps
+        for i in inside:
+            epoch = 8 * i // num_examples
+            is_float = i < ternary_from or (float_epochs and epoch % float_epochs == float_epochs - 1)
+            assert call.compresses is not bool(is_float)
+            if i > step:
+                assert all(i % period for period in (log, evaluate, checkpoint) if period)
+        is_due = end == num_steps or any(end % period == 0 for period in (log, evaluate, checkpoint) if period)
+        changes = compresses_at(recipe, num_examples, end, 8 * end) != call.compresses
+        assert call.num_steps == steps_per_call or is_due or changes  # none is shorter than it must be
+        step = end
+    assert step == num_steps
+
+
+def test_every_second_epoch_is_float():
+    recipe = Recipe(float_epochs=2, batch_size=8)
+    assert [compresses_at(recipe, 32, i, 8 * i) for i in range(16)] == ([True] * 4 + [False] * 4) * 2
+    recipe = Recipe(ternary_from=3)
+    assert [compresses_at(recipe, 32, i, 8 * i) for i in range(5)] == [False] * 3 + [True] * 2
+    assert not compresses_at(Recipe(codec="float"), 32, 0, 0)
+
+
+@pytest.mark.parametrize("fields", [{"float_epochs": 2}, {"ternary_from": 5}])
+def test_float_steps_are_those_of_a_float_run_and_the_others_of_a_ternary_one(
+    prepare: Callable, tmp_path: Path, fields: dict[str, int]
+):
+    """Bit for bit from the same state; the count of the noise goes on in both."""
+    fields = EPOCHS | {"num_steps": 10, **fields}
+    run = prepare(**fields)
+    plain = EPOCHS | {"num_steps": 10}
+    others = {c: prepare(tmp_path / str(c), codec="ternary" if c else "float", **plain) for c in (True, False)}
+    seen = set()
+    for i, (call, before, after, batch) in enumerate(walk(run)):
+        other = others[call.compresses]
+        state = jax.device_put(before, jax.tree.map(lambda leaf: leaf.sharding, other.state))
+        state, _ = other.train_step(state, run.feed.images, batch, Call(1, call.compresses))
+        assert digest(jax.device_get(state)) == digest(after)
+        assert int(after.compressor.count) == i + 1
+        seen.add(call.compresses)
+    assert seen == {True, False}
+
+
+def test_log_says_what_a_step_sent_and_measures_ternary_ones(prepare: Callable, tmp_path: Path):
+    fields = EPOCHS | {"num_steps": 9, "float_epochs": 2, "log_compression": True}
+    run = prepare(tmp_path / "each", log_every=1, **fields)
+    finish(run)
+    finish(prepare(tmp_path / "all", log_every=9, **fields))
+    each, (whole,) = ([r for r in records(tmp_path / name) if "loss" in r] for name in ("each", "all"))
+    is_ternary = [True] * 4 + [False] * 4 + [True]
+    sent = [run.wire.bits_per_element if ternary else 32.0 for ternary in is_ternary]
+    assert run.wire.bits_per_element < 20
+    assert [r["sent_bits_per_element"] for r in each] == sent
+    for name in ("zero_fraction", "scale", "cosine"):
+        measured = [r.get(f"compression/{name}") for r in each]
+        assert [number is not None and np.isfinite(number) for number in measured] == is_ternary
+        assert whole[f"compression/{name}"] == pytest.approx(np.mean([n for n in measured if n is not None]))
+    assert whole["sent_bits_per_element"] == pytest.approx(np.mean(sent))
+    assert whole["sent_bytes_per_step"] == pytest.approx(np.mean([r["sent_bytes_per_step"] for r in each]))
+
+
+@pytest.mark.parametrize("stop", [3, 6])
+def test_run_with_float_epochs_goes_on_as_if_never_stopped(prepare: Callable, tmp_path: Path, stop: int):
+    fields = EPOCHS | {"float_epochs": 2, "steps_per_call": 3}
+    straight = prepare(tmp_path / "straight", num_steps=10, checkpoint_every=stop, **fields)
+    finish(straight)
+    finish(prepare(tmp_path / "stopped", num_steps=stop, **fields))
+    again = prepare(tmp_path / "stopped", allow_config_change=True, num_steps=10, checkpoint_every=stop, **fields)
+    finish(again)
+    assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
+
+
+@pytest.mark.parametrize("name", ["float_epochs", "ternary_from"])
+def test_float_steps_of_delayed_means_are_refused(name: str):
+    with pytest.raises(ValueError, match=f"{name}=2: must be 0 where delayed=True"):
+        Recipe(delayed=True, **{name: 2})
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"model": "lenet", "num_devices": 1, "weight_decay": 0.01},
+        {"model": "tiny_drop", "accumulation": 2},
+        {"model": "tiny_norm", "precision": "float16", "average_decay": 0.9},
+        {"delayed": True},
+    ],
+)
+def test_steps_that_go_together_leave_what_single_ones_do(prepare: Callable, tmp_path: Path, extra: dict[str, Any]):
+    """The same records, evaluations and checkpoints, bit for bit on a CPU, though 3 divides none of the periods."""
+    fields = EPOCHS | {"num_steps": 11, "log_every": 5, "evaluate_every": 4, "checkpoint_every": 7, **extra}
+    runs = {k: prepare(tmp_path / str(k), steps_per_call=k, **fields) for k in (1, 3)}
+    assert finish(runs[1]) == finish(runs[3])
+    assert records(tmp_path / "1") == records(tmp_path / "3")
+    assert [r["step"] for r in records(tmp_path / "3")] == [4, 5, 8, 10, 11, 11]
+    for step in (0, 7, 11):
+        states = [run.checkpoints.restore(step, run.state).state for run in runs.values()]
+        assert digest(states[0]) == digest(states[1])
+
+
+def test_signal_stops_at_the_end_of_a_call(prepare: Callable, tmp_path: Path):
+    """Of the call after that in which it comes."""
+    fields = EPOCHS | {"num_steps": 12, "steps_per_call": 4, "log_every": 100}
+    straight = prepare(tmp_path / "straight", **fields)
+    finish(straight)
+    run = prepare(tmp_path / "stopped", **fields)
+    train_step = run.train_step
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        run.train_step = train_step
+        return train_step(*arguments)
+
+    run.train_step = interrupted
+    with pytest.raises(loop.Stopped, match="stopped by SIGTERM at step 8;"):
+        loop.train(run)
+    run.claim.close()
+    again = prepare(tmp_path / "stopped", **fields)
+    assert again.checkpoints.steps() == [0, 8]
+    finish(again)
+    assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
+
+
+def test_nonfinite_step_in_the_middle_of_a_call_is_named(prepare: Callable):
+    run = prepare(**EPOCHS, num_steps=9, steps_per_call=4, log_every=100, checkpoint_every=100)
+    train_step = run.train_step
+
+    def spoiled(*arguments: Any) -> Any:
+        state, metrics = train_step(*arguments)
+        return state, metrics | {"loss": metrics["loss"].at[2].set(np.nan)} if int(state.step) == 8 else metrics
+
+    run.train_step = spoiled
+    with pytest.raises(loop.NonFiniteError, match=r"^step 7: loss nan, .*; the last good checkpoint is at step 0$"):
+        loop.train(run)
+
+
+def test_steps_of_streamed_images_go_one_by_one(prepare: Callable, tmp_path: Path):
+    prepare(**EPOCHS, feed="streaming")
+    with pytest.raises(ValueError, match=r"^steps_per_call=2: must be 1 where images are streamed"):
+        prepare(tmp_path / "other", **EPOCHS, feed="streaming", steps_per_call=2)
+    assert not (tmp_path / "other").exists()
