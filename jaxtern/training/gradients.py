@@ -36,30 +36,8 @@ class Local(NamedTuple):
 def create_local_gradients(
     recipe: Recipe, program: Program, local_workers: int, is_cpu: bool
 ) -> Callable[[TrainState, Batch, jax.Array], list[Local]]:
-    """(state, this device's batch [workers, examples, ...], number of its first worker) -> what each worker has.
-
-    Where a batch is accumulated, its parts come one behind another: unrolled on CPUs, where convolutions in loops are
-    slow.
-    """
-    loss_and_gradient = jax.value_and_grad(_create_loss(recipe, program), has_aux=True)
-    parts = recipe.accumulation
-
-    def of_worker(state: TrainState, batch: Batch, worker: jax.Array) -> Local:
-        key = dropout_key(recipe.seed, state.step, worker)
-
-        def add_part(total: Local, part: tuple[Batch, jax.Array]) -> tuple[Local, None]:
-            own, number = part
-            arguments = state.params, state._replace(moments=total.moments), own, jax.random.fold_in(key, number)
-            (_, (measured, moments)), gradients = loss_and_gradient(*arguments)
-            add = lambda sums, new: jax.tree.map(lambda s, x: s + x / parts, sums, new)  # noqa: E731
-            return Local(add(total.measured, measured), moments, add(total.gradients, gradients)), None
-
-        if parts == 1:
-            (_, (measured, moments)), gradients = loss_and_gradient(state.params, state, batch, key)
-            return Local(measured, moments, gradients)
-        zero = Local(Measured(*jnp.zeros((2,))), state.moments, jax.tree.map(jnp.zeros_like, state.params))
-        by_part = jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), batch)
-        return jax.lax.scan(add_part, zero, (by_part, jnp.arange(parts)), unroll=parts if is_cpu else 1)[0]
+    """(state, this device's batch [workers, examples, ...], number of its first worker) -> what each worker has."""
+    of_worker = _create_worker_gradients(recipe, program, is_cpu)
 
     def of_device(state: TrainState, batch: Batch, first: jax.Array) -> list[Local]:
         if recipe.virtual_workers == "unrolled":
@@ -70,6 +48,49 @@ def create_local_gradients(
         return [jax.tree.map(lambda leaf, w=w: leaf[w], stacked) for w in range(local_workers)]
 
     return of_device
+
+
+def _create_worker_gradients(
+    recipe: Recipe, program: Program, is_cpu: bool
+) -> Callable[[TrainState, Batch, jax.Array], Local]:
+    """(state, a worker's examples on this device, its number) -> what it has."""
+    loss_and_gradient = jax.value_and_grad(_create_loss(recipe, program), has_aux=True)
+
+    def of_part(state: TrainState, batch: Batch, key: jax.Array) -> Local:
+        (_, (measured, moments)), gradients = loss_and_gradient(state.params, state, batch, key)
+        return Local(measured, moments, gradients)
+
+    def of_worker(state: TrainState, batch: Batch, worker: jax.Array) -> Local:
+        key = dropout_key(recipe.seed, state.step, worker)
+        if recipe.accumulation == 1:
+            return of_part(state, batch, key)
+        return _accumulate(of_part, state, batch, key, recipe.accumulation, is_cpu)
+
+    return of_worker
+
+
+def _accumulate(
+    of_part: Callable[[TrainState, Batch, jax.Array], Local],
+    state: TrainState,
+    batch: Batch,
+    key: jax.Array,
+    num_parts: int,
+    is_cpu: bool,
+) -> Local:
+    """Means over equal parts of a batch, one behind another, each with the moments that the one before it left.
+
+    They are unrolled on CPUs, where convolutions in loops are slow.
+    """
+
+    def add(total: Local, part: tuple[Batch, jax.Array]) -> tuple[Local, None]:
+        examples, number = part
+        own = of_part(state._replace(moments=total.moments), examples, jax.random.fold_in(key, number))
+        means = jax.tree.map(lambda s, x: s + x / num_parts, total._replace(moments=()), own._replace(moments=()))
+        return means._replace(moments=own.moments), None
+
+    zero = Local(Measured(*jnp.zeros((2,))), state.moments, jax.tree.map(jnp.zeros_like, state.params))
+    parts = jax.tree.map(lambda leaf: leaf.reshape(num_parts, -1, *leaf.shape[1:]), batch)
+    return jax.lax.scan(add, zero, (parts, jnp.arange(num_parts)), unroll=num_parts if is_cpu else 1)[0]
 
 
 def _create_loss(recipe: Recipe, program: Program) -> Callable:
