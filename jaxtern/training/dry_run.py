@@ -29,6 +29,7 @@ from jaxtern.training.step import Metrics, create_mesh, create_train_step
 
 _STEPS = 3
 _WORKERS, _EXAMPLES, _PARTS = 2, 2, 2  # at most: workers, examples of each part, parts of an accumulation
+_LOSS_SCALE = 128.0  # at most: the recipe's may need more than three steps to come down to what gradients bear
 _UNKNOWN = "unknown"
 _RATES = 100_000  # steps, at most, whose rates are compared
 
@@ -105,7 +106,7 @@ def shrink(recipe: Recipe, facts: Facts) -> Recipe:
         recipe, dataset="synthetic", data_dir=None, synthetic_shape=shape or recipe.synthetic_shape,
         synthetic_classes=facts.num_classes, synthetic_examples=batch_size, feed="auto", init_from=None,
         num_workers=workers, num_devices=None, devices_per_worker=fast, batch_size=batch_size, accumulation=parts,
-        steps_per_call=1,
+        steps_per_call=1, loss_scale=min(recipe.loss_scale, _LOSS_SCALE),
     )  # fmt: skip
 
 
@@ -146,9 +147,9 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
       compiler_options: of the step, for a backend that has them.
 
     Raises:
-      NonFiniteError: if the loss, a gradient or a weight is NaN or infinite.
+      NonFiniteError: if the loss, a gradient or a weight is NaN or infinite, or if gradients overflow in every step.
     """
-    small = run.small
+    small, skipped = run.small, 0
     yield _describe_small(run)
     program, state = create_run(small, create_network(small, run.inputs), run.facts.num_examples, run.mesh)
     yield _describe_memory(state, small.num_workers)
@@ -165,8 +166,11 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
             state, metrics = compiled(*step.arguments(state, feed.images, batch))
             metrics = jax.device_get(metrics)
             seconds = time.perf_counter() - begin
+            skipped += bool(metrics.get("overflow"))
             yield f"step {number}: {_describe_step(number, metrics, state.params)}, {seconds:.3f} s"
             batch = next(batches)
+    if skipped == _STEPS:
+        raise NonFiniteError(f"gradients overflow in every step, from a loss scale of {small.loss_scale:g} on")
 
 
 def _describe_small(run: DryRun) -> str:
@@ -174,10 +178,11 @@ def _describe_small(run: DryRun) -> str:
     recipe, small = run.recipe, run.small
     devices = run.mesh.devices.size
     parts = f", in {small.accumulation} parts of {recipe.accumulation}" if recipe.accumulation > 1 else ""
+    scale = f", loss scale {small.loss_scale:g} of {recipe.loss_scale:g}" if recipe.precision == "float16" else ""
     ignored = f"; init_from={recipe.init_from!r} is not read, weights are fresh" if recipe.init_from else ""
     return (
         f"\nthree steps on made data: {small.num_workers} of {recipe.num_workers} workers on {devices}"
-        f" {'device' if devices == 1 else 'devices'}, {small.batch_size} examples a step{parts}{ignored}"
+        f" {'device' if devices == 1 else 'devices'}, {small.batch_size} examples a step{parts}{scale}{ignored}"
     )
 
 
