@@ -75,8 +75,8 @@ def test_products_are_of_that_precision_and_weights_are_float32(prepare: Callabl
     assert (run.state.loss_scale is None) == (precision != "float16")
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_update_is_that_of_float32_but_for_rounding(take_steps: Callable, precision: str):
+@pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
+def test_update_is_that_of_float32_but_for_rounding(take_steps: Callable, precision: str, tolerance: float):
     fields = {"model": "tiny_norm", "optimizer": "sgd", "learning_rate": 1.0, "num_workers": 2, "batch_size": 16}
     for codec in ("float", "ternary"):
         half, full = (
@@ -88,7 +88,7 @@ def test_update_is_that_of_float32_but_for_rounding(take_steps: Callable, precis
         if codec == "float":
             moved = [jax.tree.map(np.subtract, *(run.states[i].params for i in (0, 1))) for run in (half, full)]
             for one, other in zip(*map(jax.tree.leaves, moved), strict=True):
-                np.testing.assert_allclose(one, other, rtol=0, atol=0.03 * np.abs(other).max())
+                np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * np.abs(other).max())
 
 
 def test_factor_does_not_change_the_update(take_steps: Callable):
