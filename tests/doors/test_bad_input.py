@@ -86,7 +86,7 @@ CASES = {
         ["--config.dataset=synthetic", "--config.preprocessing=vgg", "--config.synthetic_shape=(5,5,3)"],
         ["synthetic_shape=(5, 5, 3)", "(224, 224, 3)"],
     ),
-    "unknown optimizer": ("train", ["--config.optimizer=lion"], ["optimizer='lion'", "sgd, momentum, adam, rmsprop"]),
+    "unknown optimizer": ("train", ["--config.optimizer=lion"], ["optimizer='lion'", "sgd, momentum, nesterov, adam"]),
     "data_dir not set": ("train", ["--config=mnist"], ["dataset='mnist'", "as data_dir"]),
     "data_dir missing": (
         "train",
