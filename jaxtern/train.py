@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from jaxtern import command_line, recipe_flags
+from jaxtern import cluster, cluster_flags, command_line, recipe_flags
 from jaxtern.data.dataset import DataError
 from jaxtern.training import dry_run, loop
 from jaxtern.training.curves import plot_curves
@@ -17,12 +17,18 @@ WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs
 ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
     "allow_config_change", False, "continue the run in workdir although its config was another"
 )
+flags.adopt_module_key_flags(cluster_flags)
 
 
 def main() -> int:
     recipe = recipe_flags.recipe_from_config(CONFIG)
     if recipe.dry_run:
         return rehearse_and_report(recipe)
+    joined = cluster_flags.join()
+    if joined.num_processes > 1:
+        raise command_line.UsageError(
+            f"num_processes={joined.num_processes}: must be 1 so far, as checkpoints and logs are written by one process"
+        )
     workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_name()}")
     return train_and_report(recipe, workdir)
 
@@ -87,4 +93,5 @@ def describe(run: loop.Run) -> str:
 
 
 if __name__ == "__main__":
-    recipe_flags.run(main)
+    with cluster.leaving_when_failed():
+        recipe_flags.run(main)

@@ -18,10 +18,12 @@ import jaxtern
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("kernels", "configs")  # top-level folders, installed inside jaxtern
 
-PARTS = {"kernels", "compression", "models", "data", "artifact", "training", "cluster"}
+PARTS = {"kernels", "compression", "models", "data", "artifact", "training", "cluster", "hosts"}
 ARROWS = {  # what a part of jaxtern may import, besides itself and the version
     "kernels": set(),
-    "cluster": set(),
+    "hosts": set(),
+    "cluster": {"hosts"},
+    "cluster_flags": {"cluster", "command_line"},
     "compression": {"kernels"},
     "models": {"kernels"},
     "data": {"kernels"},
@@ -31,7 +33,7 @@ ARROWS = {  # what a part of jaxtern may import, besides itself and the version
     "configs": {"training"},
     "command_line": set(),
     "recipe_flags": {"training", "command_line", "configs"},
-    "train": {*PARTS, "command_line", "recipe_flags"},
+    "train": {*PARTS, "command_line", "recipe_flags", "cluster_flags"},
     "plan": {*PARTS, "command_line", "recipe_flags"},
     "predict": {"artifact", "data", "command_line"},
     "prepare": {"preparation", "data", "training", "command_line"},

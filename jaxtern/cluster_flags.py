@@ -1,0 +1,31 @@
+"""The flags by which a door joins a cluster."""
+
+import sys
+
+from absl import flags
+
+from jaxtern import cluster
+from jaxtern.command_line import UsageError
+
+COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, where several processes train together")
+PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this one is, from 0")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many there are")
+START_TIMEOUT = flags.DEFINE_float("start_timeout", 300.0, "seconds within which all of them must have come")
+
+
+def join() -> cluster.Cluster:
+    """As `cluster.join`, with what the flags give; exits where that fails, and in a process that is not needed.
+
+    Raises:
+      UsageError: for settings that do not fit.
+    """
+    try:
+        return cluster.join(COORDINATOR.value, PROCESS_ID.value, NUM_PROCESSES.value, START_TIMEOUT.value)
+    except cluster.Unneeded as reason:
+        print(reason)
+        sys.exit(0)
+    except cluster.StartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except ValueError as error:
+        raise UsageError(str(error)) from None

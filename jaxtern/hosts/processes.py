@@ -1,0 +1,217 @@
+"""Several processes on this machine that begin and end together."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import pty
+import signal
+import socket
+import sys
+import termios
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxtern.hosts.output import Screen, copy_lines
+from jaxtern.hosts.settings import for_process
+
+_TIED = Path(__file__).with_name("tied.py")
+_IN_VAIN = 2, 126, 127  # statuses of usage errors, and as in shells of commands that cannot be run or found
+_PASSED_ON = signal.SIGINT, signal.SIGTERM
+
+
+def launch(
+    command: Sequence[str], num_processes: int, *, max_restarts: int = 0, grace_seconds: float = 30.0, pin: bool = False
+) -> int:
+    """Runs a command in so many processes, which find each other by the environment; the status of the first to fail.
+
+    Their lines are printed with their number before them, and of progress bars that of process 0. When one fails the
+    others are ended. SIGINT and SIGTERM are passed on to all, and their ends awaited. If this process is killed, so are
+    they.
+
+    Args:
+      command: to run.
+      num_processes: at least 1.
+      max_restarts: how often all are started again after one has failed, but for usage errors; on another port.
+      grace_seconds: from SIGTERM to SIGKILL, for those that are left when one has ended.
+      pin: whether each process may use cores of its own alone.
+
+    Raises:
+      ValueError: for numbers out of their range.
+    """
+    for name, value, least in (("num_processes", num_processes, 1), ("max_restarts", max_restarts, 0)):
+        if value < least:
+            raise ValueError(f"{name}={value}: must be {least} or more")
+    if grace_seconds < 0:
+        raise ValueError(f"grace_seconds={grace_seconds:g}: must not be negative")
+    return asyncio.run(_launch(command, num_processes, max_restarts, grace_seconds, pin))
+
+
+def share_cores(cores: Sequence[int], num_processes: int) -> list[list[int]]:
+    """Which cores each process gets: equal runs of them, or one in turn, where there are fewer of them."""
+    if len(cores) < num_processes:
+        return [[cores[process % len(cores)]] for process in range(num_processes)]
+    bounds = [process * len(cores) // num_processes for process in range(num_processes + 1)]
+    return [list(cores[start:stop]) for start, stop in itertools.pairwise(bounds)]
+
+
+class _End(NamedTuple):
+    """How the processes ended: the first one to fail and its status, or None and 0; whether a signal was passed on."""
+
+    process: int | None
+    status: int
+    stopped: bool
+
+
+async def _launch(command: Sequence[str], num_processes: int, max_restarts: int, grace: float, pin: bool) -> int:
+    screen, restarts = Screen(), 0
+    while True:
+        end = await _Team(command, num_processes, grace, pin, screen).run()
+        if end.status == 0 or end.stopped or end.status in _IN_VAIN or restarts == max_restarts:
+            return end.status
+        restarts += 1
+        screen.line(f"launch: starting all again, {restarts} of {max_restarts} times", sys.stderr)
+
+
+class _Team:
+    """The processes of one start."""
+
+    def __init__(self, command: Sequence[str], num_processes: int, grace: float, pin: bool, screen: Screen):
+        self._command, self._grace, self._screen = command, grace, screen
+        self._coordinator = f"127.0.0.1:{_free_port()}"
+        all_cores = sorted(os.sched_getaffinity(0))
+        self._cores = share_cores(all_cores, num_processes) if pin else [[]] * num_processes
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._copies: list[asyncio.Task] = []
+        self._signals = 0
+        self._killing: asyncio.TimerHandle | None = None
+
+    async def run(self) -> _End:
+        """Starts all, and waits until all have ended."""
+        loop = asyncio.get_running_loop()
+        for number in _PASSED_ON:
+            loop.add_signal_handler(number, self._pass_on, number)
+        try:
+            for process in range(len(self._cores)):
+                if not self._signals:
+                    await self._start(process)
+            failed, status = await self._wait()
+            return _End(failed, status, self._signals > 0)
+        finally:
+            self._kill()
+            await asyncio.gather(*(process.wait() for process in self._processes))
+            if self._copies:
+                await asyncio.wait(self._copies, timeout=2)
+            for number in _PASSED_ON:
+                loop.remove_signal_handler(number)
+
+    async def _start(self, process: int) -> None:
+        """In a session of its own: Ctrl-C reaches it by `_pass_on` alone, and once."""
+        cores = ",".join(map(str, self._cores[process]))
+        command = [sys.executable, "-I", "-S", str(_TIED), str(os.getpid()), cores, *self._command]
+        environment = for_process(self._coordinator, process, len(self._cores)) | {"PYTHONUNBUFFERED": "1"}
+        draws = process == 0 and sys.stderr.isatty()
+        out, errors = _Way(*os.pipe()), _open_terminal() if draws else _Way(*os.pipe())
+        try:
+            started = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out.inner,
+                stderr=errors.inner,
+                env=os.environ | environment,
+                start_new_session=True,
+            )
+        finally:
+            os.close(out.inner)
+            os.close(errors.inner)
+        self._processes.append(started)
+        for way, stream, bar in ((out, sys.stdout, False), (errors, sys.stderr, draws)):
+            copy = copy_lines(await way.read(), process, self._screen, stream, bar)
+            self._copies.append(asyncio.ensure_future(copy))
+
+    async def _wait(self) -> tuple[int | None, int]:
+        """The first process to fail, and its status."""
+        first: tuple[int | None, int] = None, 0
+        waiting = {asyncio.ensure_future(started.wait()): i for i, started in enumerate(self._processes)}
+        while waiting:
+            done, _ = await asyncio.wait([*waiting, *self._broken()], return_when=asyncio.FIRST_COMPLETED)
+            statuses = {waiting.pop(task): task.result() for task in done if task in waiting}
+            if any(task.exception() for task in done):  # nobody reads what is printed any more
+                return first if first[0] is not None else (0, 1)
+            failed = [process for process, status in statuses.items() if status]
+            if self._signals and statuses:
+                self._kill_later()
+            if first[0] is None and failed:
+                # JAX aborts those that miss another: where both are found at once, that other one was first.
+                process = min(failed, key=lambda each: statuses[each] == -signal.SIGABRT)
+                first = process, statuses[process] if statuses[process] > 0 else 128 - statuses[process]
+                self._end_others(*first, bool(waiting))
+        return first
+
+    def _broken(self) -> list[asyncio.Task]:
+        """Copies that may still fail, as where standard output is a pipe that was closed."""
+        return [copy for copy in self._copies if not copy.done() or copy.exception()]
+
+    def _end_others(self, process: int, status: int, others: bool) -> None:
+        """After a failure; those that were sent a signal before are not interrupted a second time."""
+        what = "; ending the others" if others and not self._signals else ""
+        self._screen.line(f"launch: process {process} ended with status {status}{what}", sys.stderr)
+        if not self._signals:
+            self._send(signal.SIGTERM)
+        self._kill_later()
+
+    def _pass_on(self, number: int) -> None:
+        self._signals += 1
+        self._send(number)
+        if self._signals > 1:
+            self._kill_later()
+
+    def _kill_later(self) -> None:
+        if self._killing is None:
+            self._killing = asyncio.get_running_loop().call_later(self._grace, self._kill)
+
+    def _send(self, number: int) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
+
+    def _kill(self) -> None:
+        """All that is left, with what they have started."""
+        if self._killing is not None:
+            self._killing.cancel()
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+class _Way(NamedTuple):
+    """From what a process prints to here, by file descriptors.
+
+    Not one of asyncio's own: it says that a process has ended only when its descendants have closed those too.
+    """
+
+    outer: int
+    inner: int
+
+    async def read(self) -> asyncio.StreamReader:
+        """What is printed."""
+        reader = asyncio.StreamReader()
+        file = open(self.outer, "rb", buffering=0)  # noqa: SIM115, PTH123 the transport closes it
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+        return reader
+
+
+def _open_terminal() -> _Way:
+    """A terminal for process 0, so that it draws its progress bar, as wide as there is room for."""
+    outer, inner = pty.openpty()
+    rows, columns = termios.tcgetwinsize(sys.stderr.fileno())
+    termios.tcsetwinsize(inner, (rows, max(columns - len("[0] "), 1)))
+    return _Way(outer, inner)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

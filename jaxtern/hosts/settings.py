@@ -1,0 +1,140 @@
+"""Which process of a cluster this one is, by what flags or the environment say of it."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+COORDINATOR, PROCESS_ID, NUM_PROCESSES = "coordinator", "process_id", "num_processes"
+_NAMES = COORDINATOR, PROCESS_ID, NUM_PROCESSES
+
+
+class Cluster(NamedTuple):
+    """This process among those that train together.
+
+    Attributes:
+      process_id: 0 to `num_processes` - 1.
+      num_processes: in all.
+      coordinator: host:port where process 0 listens; None for a process alone, or where JAX itself has found it.
+    """
+
+    process_id: int
+    num_processes: int
+    coordinator: str | None
+
+
+ALONE = Cluster(0, 1, None)
+
+
+def from_flags(coordinator: str | None, process_id: int | None, num_processes: int | None) -> Cluster | None:
+    """What the flags --coordinator, --process_id and --num_processes say; None where none is given.
+
+    Raises:
+      ValueError: if they are incomplete or contradict each other.
+    """
+    given = {COORDINATOR: coordinator, PROCESS_ID: process_id, NUM_PROCESSES: num_processes}
+    return _check({name: value for name, value in given.items() if value is not None}, {n: f"--{n}" for n in _NAMES})
+
+
+def from_environment(environment: Mapping[str, str]) -> Cluster | None:
+    """What JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES say; None where none is set.
+
+    Raises:
+      ValueError: likewise.
+    """
+    shown = {name: f"JAXTERN_{name.upper()}" for name in _NAMES}
+    given: dict[str, str | int] = {name: environment[shown[name]] for name in _NAMES if shown[name] in environment}
+    for name in given.keys() & {PROCESS_ID, NUM_PROCESSES}:
+        given[name] = parse_count(shown[name], given[name])
+    return _check(given, shown)
+
+
+def for_process(coordinator: str, process_id: int, num_processes: int) -> dict[str, str]:
+    """The environment from which `from_environment` reads this."""
+    values = coordinator, process_id, num_processes
+    return {f"JAXTERN_{name.upper()}": str(value) for name, value in zip(_NAMES, values, strict=True)}
+
+
+def detects(environment: Mapping[str, str]) -> str | None:
+    """Which launcher of several processes JAX finds by itself; None where it finds none, or one process alone.
+
+    Raises:
+      ValueError: for Open MPI from 5 on, which no longer tells where its first process is.
+    """
+    if _count(environment, "OMPI_COMM_WORLD_SIZE") > 1:
+        if "OMPI_MCA_orte_hnp_uri" not in environment:
+            raise ValueError(
+                f"OMPI_COMM_WORLD_SIZE={environment['OMPI_COMM_WORLD_SIZE']}: this Open MPI does not tell where its"
+                " first process is; give --coordinator=HOST:PORT, --process_id=$OMPI_COMM_WORLD_RANK and"
+                " --num_processes=$OMPI_COMM_WORLD_SIZE"
+            )
+        return "Open MPI"
+    slurm = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID"  # of a step; a batch script is alone
+    if _count(environment, "SLURM_NTASKS") > 1 and all(name in environment for name in slurm):
+        return "SLURM"
+    if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
+        return "Kubernetes"
+    return None
+
+
+def parse_address(name: str, value: object) -> tuple[str, int]:
+    """Host and port of "host:port", "[address]:port" where there are colons in it.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not bare or any(character.isspace() or character in "/[]@," for character in bare):
+        raise ValueError(f"{name}={shorten(value)}: must be HOST:PORT, as 10.0.0.1:2222")
+    if ":" in host and bare == host:
+        raise ValueError(f"{name}={shorten(value)}: must be HOST:PORT, where an IPv6 address stands in brackets")
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16):
+        raise ValueError(f"{name}={shorten(value)}: must be HOST:PORT with a port from 1 to 65535")
+    return bare, int(port)
+
+
+def parse_count(name: str, value: object) -> int:
+    """A whole number, also as a string of decimal digits.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    digits = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10
+    if isinstance(value, bool) or not (digits or isinstance(value, int)):
+        raise ValueError(f"{name}={shorten(value)}: must be a whole number")
+    return int(value)  # pyright: ignore[reportArgumentType]
+
+
+def shorten(value: object) -> str:
+    """A value as errors show it: in one line that is not long."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+def _check(given: Mapping[str, str | int], shown: Mapping[str, str]) -> Cluster | None:
+    """Three settings that fit each other."""
+    if not given:
+        return None
+    first = next(name for name in _NAMES if name in given)
+    if NUM_PROCESSES not in given:
+        raise ValueError(f"{shown[first]}={given[first]}: {shown[NUM_PROCESSES]} must be given too")
+    count, index, coordinator = int(given[NUM_PROCESSES]), given.get(PROCESS_ID), given.get(COORDINATOR)
+    if count < 1:
+        raise ValueError(f"{shown[NUM_PROCESSES]}={count}: must be 1 or more")
+    if index is not None and not 0 <= int(index) < count:
+        raise ValueError(
+            f"{shown[PROCESS_ID]}={index}: must be from 0 to {count - 1}, as {shown[NUM_PROCESSES]}={count}"
+        )
+    if coordinator is not None:
+        parse_address(shown[COORDINATOR], coordinator)
+    if count == 1:
+        return ALONE
+    for name in (PROCESS_ID, COORDINATOR):
+        if name not in given:
+            raise ValueError(f"{shown[NUM_PROCESSES]}={count}: {shown[name]} must be given too")
+    assert index is not None
+    return Cluster(int(index), count, str(coordinator))
+
+
+def _count(environment: Mapping[str, str], name: str) -> int:
+    value = environment.get(name, "")
+    return int(value) if value.isascii() and value.isdecimal() else 0

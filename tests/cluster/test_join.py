@@ -1,0 +1,175 @@
+"""Processes that join jax.distributed over gloo on this machine, and those that cannot."""
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+Open = Callable[..., subprocess.Popen]
+EndOf = Callable[[subprocess.Popen], tuple[int, list[str], list[str]]]
+SCRIPT = "join_process.py"
+PATIENT = 250  # seconds
+
+
+def _flags(port: int, process: int, count: int, timeout: float = 120) -> list[str]:
+    where = f"--coordinator=127.0.0.1:{port}"
+    return [where, f"--process_id={process}", f"--num_processes={count}", f"--start_timeout={timeout}"]
+
+
+def test_join_alone_leaves_jax_distributed_alone(open_script: Open, end_of: EndOf):
+    assert end_of(open_script(SCRIPT)) == (0, ["0 1 None 1 False"], [])
+
+
+def test_join_of_three_by_flags_makes_them_one_cluster(open_script: Open, end_of: EndOf, free_port: int):
+    # The others wait for process 0, on which they knock in vain until it listens.
+    ends = [open_script(SCRIPT, *_flags(free_port, process, 3)) for process in (2, 1)]
+    ends.append(open_script(SCRIPT, *_flags(free_port, 0, 3)))
+    for process, ended in zip((2, 1, 0), ends, strict=True):
+        status, out, err = end_of(ended)
+        assert (status, err) == (0, [])
+        assert any(f"{process} 3 127.0.0.1:{free_port} 6 True" in line for line in out)
+
+
+def test_join_by_tf_config_makes_chief_and_worker_one_cluster(open_script: Open, end_of: EndOf, free_port: int):
+    cluster = {"chief": [f"127.0.0.1:{free_port}"], "worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
+    tasks = [{"type": kind, "index": 0} for kind in ("chief", "worker", "ps")]
+    configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
+    chief, worker, server = (end_of(each) for each in [open_script(SCRIPT, TF_CONFIG=config) for config in configs])
+    assert server == (0, ["TF_CONFIG: parameter servers are not needed: this ps task has nothing to do and ends"], [])
+    for process, (status, out, err) in enumerate((chief, worker)):
+        assert (status, len(err)) == (0, 1)
+        assert "parameter servers are not needed" in err[0]
+        assert any(f"{process} 2 127.0.0.1:{free_port} 3 True" in line for line in out)
+
+
+def test_join_without_process_0_ends_in_one_line(open_script: Open, end_of: EndOf, free_port: int):
+    status, out, (line,) = end_of(open_script(SCRIPT, *_flags(free_port, 1, 2, timeout=2)))
+    assert (status, out) == (1, [])
+    assert line.startswith(f"error: process 0 of 2 did not come to 127.0.0.1:{free_port} in 2 s (")
+
+
+def test_join_with_one_missing_names_it_in_all_that_are_there(open_script: Open, end_of: EndOf, free_port: int):
+    start = time.monotonic()
+    patient = open_script(SCRIPT, *_flags(free_port, 0, 4, timeout=PATIENT))
+    _wait_for_listener(free_port)
+    hasty = open_script(SCRIPT, *_flags(free_port, 2, 4, timeout=5))
+    for process in (patient, hasty):
+        status, out, err = end_of(process)
+        assert (status, out) == (1, [])
+        assert f"processes 1, 3 of 4 did not come to 127.0.0.1:{free_port} in" in err[-1]
+        assert all("waiting for" in line for line in err[:-1])
+    assert time.monotonic() - start < PATIENT  # all end with the least patient
+
+
+@pytest.mark.parametrize(
+    ("second", "rule"),
+    [
+        ((1, 3), "num_processes=3 in process 1, 2 in process 0: must be the same in all"),
+        ((0, 2), "another program listens there"),
+    ],
+    ids=["number", "index"],
+)
+def test_join_of_two_that_disagree_ends_at_once(
+    open_script: Open, end_of: EndOf, free_port: int, second: tuple[int, int], rule: str
+):
+    first, other = open_script(SCRIPT, *_flags(free_port, 0, 2)), None
+    if second[0] == 0:
+        _wait_for_listener(free_port)
+    other = open_script(SCRIPT, *_flags(free_port, *second))
+    status, _, err = end_of(other)
+    assert rule in err[-1]
+    assert len(err) == 1
+    if second[0] == 0:
+        assert status == 1  # a port may be free again
+    else:
+        assert status == 2
+        assert end_of(first)[0] == 2
+
+
+def test_join_is_not_troubled_by_strangers(open_script: Open, end_of: EndOf, free_port: int):
+    first = open_script(SCRIPT, *_flags(free_port, 0, 2))
+    _wait_for_listener(free_port)
+    with socket.create_connection(("127.0.0.1", free_port)) as silent:
+        for noise in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"x" * 10_000,
+            b'{"jaxtern": 1}\n',
+            b'{"jaxtern": 1, "process_id": []}\n',
+        ):
+            with socket.create_connection(("127.0.0.1", free_port)) as stranger:
+                stranger.sendall(noise)
+        second = open_script(SCRIPT, *_flags(free_port, 1, 2))
+        assert [end_of(process)[0] for process in (first, second)] == [0, 0]
+        silent.close()
+
+
+def test_join_on_an_address_of_another_machine_is_refused(open_script: Open, end_of: EndOf):
+    status, _, (line,) = end_of(
+        open_script(SCRIPT, "--coordinator=192.0.2.77:2222", "--process_id=0", "--num_processes=2")
+    )
+    assert status == 2
+    assert line.startswith("error: coordinator=192.0.2.77:2222: process 0 must be able to listen there")
+
+
+def _slurm(process: int, count: int, port: int) -> dict[str, str]:
+    """What srun sets, as far as JAX reads it."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(count)}
+    return step | {"SLURM_PROCID": str(process), "SLURM_LOCALID": str(process), "JAX_COORDINATOR_PORT": str(port)}
+
+
+def _open_mpi(process: int, count: int, port: int) -> dict[str, str]:
+    """What mpirun of version 4 sets, likewise."""
+    where = {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://127.0.0.1:34911", "JAX_COORDINATOR_PORT": str(port)}
+    own = {"OMPI_COMM_WORLD_RANK": str(process), "OMPI_COMM_WORLD_LOCAL_RANK": str(process)}
+    return where | own | {"OMPI_COMM_WORLD_SIZE": str(count)}
+
+
+@pytest.mark.parametrize("launcher", [_slurm, _open_mpi])
+def test_join_of_two_that_jax_finds(open_script: Open, end_of: EndOf, free_port: int, launcher: Callable):
+    for process, ended in enumerate([open_script(SCRIPT, **launcher(each, 2, free_port)) for each in range(2)]):
+        status, out, err = end_of(ended)
+        assert (status, err) == (0, [])
+        assert any(f"{process} 2 None 3 True" in line for line in out)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_join_of_one_of_two_that_jax_finds_ends_in_one_line(
+    open_script: Open, end_of: EndOf, free_port: int, process: int
+):
+    ended = open_script(SCRIPT, "--start_timeout=3", **_slurm(process, 2, free_port))
+    assert end_of(ended) == (1, [], ["error: not all processes have joined jax.distributed (SLURM) in 3 s"])
+
+
+def test_join_in_kubernetes_without_its_package_is_refused(open_script: Open, end_of: EndOf):
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0", "PYTHONWARNINGS": "ignore"}
+    status, _, (line,) = end_of(open_script(SCRIPT, **pod))
+    assert (status, line.partition("cannot start")[0]) == (2, "error: Kubernetes: jax.distributed ")
+
+
+def test_failing_after_joining_ends_at_once_and_sigterm_ends_the_other(
+    open_script: Open, end_of: EndOf, free_port: int
+):
+    first, second = (open_script(SCRIPT, *_flags(free_port, process, 2), "--fail=1") for process in (0, 1))
+    start = time.monotonic()
+    assert first.stdout is not None
+    assert "True" in first.stdout.readline()
+    assert end_of(second)[0] == 3
+    assert time.monotonic() - start < 90  # where JAX alone would wait 100 s for process 0, then abort
+    first.send_signal(signal.SIGTERM)
+    assert end_of(first)[0] == -signal.SIGTERM
+
+
+def _wait_for_listener(port: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    pytest.fail("nobody listens")
