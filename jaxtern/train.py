@@ -27,7 +27,7 @@ def main() -> int:
     joined = cluster_flags.join()
     if joined.num_processes > 1:
         raise command_line.UsageError(
-            f"num_processes={joined.num_processes}: must be 1 so far, as checkpoints and logs are written by one process"
+            f"num_processes={joined.num_processes}: must be 1 so far, as one process writes checkpoints and logs"
         )
     workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_name()}")
     return train_and_report(recipe, workdir)
