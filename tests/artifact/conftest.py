@@ -38,7 +38,7 @@ def make_network(model: str, preprocessing: str, shape: tuple[int, int, int], si
     raw = shape if family.takes_whole_images else family.output_shape(None, size)
     inputs = Inputs(Dataset(split, split, len(CLASSES), CLASSES), family, raw, family.output_shape(raw, size), True, 1)
     recipe = Recipe(model=model, preprocessing=preprocessing, image_size=size)
-    graph, variables = nnx.split(create_model(model, inputs.image_shape, len(CLASSES), seed=0))
+    graph, variables = nnx.split(create_model(model, inputs.input_shape, len(CLASSES), seed=0))
     variables = nnx.to_pure_dict(variables)
     return Network(graph, variables, split, recipe, inputs, export_network(recipe, inputs, graph, variables, 7))
 

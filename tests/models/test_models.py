@@ -14,7 +14,8 @@ from flax import nnx
 
 from jaxtern.models import MODELS, create_model
 
-# The smallest images of which all layers get something, but for those that take any.
+# The smallest images of which all layers get something, but for those that take any. Deeper ResNets have no code of
+# their own.
 SHAPES = {
     "lenet": (12, 8, 1),
     "cifarnet": (7, 9, 3),
@@ -28,10 +29,7 @@ SHAPES = {
     "googlenet": (32, 32, 3),
     "inception_v3": (75, 75, 3),
     "resnet_20": (8, 8, 3),
-    "resnet_56": (8, 8, 3),
     "resnet_50": (32, 32, 3),
-    "resnet_101": (32, 32, 3),
-    "resnet_152": (32, 32, 3),
 }
 TRAINED = ["lenet", "cifarnet", "mnistnet", "alexnet", "alexnet_v2", "vgg_a", "vgg_f", "googlenet"]
 NORMALIZED = ["alexnet", "vgg_a", "googlenet"]

@@ -72,8 +72,8 @@ def test_door_explains_itself(run_door: Callable):
 
 def test_door_stopped_by_hand_says_how_to_go_on(tmp_path: Path, make):
     image = make.jpeg(0, 400, 500)
-    source = make.folder(tmp_path / "source", {f"train/{c}/{i}.jpg": image for c in "ab" for i in range(1200)})
-    command = (sys.executable, "-m", "jaxtern.prepare", source, tmp_path / "out", "--shards=40", "--workers=2")
+    source = make.folder(tmp_path / "source", {f"train/{c}/{i}.jpg": image for c in "ab" for i in range(1800)})
+    command = (sys.executable, "-m", "jaxtern.prepare", source, tmp_path / "out", "--shards=120", "--workers=2")
     root = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(
         [*map(str, command), "--validation_fraction=0"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
