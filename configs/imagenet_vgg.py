@@ -18,29 +18,15 @@ Hardware: 8 GPUs with 32 examples each, or fewer, which share the workers.
 
 import ml_collections
 
-from jaxtern.configs import default
+from jaxtern.configs import imagenet_alexnet
 
 
 def get_config() -> ml_collections.ConfigDict:
-    config = default.get_config()
-    config.dataset = "./data/imagenet"
+    config = imagenet_alexnet.get_config()
     config.preprocessing = "vgg"
     config.model = "vgg_16"
-    config.dropout_rate = 0.2
-    config.num_workers = 8
     config.batch_size = 256
     config.num_steps = 370_000
-    config.clip_sigmas = 2.5
-    config.min_size = 9217
-    config.float_last_layer = True
-    config.optimizer = "momentum"
-    config.momentum = 0.9
     config.learning_rate = 0.01
-    config.schedule = "exponential"
-    config.decay_epochs = 20.0
-    config.decay_factor = 0.1
-    config.weight_decay = 5e-4
-    config.log_every = 100
-    config.evaluate_every = 5000
     config.checkpoint_every = 5000
     return config

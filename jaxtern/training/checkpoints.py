@@ -9,8 +9,9 @@ import hashlib
 import logging
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ import orbax.checkpoint as ocp
 from jaxtern.training.selection import path_of
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Checkpoint(NamedTuple):
@@ -111,6 +113,18 @@ class Checkpoints:
         if digest(state) != expected:
             raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: its arrays do not match its digest")
         return Checkpoint(state, metadata)
+
+    def use_latest(self, use: Callable[[int], T]) -> T | None:
+        """What `use` makes of the step of the newest checkpoint for which it raises no ValueError; None where none is.
+
+        Nothing is moved: for those who read beside the run that writes.
+        """
+        for step in reversed(self.steps()):
+            try:
+                return use(step)
+            except ValueError as error:
+                logger.warning("%s; taking the one before it", error)
+        return None
 
     def restore_latest(self, like: Any) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None where there is none; damaged newer ones are set aside.

@@ -79,11 +79,9 @@ def read_weights(recipe: Recipe, like: Any) -> dict[str, np.ndarray]:
 def _restore_newest(workdir: Path, source: str) -> dict[str, Any]:
     """The newest state that is whole."""
     checkpoints = Checkpoints(workdir)
-    for step in reversed(checkpoints.steps()):
-        try:
-            return checkpoints.restore_as_saved(step)
-        except ValueError as error:
-            logger.warning("%s; taking the one before it", error)
+    state = checkpoints.use_latest(checkpoints.restore_as_saved)
+    if state is not None:
+        return state
     raise ValueError(f"init_from={source!r}: holds no checkpoint that can be read")
 
 

@@ -63,9 +63,7 @@ class SavedRun:
         Raises:
           ValueError: if there is none.
         """
-        for step in reversed(self.steps()):
-            try:
-                return use(step)
-            except ValueError as error:
-                logger.warning("%s; taking the one before it", error)
+        used = self._checkpoints.use_latest(use)
+        if used is not None:
+            return used
         raise ValueError(f"workdir={str(self._workdir)!r}: holds no checkpoint that can be read")
