@@ -15,6 +15,7 @@ _OPTIONAL = {
     "image_size": int,
     "decode_threads": int,
     "num_devices": int,
+    "devices_per_worker": int,
     "block_size": int,
     "bucket_size": int,
     "network_latency": float,

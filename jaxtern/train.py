@@ -10,7 +10,10 @@ from jaxtern import cluster, cluster_flags, command_line, recipe_flags
 from jaxtern.data.dataset import DataError
 from jaxtern.training import dry_run, loop
 from jaxtern.training.curves import plot_curves
+from jaxtern.training.evaluation import Evaluation
 from jaxtern.training.recipe import Recipe
+from jaxtern.training.run import Run, prepare_run
+from jaxtern.training.stopping import Stopped
 
 CONFIG = recipe_flags.define_config()
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")
@@ -24,11 +27,7 @@ def main() -> int:
     recipe = recipe_flags.recipe_from_config(CONFIG)
     if recipe.dry_run:
         return rehearse_and_report(recipe)
-    joined = cluster_flags.join()
-    if joined.num_processes > 1:
-        raise command_line.UsageError(
-            f"num_processes={joined.num_processes}: must be 1 so far, as one process writes checkpoints and logs"
-        )
+    cluster_flags.join()
     workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_name()}")
     return train_and_report(recipe, workdir)
 
@@ -36,10 +35,11 @@ def main() -> int:
 def train_and_report(recipe: Recipe, workdir: Path) -> int:
     """Trains to the end and says what came of it; the exit status."""
     try:
-        run = loop.prepare_run(recipe, workdir, ALLOW_CONFIG_CHANGE.value)
+        run = prepare_run(recipe, workdir, ALLOW_CONFIG_CHANGE.value)
     except (ValueError, OSError) as error:
         raise command_line.UsageError(str(error)) from None
-    print(describe(run), flush=True)
+    if run.folder is not None:
+        print(describe(run), flush=True)
     try:
         result = loop.train(run)
     except DataError as error:
@@ -47,9 +47,17 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     except loop.NonFiniteError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except loop.Stopped as stopped:
+    except Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal_number
+    if run.folder is not None:
+        report(run, result)
+    return 0
+
+
+def report(run: Run, result: Evaluation) -> None:
+    """What came of it."""
+    recipe, workdir = run.recipe, run.workdir
     curves = plot_curves(workdir, f"{recipe.model} on {recipe.dataset}, {recipe.num_workers} workers, {recipe.codec}")
     print(
         f"test accuracy {result.precision_at_1:.2%} (recall@5 {result.recall_at_5:.2%}, loss {result.loss:.4f})"
@@ -58,7 +66,6 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
         f"curves in {curves}\n"
         f"checkpoints in {workdir / 'checkpoints'}"
     )
-    return 0
 
 
 def rehearse_and_report(recipe: Recipe) -> int:
@@ -78,16 +85,17 @@ def rehearse_and_report(recipe: Recipe) -> int:
     return 0
 
 
-def describe(run: loop.Run) -> str:
+def describe(run: Run) -> str:
     """What is about to run, in a few lines."""
     recipe, dataset, step = run.recipe, run.inputs.dataset, int(run.state.step)
     parameters = sum(leaf.size for leaf in jax.tree.leaves((run.state.params, run.state.frozen)))
     feed = "resident" if run.inputs.resident else "streamed"
     start = f"from step {step}" if step else "from the start"
+    processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return (
         f"{recipe.model} ({parameters:,} parameters) on {recipe.dataset} ({dataset.train.size:,} training and"
         f" {dataset.test.size:,} test examples, {feed})\n"
-        f"{recipe.num_workers} workers, codec {recipe.codec}\n{run.wire}\n"
+        f"{recipe.num_workers} workers{processes}, codec {recipe.codec}\n{run.wire}\n"
         f"{recipe.num_steps:,} steps of {recipe.batch_size} examples, {start}, in {run.workdir}"
     )
 

@@ -48,7 +48,11 @@ class Checkpoints:
         self._directory = Path(workdir).absolute() / "checkpoints"
         self._damaged = Path(workdir).absolute() / "checkpoints_damaged"
         self._writes = keep is not None
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=self._writes, read_only=not self._writes)
+        if self._writes:
+            self._directory.mkdir(parents=True, exist_ok=True)  # orbax would wait for all processes
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, create=False, read_only=not self._writes, multiprocessing_options=_this_process_alone()
+        )
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     @staticmethod
@@ -58,8 +62,8 @@ class Checkpoints:
         return folder.is_dir() and any(path.name.isdecimal() for path in folder.iterdir())
 
     def save(self, step: int, state: Any, **metadata: Any) -> None:
-        """Starts to write `state`, and beside it `metadata` as JSON; returns once the arrays are copied."""
-        arrays = jax.tree.map(np.array, jax.device_get(state))
+        """Starts to write `state`, NumPy arrays that nobody changes any more, and beside it `metadata` as JSON."""
+        arrays = jax.tree.map(np.asarray, state)
         metadata["digest"] = digest(arrays)
         self._manager.save(
             step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
@@ -158,6 +162,14 @@ class Checkpoints:
         """Waits until all is written."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _this_process_alone() -> ocp.options.MultiprocessingOptions:
+    """So that nothing waits for other processes of a cluster, which do not see the checkpoints."""
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    process = jax.process_index()
+    return ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
 
 
 @functools.cache

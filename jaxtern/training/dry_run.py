@@ -20,12 +20,14 @@ from jaxtern.data.rendering import whole_image_shape
 from jaxtern.data.sources import load_dataset
 from jaxtern.models import create_model
 from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
-from jaxtern.training.loop import NonFiniteError, report_wire
+from jaxtern.training.loop import NonFiniteError
+from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe
+from jaxtern.training.run import report_wire
 from jaxtern.training.schedules import create_schedule
 from jaxtern.training.selection import path_of, require_match
 from jaxtern.training.state import TrainState, create_run, split_variables
-from jaxtern.training.step import Metrics, create_mesh, create_train_step
+from jaxtern.training.step import Metrics, create_train_step
 
 _STEPS = 3
 _WORKERS, _EXAMPLES, _PARTS = 2, 2, 2  # at most: workers, examples of each part, parts of an accumulation
@@ -100,7 +102,7 @@ def shrink(recipe: Recipe, facts: Facts) -> Recipe:
     size = recipe.image_size or preprocessing.size
     shape = facts.image_shape if preprocessing.takes_whole_images else (size, size, 3)
     workers, parts = min(recipe.num_workers, _WORKERS), min(recipe.accumulation, _PARTS)
-    fast = min(recipe.devices_per_worker, len(jax.devices()))
+    fast = min(recipe.worker_devices, len(jax.devices()))
     batch_size = workers * fast * parts * _EXAMPLES
     return dataclasses.replace(
         recipe, dataset="synthetic", data_dir=None, synthetic_shape=shape or recipe.synthetic_shape,

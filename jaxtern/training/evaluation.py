@@ -12,7 +12,8 @@ from flax import nnx
 from jaxtern.data.dataset import Records, Split
 from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.preprocessing.families import Preprocessing
-from jaxtern.data.rendering import evaluation_batch_size, whole_image_shape
+from jaxtern.data.rendering import Share, evaluation_batch_size, whole_image_shape
+from jaxtern.hosts.messages import gather_json
 from jaxtern.training.loss import cross_entropy, inputs_and_targets
 
 _CHARACTERS_AT_ONCE = 1 << 14  # of text, for each of which there are logits
@@ -42,6 +43,7 @@ def evaluate(
     size: int | None = None,
     threads: int = 1,
     collect: Callable[[np.ndarray], None] | None = None,
+    share: Share | None = None,
 ) -> Evaluation:
     """Evaluates a model on a split.
 
@@ -53,6 +55,7 @@ def evaluate(
       size: pixels, side of the images after it; None: as the preprocessing has it.
       threads: that decode images on disk at the same time.
       collect: is handed the float32[n, K] logits of every batch, in the order of the examples.
+      share: of this process, where all processes evaluate a part each; None: it evaluates all.
 
     Returns:
       Sums over targets are exact counts; the loss is added in float64.
@@ -66,13 +69,15 @@ def evaluate(
     batch_size = evaluation_batch_size(split.size, height, width)
     if preprocessing.next_token:
         batch_size = max(1, min(batch_size, _CHARACTERS_AT_ONCE // width))
-    for images, labels, mask in evaluation_batches(split, batch_size, preprocessing, size, threads):
+    for images, labels, mask in evaluation_batches(split, batch_size, preprocessing, size, threads, share):
         logits = compute_logits(graph, preprocessing, size, variables, images)
         if collect is not None:
             collect(np.asarray(logits)[mask])
         batch_loss, *counts = _compare(preprocessing, size, logits, images, labels, mask)
         loss += float(np.sum(np.asarray(batch_loss, np.float64)))
         first, five, count = (total + int(n) for total, n in zip((first, five, count), counts, strict=True))
+    if share is not None:
+        loss, first, five, count = map(sum, zip(*gather_json([loss, first, five, count]), strict=True))
     return Evaluation(loss / count, first / count, five / count, count)
 
 

@@ -18,6 +18,7 @@ from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
 from jaxtern.data.rendering import Batch, Share, whole_image_shape
 from jaxtern.data.sources import load_dataset
 from jaxtern.data.synthetic import make_synthetic, make_synthetic_text
+from jaxtern.hosts.messages import to_devices
 from jaxtern.models import create_model, draw_weights
 from jaxtern.models.model import Model
 from jaxtern.training.recipe import Recipe
@@ -147,7 +148,7 @@ class Feed:
         if inputs.resident:
             assert isinstance(split, Split)
             self._feed = ResidentFeed(split, recipe.batch_size, recipe.seed, share)
-            self.images = jax.device_put(split.images, NamedSharding(mesh, PartitionSpec()))
+            self.images = to_devices(split.images, NamedSharding(mesh, PartitionSpec()))
         else:
             workers = inputs.threads, recipe.decode_processes
             self._feed = StreamingFeed(

@@ -1,194 +1,60 @@
-"""The run: prepare everything, step after step, leave nothing half done."""
+"""The loop: step after step to the last one, leaving nothing half done."""
 
-import dataclasses
-import functools
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from jaxtern.compression.calibration import calibrate
-from jaxtern.compression.cost import Network
-from jaxtern.compression.report import WireReport, wire_report
-from jaxtern.data.rendering import Batch
-from jaxtern.models import MODELS
+from jaxtern.hosts.messages import meet
 from jaxtern.training.calls import Call, plan_calls
-from jaxtern.training.checkpoints import Checkpoints
-from jaxtern.training.evaluation import Evaluation, evaluate
-from jaxtern.training.initialization import initialize
-from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
+from jaxtern.training.evaluation import Evaluation
 from jaxtern.training.metrics import MetricWriter, Progress, Scalars
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.run import Run
 from jaxtern.training.selection import path_of
-from jaxtern.training.state import (
-    DEVICE_AXIS,
-    Program,
-    TrainState,
-    create_codec,
-    create_run,
-    stays_float,
-    variables_of,
-)
-from jaxtern.training.step import Metrics, TrainStep, create_mesh, create_train_step
-from jaxtern.training.workdir import claim_workdir, read_network, write_network, write_recipe
+from jaxtern.training.step import Metrics
+from jaxtern.training.stopping import Stopped, StopSignals
 
 
 class NonFiniteError(Exception):
     """The loss, a gradient or a weight is NaN or infinite."""
 
 
-class Stopped(Exception):
-    """A signal asked the run to stop; its state is saved."""
-
-    def __init__(self, signal_number: int, step: int):
-        super().__init__(f"stopped by {signal.Signals(signal_number).name} at step {step}; the same command continues")
-        self.signal_number = signal_number
-
-
-@dataclasses.dataclass
-class Run:
-    """A run that is ready to go on from `state`."""
-
-    recipe: Recipe
-    workdir: Path
-    inputs: Inputs
-    feed: Feed
-    program: Program
-    state: TrainState
-    train_step: Callable[[TrainState, jax.Array | None, Batch, Call], tuple[TrainState, Metrics]]
-    checkpoints: Checkpoints
-    examples_seen: int
-    wire: WireReport
-    float_wire: WireReport  # of steps that are float in a ternary run
-    claim: Any
-
-    def save(self, step: int) -> None:
-        """Starts to write a checkpoint of the state, which is that of `step`."""
-        self.checkpoints.save(step, self.state, recipe=self.recipe.to_dict(), examples_seen=self.examples_seen)
-
-    def evaluate(self) -> Evaluation:
-        """Of the weights as they are, or their moving averages where they are kept, on the test split.
-
-        Raises:
-          ValueError: if an example cannot be read.
-        """
-        inputs = self.inputs
-        return evaluate(
-            self.program.graph, variables_of(self.state), inputs.dataset.test, inputs.preprocessing,
-            self.recipe.image_size, inputs.threads,
-        )  # fmt: skip
-
-
-def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False) -> Run:
-    """Checks everything that can be checked before the first step, and finds where the run stands.
-
-    Raises:
-      ValueError, OSError: for a recipe, data or folder that does not fit, in one line.
-    """
-    mesh = create_mesh(recipe)
-    inputs = open_inputs(recipe)
-    feed = Feed(recipe, inputs, mesh)
-    model = create_network(recipe, inputs)
-    if not Checkpoints.exist(workdir):
-        initialize(model, recipe)
-    network = find_network(recipe, mesh, workdir)
-    program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
-    wire = report_wire(recipe, state.params, network)
-    float_wire = report_wire(dataclasses.replace(recipe, codec="float"), state.params, None)
-    claim = claim_workdir(workdir, recipe, allow_config_change)
-    checkpoints = Checkpoints(workdir, recipe.keep_checkpoints)
-    restored, seen = checkpoints.restore_latest(state), 0
-    write_recipe(workdir, recipe)  # not before the run's state is found to fit
-    write_network(workdir, network)
-    if restored is not None:
-        state = jax.device_put(restored.state, jax.tree.map(lambda leaf: leaf.sharding, state))
-        seen = restored.metadata["examples_seen"]
-    train_step = create_train_steps(recipe, program, mesh)
-    run = Run(recipe, workdir, inputs, feed, program, state, train_step, checkpoints, seen, wire, float_wire, claim)
-    if restored is None:
-        run.save(0)
-    return run
-
-
-def create_train_steps(
-    recipe: Recipe, program: Program, mesh: Mesh
-) -> Callable[[TrainState, jax.Array | None, Batch, Call], tuple[TrainState, Metrics]]:
-    """(state, images, batch or batches, call) -> (state, metrics), compiled for every kind of call that comes."""
-
-    @functools.cache
-    def compiled(call: Call) -> TrainStep:
-        num_steps = call.num_steps if call.num_steps > 1 else None
-        return create_train_step(recipe, program, mesh, compresses=call.compresses, num_steps=num_steps)
-
-    return lambda state, images, batch, call: compiled(call)(state, images, batch)
-
-
-def find_network(recipe: Recipe, mesh: Mesh, workdir: Path) -> Network | None:
-    """The links by which "auto" chooses: those measured when the run began, or measured now; None where none are used.
-
-    Raises:
-      ValueError: for a stored network that cannot be read, or numbers out of their range.
-    """
-    given = {"latency": recipe.network_latency, "bandwidth": recipe.network_bandwidth}
-    Network(**{name: value for name, value in given.items() if value is not None})
-    if recipe.codec == "float" or recipe.exchange != "auto" or mesh.shape[DEVICE_AXIS] == 1:
-        return None
-    return read_network(workdir) or calibrate(mesh, DEVICE_AXIS, **given)
-
-
-def report_wire(recipe: Recipe, params: Any, network: Network | None) -> WireReport:
-    """What a worker sends in a step of this recipe.
-
-    Raises:
-      ValueError: if the exchange cannot carry so many workers.
-    """
-    last_layer = MODELS[recipe.model].last_layer
-    return wire_report(
-        params,
-        "float" if recipe.codec == "float" else create_codec(recipe),
-        recipe.exchange,
-        recipe.num_workers,
-        min_size=recipe.min_size,
-        exclude=lambda path: stays_float(recipe, last_layer, path),
-        bucket_size=recipe.bucket_size,
-        network=network,
-        devices_per_worker=recipe.devices_per_worker,
-    )
-
-
 def train(run: Run) -> Evaluation:
-    """Trains to the last step and evaluates there.
+    """Trains to the last step and evaluates there; all processes of the run must call it.
 
     Raises:
       NonFiniteError: at the first NaN or infinity; the last good checkpoint stays.
       Stopped: after SIGTERM or SIGINT, when the state is saved.
     """
-    first_step = int(run.state.step)
-    if first_step >= run.recipe.num_steps:
-        run.checkpoints.close()
-        return run.evaluate()
-    writer, progress = MetricWriter(run.workdir, first_step), Progress(first_step, run.recipe.num_steps)
-    loop, evaluation = _Loop(run, writer, progress), None
     try:
-        with _Signals() as signals:
+        evaluation = _train(run)
+    except Stopped:
+        meet()
+        raise
+    meet()  # nobody leaves while another still writes
+    return evaluation
+
+
+def _train(run: Run) -> Evaluation:
+    if run.last_saved >= run.recipe.num_steps:
+        run.close()
+        return run.evaluate()
+    evaluation = None
+    with StopSignals(run.mesh) as signals:
+        loop = _Loop(run, signals)
+        try:
             for call in loop.calls():
-                stopped = signals.received  # read once: a signal that comes during this call stops after the next
-                evaluation = loop.take(call, stopping=stopped is not None)
-                if stopped is not None and loop.taken < run.recipe.num_steps:
-                    raise Stopped(stopped, loop.taken)
-        assert evaluation is not None  # of the last step
-        return evaluation
-    finally:
-        loop.close()
-        progress.close()
-        writer.close()
-        run.checkpoints.close()
+                evaluation = loop.take(call)
+                if signals.agreed and loop.taken < run.recipe.num_steps:
+                    raise Stopped(signals.received, loop.taken)
+        finally:
+            loop.close()
+            run.close()
+    assert evaluation is not None  # of the last step
+    return evaluation
 
 
 class _Loop:
@@ -198,9 +64,11 @@ class _Loop:
       taken: steps so far.
     """
 
-    def __init__(self, run: Run, writer: MetricWriter, progress: Progress):
-        self.taken = int(run.state.step)
-        self._run, self._writer, self._progress = run, writer, progress
+    def __init__(self, run: Run, signals: StopSignals):
+        self.taken = run.last_saved
+        self._run, self._signals = run, signals
+        self._writer = MetricWriter(run.workdir, self.taken) if run.folder is not None else None
+        self._progress = Progress(self.taken, run.recipe.num_steps, shown=run.folder is not None)
         self._batches = run.feed.batches(run.examples_seen, (call.num_steps for call in self.calls()))
         self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
         self._pending: tuple[Call, int, Metrics] | None = None
@@ -213,33 +81,37 @@ class _Loop:
         run = self._run
         return plan_calls(run.recipe, run.inputs.dataset.train.size, self.taken, run.examples_seen)
 
-    def take(self, call: Call, stopping: bool) -> Evaluation | None:
-        """Runs a call's steps; evaluates and saves where that is due, and after the last one."""
-        run, recipe = self._run, self._run.recipe
-        run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches), call)
+    def take(self, call: Call) -> Evaluation | None:
+        """Runs a call's steps; evaluates and saves where that is due, after the last one, and before a stop."""
+        run, recipe, stops = self._run, self._run.recipe, self._signals.ask()
+        run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches), call, stops)
         run.examples_seen += call.num_steps * recipe.batch_size
         self._read_pending()
         self.taken += call.num_steps
         self._pending = (call, self.taken, metrics)
         finished = self.taken == recipe.num_steps
-        saves = finished or stopping or self.taken % recipe.checkpoint_every == 0
+        saves = finished or self.taken % recipe.checkpoint_every == 0
         evaluates = finished or (recipe.evaluate_every and self.taken % recipe.evaluate_every == 0)
-        if saves or evaluates:
+        if saves or evaluates or self._signals.agreed:
             self._read_pending()  # nothing that is not finite is ever saved
         evaluation = self._evaluate(self.taken) if evaluates else None
-        if saves:  # after all records of this step: a run that resumes here keeps them and does not write them again
+        # After all records of this step: a run that resumes here keeps them and does not write them again.
+        if saves or self._signals.agreed:
             run.save(self.taken)
         return evaluation
 
     def close(self) -> None:
-        """Ends the threads and processes that make batches."""
+        """Ends the threads and processes that make batches, the bar and the records."""
         self._batches.close()
+        self._progress.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _evaluate(self, step: int) -> Evaluation:
         """Evaluates the weights as they are now, at `step`, on the test split."""
         start = time.perf_counter()
         result = self._run.evaluate()
-        self._writer.write(step, {f"test/{name}": value for name, value in result._asdict().items()})
+        self._write(step, {f"test/{name}": value for name, value in result._asdict().items()})
         self._progress.print(
             f"step {step}: test loss {result.loss:.4f}, precision@1 {result.precision_at_1:.2%},"
             f" recall@5 {result.recall_at_5:.2%}"
@@ -253,6 +125,7 @@ class _Loop:
             return
         (call, last, metrics), self._pending = self._pending, None
         fetched = jax.device_get(metrics)
+        self._signals.agreed |= bool(np.any(fetched.pop("stops", False)))
         if call.num_steps == 1:
             fetched = jax.tree.map(lambda leaf: leaf[None], fetched)
         for number in range(call.num_steps):
@@ -283,8 +156,7 @@ class _Loop:
 
     def _describe(self, step: int, loss: float, nonfinite: list[str]) -> str:
         where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
-        kept = self._run.checkpoints.steps()
-        return f"step {step}: loss {loss}, {where}; the last good checkpoint is at step {kept[-1]}"
+        return f"step {step}: loss {loss}, {where}; the last good checkpoint is at step {self._run.last_saved}"
 
     def _log(self, step: int, examples_per_second: float) -> None:
         """A line and a record: means since the last one."""
@@ -297,7 +169,7 @@ class _Loop:
             "sent_bits_per_element": share * wire.bits_per_element + (1 - share) * plain.bits_per_element,
             "sent_bytes_per_step": share * wire.bytes + (1 - share) * plain.bytes,
         }
-        self._writer.write(step, record)
+        self._write(step, record)
         self._progress.print(
             f"step {step}: loss {means['loss']:.4f}, accuracy {means.get('accuracy', math.nan):.2%},"
             f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
@@ -305,31 +177,12 @@ class _Loop:
         self._since.clear()
         self._compressed = 0
 
+    def _write(self, step: int, scalars: Scalars) -> None:
+        """Where this process keeps the records."""
+        if self._writer is not None:
+            self._writer.write(step, scalars)
+
     def _mean(self, name: str) -> float:
         """Since the last record, over the steps that have it; NaN where none has."""
         values = [scalars[name] for scalars in self._since if not math.isnan(scalars.get(name, math.nan))]
         return float(np.mean(values)) if values else math.nan
-
-
-class _Signals:
-    """Notes the first SIGTERM or SIGINT; the second one acts at once."""
-
-    def __init__(self):
-        self.received: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "_Signals":
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def _note(self, number: int, frame: Any) -> None:
-        self.received = number
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def __exit__(self, *exception: Any) -> None:
-        self._restore()

@@ -54,11 +54,16 @@ def read_metrics(workdir: Path) -> list[dict]:
 
 
 class Progress:
-    """A bar with loss, examples/s and the time left where a person watches, and lines of text anywhere."""
+    """A bar with loss, examples/s and the time left where a person watches, and lines of text anywhere, if at all."""
 
-    def __init__(self, first_step: int, num_steps: int):
+    def __init__(self, first_step: int, num_steps: int, shown: bool = True):
+        self._shown = shown
         self._bar = tqdm(
-            total=num_steps, initial=first_step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty()
+            total=num_steps,
+            initial=first_step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not shown or not sys.stderr.isatty(),
         )
 
     def update(self, loss: float, examples_per_second: float, num_steps: int = 1) -> None:
@@ -68,8 +73,9 @@ class Progress:
 
     def print(self, line: str) -> None:
         """A line above the bar."""
-        tqdm.write(line, file=sys.stdout)
-        sys.stdout.flush()
+        if self._shown:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
 
     def close(self) -> None:
         self._bar.close()

@@ -59,7 +59,8 @@ class Recipe:
       exchange: "auto" (the fastest of the exact ones by the links' latency and bandwidth), "gather", "sum", "scatter",
         "two_way" (fewest bits, more noise) or "float".
       devices_per_worker: devices that share a worker's batch; their gradients are averaged as floats before the
-        workers' are exchanged.
+        workers' are exchanged. None: 1; or where each of several processes has more devices than workers, as many as
+        share one evenly.
       bucket_size: elements; gradients are exchanged in buckets of about so many, the last layers' first; None: all in
         one.
       delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
@@ -138,7 +139,7 @@ class Recipe:
     float_epochs: int = 0
     ternary_from: int = 0
     exchange: str = "auto"
-    devices_per_worker: int = 1
+    devices_per_worker: int | None = None
     bucket_size: int | None = BUCKET_SIZE
     delayed: bool = False
     network_latency: float | None = None
@@ -176,6 +177,11 @@ class Recipe:
 
     def __post_init__(self):
         require_valid(self)
+
+    @property
+    def worker_devices(self) -> int:
+        """`devices_per_worker`, 1 where it is left open."""
+        return self.devices_per_worker or 1
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Recipe":

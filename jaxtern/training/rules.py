@@ -25,7 +25,6 @@ _LEAST = {
     "sequence_length": 1,
     "decode_processes": 0,
     "num_workers": 1,
-    "devices_per_worker": 1,
     "batch_size": 1,
     "accumulation": 1,
     "num_steps": 1,
@@ -51,6 +50,7 @@ _LEAST = {
 }
 _LEAST_WHERE_GIVEN = {
     "num_devices": 1,
+    "devices_per_worker": 1,
     "bucket_size": 1,
     "image_size": 1,
     "decode_threads": 1,
@@ -107,12 +107,12 @@ def _require_batch(recipe: Any) -> None:
     if recipe.batch_size % recipe.num_workers:
         raise ValueError(f"batch_size={recipe.batch_size}: must divide among num_workers={recipe.num_workers}")
     of_worker = recipe.batch_size // recipe.num_workers
-    if of_worker % recipe.devices_per_worker:
+    if of_worker % recipe.worker_devices:
         raise ValueError(
             f"batch_size={recipe.batch_size}: each worker's part must divide among"
             f" devices_per_worker={recipe.devices_per_worker}"
         )
-    of_device = of_worker // recipe.devices_per_worker
+    of_device = of_worker // recipe.worker_devices
     if of_device % recipe.accumulation:
         raise ValueError(
             f"accumulation={recipe.accumulation}: must divide the {of_device} examples that a device has of a batch"

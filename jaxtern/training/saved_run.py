@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from jaxtern.training.checkpoints import Checkpoints
 from jaxtern.training.inputs import create_network, open_inputs
+from jaxtern.training.mesh import create_mesh
 from jaxtern.training.state import TrainState, create_run
-from jaxtern.training.step import create_mesh
 from jaxtern.training.workdir import read_network, read_recipe
 
 logger = logging.getLogger(__name__)

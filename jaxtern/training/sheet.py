@@ -11,8 +11,8 @@ from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.sources import load_dataset
 from jaxtern.training.gradients import example_keys
 from jaxtern.training.inputs import Feed, Inputs, open_inputs
+from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.step import create_mesh
 
 _COLUMNS, _ROWS = 10, 4  # of each half
 _INCH = 1.15  # side of an image

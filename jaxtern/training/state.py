@@ -111,7 +111,8 @@ def create_run(
     start = jax.shard_map(
         first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs_of_state(recipe), check_vma=False
     )
-    return program, jax.jit(start)(params, frozen, moments)
+    # From the host: what lies on one device would not fit a mesh of several processes.
+    return program, jax.jit(start)(*jax.device_get((params, frozen, moments)))
 
 
 def configure_modules(model: Any, recipe: Recipe) -> None:
@@ -119,7 +120,7 @@ def configure_modules(model: Any, recipe: Recipe) -> None:
     axes = (DEVICE_AXIS,) if recipe.batch_norm == "sync" else ()
     if recipe.batch_norm == "sync" and recipe.virtual_workers == "vmapped":
         axes = (VIRTUAL_AXIS, *axes)
-    if axes or recipe.devices_per_worker > 1:
+    if axes or recipe.worker_devices > 1:
         axes = (*axes, FAST_AXIS)
     for _, module in nnx.iter_modules(model):
         if recipe.precision != "float32" and hasattr(module, "dtype"):
@@ -199,7 +200,7 @@ def create_mean(
         codec = "float" if recipe.codec == "float" else create_codec(recipe)
     return compressed_mean(
         DEVICE_AXIS,
-        fast_axis_name=FAST_AXIS if recipe.devices_per_worker > 1 else None,
+        fast_axis_name=FAST_AXIS if recipe.worker_devices > 1 else None,
         network=network,
         bucket_size=recipe.bucket_size,
         delayed=recipe.delayed,

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxtern.data.rendering import Batch
@@ -14,58 +13,36 @@ from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, 
 from jaxtern.training.update import Metrics, create_update
 
 
-def create_mesh(recipe: Recipe) -> Mesh:
-    """A mesh over the recipe's number of devices: workers by devices of a worker.
-
-    Raises:
-      ValueError: if there are fewer, or if the workers do not divide among them.
-    """
-    devices, fast = jax.devices(), recipe.devices_per_worker
-    size = recipe.num_devices
-    if size is None:
-        fitting = (fast * m for m in range(1, len(devices) // fast + 1) if recipe.num_workers % m == 0)
-        size = max(fitting, default=fast)
-    if size > len(devices):
-        name = "num_devices" if recipe.num_devices else "devices_per_worker"
-        raise ValueError(f"{name}={size}: there are {len(devices)}")
-    if size % fast:
-        raise ValueError(f"num_devices={size}: must be a multiple of devices_per_worker={fast}")
-    if recipe.num_workers % (size // fast):
-        groups = f"{size // fast} groups of " if fast > 1 else ""
-        raise ValueError(f"num_workers={recipe.num_workers}: must divide among {groups}num_devices={size}")
-    mesh = Mesh(np.array(devices[:size]).reshape(-1, fast), (DEVICE_AXIS, FAST_AXIS))
-    if recipe.batch_norm == "sync" and recipe.virtual_workers == "unrolled" and recipe.num_workers > size // fast:
-        raise ValueError(
-            "batch_norm='sync': with several workers on a device, virtual_workers='unrolled' must be 'vmapped'"
-        )
-    return mesh
-
-
 class TrainStep:
-    """A compiled step: called with a state, the images that lie on the devices or None, and a batch.
+    """A compiled step: called with a state, the images that lie on the devices or None, a batch, and where several
+    processes train float32[devices of different workers], 1 on those that ask for a stop.
 
     It gives the next state and metrics, and takes the memory of the state that it is given; but for the weights on
     CPUs, where XLA copies donated ones first, as it still reads them when it writes.
     """
 
-    def __init__(self, step: Callable[[TrainState, Any, Batch], tuple[TrainState, Metrics]], is_cpu: bool):
+    def __init__(self, step: Callable[[TrainState, Any, Batch, Any], tuple[TrainState, Metrics]], is_cpu: bool):
         """Compiles `step` at its first call."""
 
-        def step_of_parts(params: Any, rest: TrainState, images: Any, batch: Batch) -> tuple[TrainState, Metrics]:
-            return step(rest._replace(params=params), images, batch)
+        def step_of_parts(params: Any, rest: TrainState, *others: Any) -> tuple[TrainState, Metrics]:
+            return step(rest._replace(params=params), *others)
 
         self._jitted = jax.jit(step_of_parts, donate_argnums=1 if is_cpu else (0, 1))
 
-    def __call__(self, state: TrainState, images: jax.Array | None, batch: Batch) -> tuple[TrainState, Metrics]:
-        return self._jitted(*self.arguments(state, images, batch))
+    def __call__(
+        self, state: TrainState, images: jax.Array | None, batch: Batch, stops: jax.Array | None = None
+    ) -> tuple[TrainState, Metrics]:
+        return self._jitted(*self.arguments(state, images, batch, stops))
 
     def lower(self, state: TrainState, images: jax.Array | None, batch: Batch) -> jax.stages.Lowered:
         """As that of a jitted function; what it compiles to takes the `arguments` of a call."""
         return self._jitted.lower(*self.arguments(state, images, batch))
 
-    def arguments(self, state: TrainState, images: jax.Array | None, batch: Batch) -> tuple:
+    def arguments(
+        self, state: TrainState, images: jax.Array | None, batch: Batch, stops: jax.Array | None = None
+    ) -> tuple:
         """What the program takes: weights apart from the rest of the state."""
-        return state.params, state._replace(params=None), images, batch
+        return state.params, state._replace(params=None), images, batch, stops
 
 
 def create_train_step(
@@ -76,8 +53,8 @@ def create_train_step(
     Of the batch, worker w takes the w-th of N equal runs, each of its devices an equal part of that. Every example is
     augmented by a key of its own. Metrics, means over all workers: loss (with weight decay in it) and accuracy;
     nonfinite, bool[tensors], which new weights hold a NaN or an infinity, as they do where the mean gradient did; the
-    compressor's statistics where they are asked for; and in float16 loss_scale, learning_rate, and overflow, 1 where
-    the step was skipped.
+    compressor's statistics where they are asked for; in float16 loss_scale, learning_rate, and overflow, 1 where the
+    step was skipped; and stops, whether any process asks for it, where they are asked.
 
     Args:
       recipe: of the run.
@@ -88,7 +65,7 @@ def create_train_step(
     """
     update, is_cpu = create_update(recipe, program, compresses), mesh.devices.flat[0].platform == "cpu"
     local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
-    own_examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
+    own_examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
     local_gradients = create_local_gradients(recipe, program, local_workers, is_cpu)
 
     def take_own(leaf: jax.Array) -> jax.Array:
@@ -97,20 +74,20 @@ def create_train_step(
         by_worker = leaf.reshape(local_workers, -1, *leaf.shape[1:])
         return jax.lax.dynamic_slice_in_dim(by_worker, first, own_examples, axis=1)
 
-    def step(state: TrainState, images: jax.Array | None, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, images: Any, batch: Batch, stops: Any) -> tuple[TrainState, Metrics]:
         batch = jax.tree.map(take_own, batch)
         if images is not None:
             batch = batch._replace(images=images[batch.images])
-        return update(state, local_gradients(state, batch, jax.lax.axis_index(DEVICE_AXIS) * local_workers))
+        return update(state, local_gradients(state, batch, jax.lax.axis_index(DEVICE_AXIS) * local_workers), stops)
 
-    def steps(state: TrainState, images: jax.Array | None, batches: Batch) -> tuple[TrainState, Metrics]:
+    def steps(state: TrainState, images: Any, batches: Batch, stops: Any) -> tuple[TrainState, Metrics]:
         # a convolution in a loop is slow on CPUs
         unroll = num_steps if is_cpu and num_steps else 1
-        return jax.lax.scan(lambda state, batch: step(state, images, batch), state, batches, unroll=unroll)
+        return jax.lax.scan(lambda state, batch: step(state, images, batch, stops), state, batches, unroll=unroll)
 
     replicated, state_specs = PartitionSpec(), specs_of_state(recipe)
     sharded = PartitionSpec(DEVICE_AXIS) if num_steps is None else PartitionSpec(None, DEVICE_AXIS)
-    in_specs, out_specs = (state_specs, replicated, sharded), (state_specs, replicated)
+    in_specs, out_specs = (state_specs, replicated, sharded, PartitionSpec(DEVICE_AXIS)), (state_specs, replicated)
     mapped = jax.shard_map(
         step if num_steps is None else steps, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )

@@ -19,11 +19,11 @@ _ALL_AXES = (DEVICE_AXIS, FAST_AXIS)
 
 def create_update(
     recipe: Recipe, program: Program, compresses: bool
-) -> Callable[[TrainState, list[Local]], tuple[TrainState, Metrics]]:
-    """(state, what every worker of this device has) -> (state, metrics)."""
+) -> Callable[[TrainState, list[Local], jax.Array | None], tuple[TrainState, Metrics]]:
+    """(state, what every worker of this device has, 1 where this one is to stop) -> (state, metrics)."""
     transformation = program.mean if compresses else program.float_mean
 
-    def update(state: TrainState, local: list[Local]) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, local: list[Local], stops: jax.Array | None) -> tuple[TrainState, Metrics]:
         gradients = [masks.mask_slices(each.gradients, program.slices) for each in local]
         skips = overflow = None
         if state.loss_scale is not None:
@@ -38,16 +38,25 @@ def create_update(
             state.loss_scale,
         )  # fmt: skip
         new = _average(new, recipe.average_decay)
-        loss, accuracy = jax.lax.pmean(jnp.mean(jnp.array([each.measured for each in local]), axis=0), _ALL_AXES)
-        metrics = {"loss": loss, "accuracy": accuracy, "nonfinite": _nonfinite(params)}
+        metrics = _measure(local, stops) | {"nonfinite": _nonfinite(params)}
         if compressor.statistics is not None and compresses:
             metrics |= statistics_as_metrics(compressor.statistics)
         if skips is not None:
-            metrics["learning_rate"] = program.schedule(_count_updates(state.optimizer))
+            metrics["learning_rate"] = jnp.asarray(program.schedule(_count_updates(state.optimizer)))
             return _skip_overflow(state, new, metrics, overflow, skips)
         return new, metrics
 
     return update
+
+
+def _measure(local: list[Local], stops: jax.Array | None) -> Metrics:
+    """Means over all workers, in one message; of `stops` whether any host asks for it."""
+    measured = jnp.mean(jnp.array([each.measured for each in local]), axis=0)
+    if stops is None:
+        loss, accuracy = jax.lax.pmean(measured, _ALL_AXES)
+        return {"loss": loss, "accuracy": accuracy}
+    loss, accuracy, share = jax.lax.pmean(jnp.append(measured, stops), _ALL_AXES)
+    return {"loss": loss, "accuracy": accuracy, "stops": share > 0}
 
 
 def _join_moments(recipe: Recipe, local: list[Local]) -> Any:

@@ -10,7 +10,7 @@ from typing import IO
 from jaxtern.compression.cost import Network
 from jaxtern.training.recipe import Recipe
 
-_WITHOUT_EFFECT = ("decode_threads", "decode_processes")  # on any bit of a run
+WITHOUT_EFFECT = ("decode_threads", "decode_processes")  # on any bit of a run
 
 
 def read_recipe(workdir: Path) -> Recipe:
@@ -87,7 +87,7 @@ def _write_json(path: Path, content: dict) -> None:
 
 def _require_same(workdir: Path, old: Recipe, new: Recipe) -> None:
     before, after = old.to_dict(), new.to_dict()
-    changed = [name for name in before if before[name] != after[name] and name not in _WITHOUT_EFFECT]
+    changed = [name for name in before if before[name] != after[name] and name not in WITHOUT_EFFECT]
     if changed:
         changes = [f"{name} is {before[name]!r} there and {after[name]!r} here" for name in changed]
         raise ValueError(

@@ -14,9 +14,10 @@ from jaxtern.compression import buckets
 from jaxtern.data.rendering import Batch
 from jaxtern.models import create_model
 from jaxtern.training.inputs import Inputs, create_network
+from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import create_run, split_variables, stays_float
-from jaxtern.training.step import create_mesh, create_train_step
+from jaxtern.training.step import create_train_step
 
 STEPS, WARM_UP = 7, 2
 
@@ -48,13 +49,13 @@ def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
     is_excluded = functools.partial(stays_float, recipe, model.last_layer)
     layout = buckets.plan_layout(params, recipe.min_size, is_excluded, None)
     (bucket,) = layout.buckets
-    examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
+    examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
     return Workload(layout.sizes(bucket.compressed), layout.sizes(bucket.floats), examples)
 
 
 def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
     """Of one device's part of a step, gradients and update without exchange, on this machine: the median of a few."""
-    examples = recipe.batch_size // recipe.num_workers // recipe.devices_per_worker
+    examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
     alone = dataclasses.replace(
         recipe, num_workers=1, num_devices=1, devices_per_worker=1, batch_size=examples, codec="float", delayed=False,
         log_compression=False,

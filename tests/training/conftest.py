@@ -19,10 +19,11 @@ from jaxtern.data.feed import ResidentFeed
 from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
 from jaxtern.models import MODELS, create_model
 from jaxtern.models.model import Model
-from jaxtern.training import loop
+from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe
+from jaxtern.training.run import Run, prepare_run
 from jaxtern.training.state import Program, TrainState, create_run
-from jaxtern.training.step import create_mesh, create_train_step
+from jaxtern.training.step import create_train_step
 
 SMALL = {"num_workers": 1, "num_devices": 1, "batch_size": 8, "num_steps": 6, "log_every": 1, "seed": 5}
 
@@ -166,18 +167,17 @@ def to_host(tree: Any) -> Any:
 
 
 @pytest.fixture
-def prepare(tmp_path: Path, small_recipe: Callable[..., Recipe]) -> Iterator[Callable[..., loop.Run]]:
+def prepare(tmp_path: Path, small_recipe: Callable[..., Recipe]) -> Iterator[Callable[..., Run]]:
     """Prepares a run with these fields in `<tmp_path>/run`; what it holds is given back at the end."""
     runs = []
 
-    def make(workdir: Path = tmp_path / "run", allow_config_change: bool = False, **fields: Any) -> loop.Run:
-        runs.append(loop.prepare_run(small_recipe(**fields), workdir, allow_config_change))
+    def make(workdir: Path = tmp_path / "run", allow_config_change: bool = False, **fields: Any) -> Run:
+        runs.append(prepare_run(small_recipe(**fields), workdir, allow_config_change))
         return runs[-1]
 
     yield make
     for run in runs:
-        run.claim.close()
-        run.checkpoints.close()
+        run.close()
 
 
 @pytest.fixture(scope="session")

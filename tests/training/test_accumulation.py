@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtern.training import loop
 from jaxtern.training.calls import Call
+from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.step import create_mesh, create_train_step
+from jaxtern.training.run import Run
+from jaxtern.training.step import create_train_step
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 PLAIN = {"model": "tiny", "codec": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 24}
@@ -23,7 +24,7 @@ LAYOUTS = {
 }
 
 
-def compile_text(run: loop.Run, num_steps: int | None = None) -> str:
+def compile_text(run: Run, num_steps: int | None = None) -> str:
     """The optimised program of a run's step."""
     step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe), num_steps=num_steps)
     batch = next(run.feed.batches(0, [num_steps or 1]))

@@ -62,7 +62,7 @@ def test_averages_are_what_is_evaluated(prepare: Callable, tmp_path: Path):
     """By the run, and by those who open its folder, the evaluator among them; frozen tensors have none."""
     run = prepare(average_decay=0.9, num_steps=3, freeze=("fc2/bias",), **FIELDS)
     result = loop.train(run)
-    run.claim.close()
+    run.close()
     averages, state = run.state.averages, run.state
     inputs, graph = run.inputs, run.program.graph
     mixed = {**averages.params, "fc2": {**averages.params["fc2"], "bias": state.frozen["fc2"]["bias"]}}

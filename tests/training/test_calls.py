@@ -16,6 +16,8 @@ from jaxtern.training.calls import Call, compresses_at, plan_calls
 from jaxtern.training.checkpoints import digest
 from jaxtern.training.metrics import read_metrics
 from jaxtern.training.recipe import Recipe
+from jaxtern.training.run import Run
+from jaxtern.training.stopping import Stopped
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 EPOCHS = {  # of four steps
@@ -25,7 +27,7 @@ EPOCHS = {  # of four steps
 TIMES = ("examples_per_second",)
 
 
-def walk(run: loop.Run) -> Iterator[tuple[Call, Any, Any, Any]]:
+def walk(run: Run) -> Iterator[tuple[Call, Any, Any, Any]]:
     """Calls, with the state before and after, and the batch."""
     calls = list(plan_calls(run.recipe, run.inputs.dataset.train.size, 0, 0))
     batches = run.feed.batches(0, (call.num_steps for call in calls))
@@ -35,9 +37,9 @@ def walk(run: loop.Run) -> Iterator[tuple[Call, Any, Any, Any]]:
         yield call, before, jax.tree.map(np.array, run.state), batch
 
 
-def finish(run: loop.Run) -> Any:
+def finish(run: Run) -> Any:
     result = loop.train(run)
-    run.claim.close()
+    run.close()
     return result
 
 
@@ -158,7 +160,7 @@ def test_steps_that_go_together_leave_what_single_ones_do(prepare: Callable, tmp
     assert records(tmp_path / "1") == records(tmp_path / "3")
     assert [r["step"] for r in records(tmp_path / "3")] == [4, 5, 8, 10, 11, 11]
     for step in (0, 7, 11):
-        states = [run.checkpoints.restore(step, run.state).state for run in runs.values()]
+        states = [run.folder.checkpoints.restore(step, run.state).state for run in runs.values()]
         assert digest(states[0]) == digest(states[1])
 
 
@@ -189,11 +191,11 @@ def test_signal_stops_at_the_end_of_a_call(prepare: Callable, tmp_path: Path):
         return train_step(*arguments)
 
     run.train_step = interrupted
-    with pytest.raises(loop.Stopped, match="stopped by SIGTERM at step 8;"):
+    with pytest.raises(Stopped, match="stopped by SIGTERM at step 8;"):
         loop.train(run)
-    run.claim.close()
+    run.close()
     again = prepare(tmp_path / "stopped", **fields)
-    assert again.checkpoints.steps() == [0, 8]
+    assert again.folder.checkpoints.steps() == [0, 8]
     finish(again)
     assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
 

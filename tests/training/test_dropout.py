@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec
 from jaxtern.training import loop
 from jaxtern.training.checkpoints import digest
 from jaxtern.training.gradients import create_local_gradients, dropout_key, example_keys
+from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe
+from jaxtern.training.run import Run
 from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, specs_of_state
-from jaxtern.training.step import create_mesh
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 PLAIN = {"model": "tiny_drop", "codec": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}
@@ -50,7 +51,7 @@ def test_keys_of_seeds_steps_workers_and_devices_differ():
     assert not set(keys) & set(map(tuple, np.asarray(jax.random.key_data(example_keys(0, epochs, places)))))
 
 
-def dropped_by_workers(run: loop.Run, step: int) -> list[tuple]:
+def dropped_by_workers(run: Run, step: int) -> list[tuple]:
     """Which inputs have no gradient, of three workers with an example each on three devices."""
     mesh = create_mesh(run.recipe)
     local = create_local_gradients(run.recipe, run.program, 1, is_cpu=True)
@@ -115,7 +116,7 @@ def test_run_with_dropout_goes_on_as_if_never_stopped(prepare: Callable, tmp_pat
     loop.train(straight)
     first = prepare(tmp_path / "stopped", **PLAIN, num_steps=2)
     loop.train(first)
-    first.claim.close()
+    first.close()
     again = prepare(tmp_path / "stopped", allow_config_change=True, **PLAIN, num_steps=4)
     assert int(again.state.step) == 2
     loop.train(again)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxtern.training import loop
+from jaxtern.training.calls import Call
 from jaxtern.training.saved_run import SavedRun
 from jaxtern.training.state import variables_of
 
@@ -80,7 +81,7 @@ def test_gradients_of_slices_do_not_enter_the_scale(prepare: Callable, tmp_path:
         bias = jax.device_put(layer["bias"].at[0].set(1e4), layer["bias"].sharding)  # the input of fc2/kernel[0]
         params = {**run.state.params, "fc1": {**layer, "bias": bias}}
         batch = next(run.feed.batches(0))
-        call = loop.Call(1, True)
+        call = Call(1, True)
         _, metrics = run.train_step(run.state._replace(params=params), run.feed.images, batch, call)
         scales.append(float(metrics["compression/scale"]))
     assert 0 < 1000 * scales[0] < scales[1]
@@ -93,7 +94,7 @@ def test_frozen_tensors_are_not_sent_but_evaluated_and_saved(prepare: Callable, 
     result = loop.train(run)
     variables: Any = variables_of(run.state)
     np.testing.assert_array_equal(variables["fc1"]["kernel"], run.state.frozen["fc1"]["kernel"])
-    run.claim.close()
+    run.close()
     saved = SavedRun(tmp_path / "run")
     state = saved.restore(2)
     assert set(state.frozen) == {"fc1"}

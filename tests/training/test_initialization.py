@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from jaxtern.training import loop
+from jaxtern.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 FIELDS = {"model": "tiny_norm", "num_steps": 2, "checkpoint_every": 1, "learning_rate": 0.1}
 
 
 @pytest.fixture
-def trained(prepare: Callable, tmp_path: Path) -> loop.Run:
+def trained(prepare: Callable, tmp_path: Path) -> Run:
     """A run of two steps with averages, in `<tmp_path>/first`."""
     run = prepare(tmp_path / "first", average_decay=0.5, freeze=("fc2/bias",), **FIELDS)
     loop.train(run)
@@ -34,7 +35,7 @@ def damage(workdir: Path, step: int) -> None:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def test_run_starts_from_the_averages_of_another(prepare: Callable, trained: loop.Run):
+def test_run_starts_from_the_averages_of_another(prepare: Callable, trained: Run):
     """Weights, frozen ones and moments; step, optimiser and noise begin anew."""
     state = prepare(init_from=str(trained.workdir), seed=9, **FIELDS).state
     averages, frozen = trained.state.averages, trained.state.frozen
@@ -51,12 +52,12 @@ def test_run_starts_from_a_checkpoint_of_a_run_without_averages(prepare: Callabl
     loop.train(first)
     source = tmp_path / "first" / "checkpoints" / str(step)
     state = prepare(init_from=str(source), seed=9, **FIELDS).state
-    saved = first.checkpoints.restore(step, first.state).state
+    saved = first.folder.checkpoints.restore(step, first.state).state
     assert_equal((state.params, state.moments), (saved.params, saved.moments))
     assert not np.array_equal(state.params["fc1"]["kernel"], first.state.params["fc1"]["kernel"])
 
 
-def test_head_starts_fresh_where_it_is_excluded(prepare: Callable, trained: loop.Run, tmp_path: Path):
+def test_head_starts_fresh_where_it_is_excluded(prepare: Callable, trained: Run, tmp_path: Path):
     """Whatever its shape there."""
     made = {"dataset": "synthetic", "synthetic_shape": (8, 8, 1), "synthetic_classes": 3, "synthetic_examples": 32}
     fields, start = FIELDS | made | {"seed": 9}, {"init_from": str(trained.workdir)}
@@ -94,10 +95,10 @@ def test_nothing_to_start_from_is_refused(prepare: Callable, tmp_path: Path, mad
 
 
 def test_run_with_a_damaged_checkpoint_gives_the_one_before_it(
-    prepare: Callable, trained: loop.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    prepare: Callable, trained: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     """But a checkpoint that is named is that one or none."""
-    expected = trained.checkpoints.restore(1, trained.state).state.averages.params["fc1"]
+    expected = trained.folder.checkpoints.restore(1, trained.state).state.averages.params["fc1"]
     damage(trained.workdir, 2)
     with caplog.at_level(logging.WARNING, "jaxtern"):
         state = prepare(init_from=str(trained.workdir), **FIELDS).state
@@ -109,11 +110,11 @@ def test_run_with_a_damaged_checkpoint_gives_the_one_before_it(
         prepare(tmp_path / "named", init_from=str(trained.workdir / "checkpoints" / "2"), **FIELDS)
 
 
-def test_run_that_goes_on_does_not_read_them_again(prepare: Callable, trained: loop.Run):
+def test_run_that_goes_on_does_not_read_them_again(prepare: Callable, trained: Run):
     fields = FIELDS | {"init_from": str(trained.workdir)}
     first = prepare(**fields)
     loop.train(first)
-    first.claim.close()
+    first.close()
     shutil.rmtree(trained.workdir)
     again = prepare(**fields)
     assert int(again.state.step) == 2

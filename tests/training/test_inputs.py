@@ -11,8 +11,9 @@ import pytest
 from jaxtern.data.dataset import Split
 from jaxtern.training import inputs, loop
 from jaxtern.training.inputs import Feed, open_inputs, own_share
+from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.step import create_mesh
+from jaxtern.training.run import Run
 
 SHAKESPEARE = str(Path(__file__).parents[1] / "data" / "shakespeare.txt")
 TEXT = {"dataset": SHAKESPEARE, "preprocessing": "text", "sequence_length": 20}
@@ -90,7 +91,7 @@ def test_run_that_goes_on_with_another_batch_size_misses_no_example(prepare: Cal
     """The first epoch of 1,437 is what 2 batches of 8 and then batches of 16 see, each example once."""
     seen: list[np.ndarray] = []
 
-    def noting(run: loop.Run) -> None:
+    def noting(run: Run) -> None:
         step = run.train_step
 
         def note(state: Any, images: Any, batch: Any, call: Any) -> Any:
@@ -102,7 +103,7 @@ def test_run_that_goes_on_with_another_batch_size_misses_no_example(prepare: Cal
 
     first = prepare(num_steps=2)
     noting(first)
-    first.claim.close()
+    first.close()
     second = prepare(num_steps=91, batch_size=16, allow_config_change=True)
     assert second.examples_seen == 16
     noting(second)

@@ -16,13 +16,15 @@ from jaxtern.training import loop
 from jaxtern.training.checkpoints import digest
 from jaxtern.training.curves import plot_curves
 from jaxtern.training.metrics import read_metrics
+from jaxtern.training.run import Run
+from jaxtern.training.stopping import Stopped
 
 FIELDS = {"num_steps": 7, "checkpoint_every": 3, "evaluate_every": 3, "keep_checkpoints": 10}
 
 
-def finish(run: loop.Run) -> Any:
+def finish(run: Run) -> Any:
     result = loop.train(run)
-    run.claim.close()
+    run.close()
     return result
 
 
@@ -31,7 +33,7 @@ def losses(workdir: Path) -> list[tuple]:
     return [tuple(record.get(name) for name in names) for record in read_metrics(workdir)]
 
 
-def during(run: loop.Run, step: int, act: Callable[[], None]) -> None:
+def during(run: Run, step: int, act: Callable[[], None]) -> None:
     """Does something while the run's step number `step` (from 1) runs."""
     train_step, calls = run.train_step, []
 
@@ -51,16 +53,16 @@ def test_run_stopped_by_a_signal_saves_and_goes_on_as_if_never_stopped(prepare: 
     result = finish(straight)
     run = prepare(tmp_path / "stopped", **FIELDS)
     during(run, 4, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(loop.Stopped) as caught:
+    with pytest.raises(Stopped) as caught:
         loop.train(run)
-    run.claim.close()
+    run.close()
     name = signal.Signals(number).name
     assert str(caught.value) == f"stopped by {name} at step 5; the same command continues"
     assert caught.value.signal_number == number
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
     again = prepare(tmp_path / "stopped", **FIELDS)
     assert int(again.state.step) == 5
-    assert again.checkpoints.steps() == [0, 3, 5]
+    assert again.folder.checkpoints.steps() == [0, 3, 5]
     assert finish(again) == result
     assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
     assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
@@ -75,13 +77,13 @@ def test_run_told_to_stop_in_its_last_step_ends(prepare: Callable):
 def test_run_writes_the_records_of_a_step_before_its_checkpoint(prepare: Callable, tmp_path: Path):
     """So a run that is killed after the checkpoint and resumes behind these records has them."""
     run = prepare(**FIELDS)
-    save, seen = run.checkpoints.save, {}
+    save, seen = run.folder.checkpoints.save, {}
 
     def noting(step: int, *arguments: Any, **metadata: Any) -> None:
         seen[step] = {name for record in read_metrics(tmp_path / "run") if record["step"] == step for name in record}
         save(step, *arguments, **metadata)
 
-    run.checkpoints.save = noting
+    run.folder.checkpoints.save = noting
     finish(run)
     assert set(seen) == {3, 6, 7}
     assert all("loss" in names for names in seen.values())

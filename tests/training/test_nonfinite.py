@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxtern.training import loop
+from jaxtern.training.run import Run
 from jaxtern.training.state import TrainState
 from jaxtern.training.step import Metrics
 
@@ -17,7 +18,7 @@ ALL = [f"{layer}/{leaf}" for layer in ("conv1", "conv2", "fc1", "fc2") for leaf 
 Change = Callable[[Any], Any]
 
 
-def change_before(run: loop.Run, step: int, before: Change = lambda x: x, after: Change = lambda x: x) -> None:
+def change_before(run: Run, step: int, before: Change = lambda x: x, after: Change = lambda x: x) -> None:
     """Hands the run's step number `step` (from 1) a changed state, or its caller changed metrics."""
     train_step, calls = run.train_step, []
 
@@ -40,7 +41,7 @@ def poison(tree: Any, path: str, value: float) -> Any:
     return jax.tree_util.tree_map_with_path(replace, tree)
 
 
-def stop(run: loop.Run) -> str:
+def stop(run: Run) -> str:
     with pytest.raises(loop.NonFiniteError) as caught:
         loop.train(run)
     assert "\n" not in str(caught.value)
@@ -49,9 +50,9 @@ def stop(run: loop.Run) -> str:
 
 def assert_finite_checkpoints(prepare: Callable, workdir: Path, steps: list[int], **fields: Any) -> None:
     run = prepare(workdir, **fields)
-    assert run.checkpoints.steps() == steps
+    assert run.folder.checkpoints.steps() == steps
     for step in steps:
-        for leaf in jax.tree.leaves(run.checkpoints.restore(step, run.state).state):
+        for leaf in jax.tree.leaves(run.folder.checkpoints.restore(step, run.state).state):
             assert np.all(np.isfinite(leaf))
     assert int(run.state.step) == steps[-1]
 
@@ -63,7 +64,7 @@ def test_nonfinite_weight_stops_the_run_at_its_step(prepare: Callable, tmp_path:
     run = prepare(**fields)
     change_before(run, 5, before=lambda state: state._replace(params=poison(state.params, "conv1/kernel", value)))
     message = stop(run)
-    run.claim.close()
+    run.close()
     assert message.startswith("step 5: loss nan, not finite in ")
     for path in ("conv1/kernel", "conv2/kernel", "fc1/kernel", "fc2/bias", "fc2/kernel"):
         assert path in message  # in the gradient of conv2/kernel only a twentieth of the elements
@@ -75,7 +76,7 @@ def test_nonfinite_in_the_first_step_leaves_the_first_weights(prepare: Callable,
     run = prepare(checkpoint_every=1)
     change_before(run, 1, before=lambda state: state._replace(params=poison(state.params, "fc2/bias", np.nan)))
     assert stop(run).endswith("the last good checkpoint is at step 0")
-    run.claim.close()
+    run.close()
     assert_finite_checkpoints(prepare, tmp_path / "run", [0], checkpoint_every=1)
 
 
@@ -86,7 +87,7 @@ def test_nonfinite_update_of_finite_gradients_is_never_saved(prepare: Callable, 
         run, 3, before=lambda state: state._replace(optimizer=poison(state.optimizer, "conv2/kernel", np.inf))
     )
     message = stop(run)
-    run.claim.close()
+    run.close()
     assert message.startswith("step 3: loss 2.")
     assert "not finite in conv2/kernel;" in message
     assert_finite_checkpoints(prepare, tmp_path / "run", [0, 1, 2], checkpoint_every=1)
@@ -114,6 +115,6 @@ def test_nonfinite_learning_rate_too_high_stops_the_run(prepare: Callable, tmp_p
     fields = {"learning_rate": 1e30, "checkpoint_every": 1}
     run = prepare(**fields)
     message = stop(run)
-    run.claim.close()
+    run.close()
     assert message.startswith("step 2: loss")
     assert_finite_checkpoints(prepare, tmp_path / "run", [0, 1], **fields)

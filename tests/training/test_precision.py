@@ -12,11 +12,13 @@ import pytest
 
 from jaxtern.training import loop, step as step_lib
 from jaxtern.training.calls import Call
+from jaxtern.training.mesh import create_mesh
 from jaxtern.training.metrics import read_metrics
 from jaxtern.training.precision import LossScale, adjust_scale, first_scale
 from jaxtern.training.recipe import Recipe
+from jaxtern.training.run import Run
 from jaxtern.training.state import FAST_AXIS
-from jaxtern.training.step import create_mesh, create_train_step
+from jaxtern.training.step import create_train_step
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 HALF = {"model": "tiny_norm", "precision": "float16", "batch_size": 16, "optimizer": "adam", "average_decay": 0.9}
@@ -37,7 +39,7 @@ def overflow_in(monkeypatch: pytest.MonkeyPatch, steps: tuple[int, ...], worker:
 
         def overflowing(state: Any, batch: Any, first: jax.Array) -> list:
             is_due = jnp.any(state.step == jnp.array(steps))
-            is_due &= jax.lax.axis_index(FAST_AXIS) == recipe.devices_per_worker - 1
+            is_due &= jax.lax.axis_index(FAST_AXIS) == recipe.worker_devices - 1
 
             def spoil(number: int, each: Any) -> Any:
                 kernel = each.gradients["fc2"]["kernel"]
@@ -52,7 +54,7 @@ def overflow_in(monkeypatch: pytest.MonkeyPatch, steps: tuple[int, ...], worker:
     monkeypatch.setattr(step_lib, "create_local_gradients", create_overflowing)
 
 
-def walk(run: loop.Run, num_steps: int) -> tuple[list[Any], list[dict[str, Any]]]:
+def walk(run: Run, num_steps: int) -> tuple[list[Any], list[dict[str, Any]]]:
     """States, the first among them, and metrics."""
     states, metrics, batches = [jax.tree.map(np.array, run.state)], [], run.feed.batches(0)
     for _ in range(num_steps):

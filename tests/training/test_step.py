@@ -14,9 +14,9 @@ from jaxtern.data.dataset import Split
 from jaxtern.kernels import dispatch
 from jaxtern.training.checkpoints import digest
 from jaxtern.training.gradients import example_keys
+from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.selection import mask
-from jaxtern.training.step import create_mesh
 
 KERNELS = (r"(.*/)?kernel",)
 GATHERED = {"optimizer": "adam", "learning_rate": 1e-3, "exchange": "gather", "float_last_layer": True, "scale": "pow2"}

@@ -12,6 +12,7 @@ from jaxtern.models.transformer import Transformer
 from jaxtern.training import loop
 from jaxtern.training.checkpoints import digest
 from jaxtern.training.evaluation import evaluate
+from jaxtern.training.run import Run
 
 TEXT = Path(__file__).parents[1] / "data" / "shakespeare.txt"
 FIELDS = {
@@ -27,9 +28,7 @@ def small(folder: Path) -> str:
     return str(path)
 
 
-def test_text_is_learnt_and_goes_on_where_it_stopped(
-    prepare: Callable[..., loop.Run], read_jsonl: Callable, tmp_path: Path
-):
+def test_text_is_learnt_and_goes_on_where_it_stopped(prepare: Callable[..., Run], read_jsonl: Callable, tmp_path: Path):
     """From knowing nothing; and 15 steps and 15 more are 30, to the bit."""
     fields = FIELDS | {"dataset": small(tmp_path)}
     straight = prepare(tmp_path / "straight", **fields, num_steps=30)
@@ -40,14 +39,14 @@ def test_text_is_learnt_and_goes_on_where_it_stopped(
     assert result.num_examples == 7 * 16
     first = prepare(tmp_path / "parts", **fields, num_steps=15)
     loop.train(first)
-    first.claim.close()
+    first.close()
     second = prepare(tmp_path / "parts", **fields, num_steps=30, allow_config_change=True)
     assert int(second.state.step) == 15
     assert loop.train(second) == result
     assert digest(second.state) == digest(straight.state)
 
 
-def test_evaluation_of_text_is_over_all_characters(prepare: Callable[..., loop.Run], tmp_path: Path):
+def test_evaluation_of_text_is_over_all_characters(prepare: Callable[..., Run], tmp_path: Path):
     run = prepare(**FIELDS, dataset=small(tmp_path))
     split = run.inputs.dataset.train
     result = evaluate(run.program.graph, run.state.params, split, run.inputs.preprocessing)

@@ -1,0 +1,55 @@
+"""Do all processes of a cluster train the same: config, data, code."""
+
+import glob
+import hashlib
+import importlib.metadata
+import socket
+from pathlib import Path
+from typing import Any
+
+from jaxtern.hosts.messages import gather_json
+from jaxtern.hosts.settings import shorten
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_SHOWN = 4  # differences
+
+
+def require_same(facts: dict[str, dict[str, Any]]) -> None:
+    """Refuses, in all processes, what is not the same in all; all must call it.
+
+    Args:
+      facts: by subject, as "config", values by name; as JSON has them.
+
+    Raises:
+      ValueError: naming what differs, with its values, and the first process where it does.
+    """
+    first, *others = gather_json({"host": socket.gethostname(), "facts": facts})
+    for number, other in enumerate(others, start=1):
+        differences = _differences(first["facts"], other["facts"])
+        if differences:
+            more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+            raise ValueError(
+                f"process {number} ({other['host']}) and process 0 ({first['host']}) do not train the same:"
+                f" {'; '.join(differences[:_SHOWN])}{more}"
+            )
+
+
+def describe_code() -> dict[str, str]:
+    """Versions of Python libraries that a run's bits depend on, and a digest of each file of this package."""
+    root = Path(__file__).parents[1]
+    versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    files = glob.glob("**/*.py", root_dir=root, recursive=True)  # noqa: PTH207 Path.glob does not follow links
+    return versions | {name: _digest((root / name).read_bytes()) for name in sorted(files)}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=4).hexdigest()
+
+
+def _differences(here: dict[str, dict[str, Any]], there: dict[str, dict[str, Any]]) -> list[str]:
+    return [
+        f"{subject} {name} is {shorten(there[subject].get(name))} there and {shorten(here[subject].get(name))} here"
+        for subject in here
+        for name in sorted(here[subject].keys() | there[subject].keys())
+        if here[subject].get(name) != there[subject].get(name)
+    ]

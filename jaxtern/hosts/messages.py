@@ -1,0 +1,86 @@
+"""What the processes of a cluster tell each other before and between steps: JSON, and arrays to the bit.
+
+Every function here is a collective: all processes must call it, in the same order. A process alone gets its own back.
+"""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Sharding
+
+_PIECE_WORDS = 1 << 22  # of a broadcast at a time
+
+
+def gather_json(value: Any) -> list[Any]:
+    """What each process gives, as JSON has it, in the order of their numbers."""
+    if jax.process_count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = multihost_utils.process_allgather(np.int32(text.size))
+    rows = multihost_utils.process_allgather(_as_words(text, _power_of_two(int(lengths.max()))))
+    return [json.loads(row.view(np.uint8)[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+
+def broadcast_json(value: Any) -> Any:
+    """What process 0 gives; the others' is ignored."""
+    return gather_json(value if jax.process_index() == 0 else None)[0]
+
+
+def broadcast_arrays(tree: Any) -> Any:
+    """Process 0's arrays, bit for bit.
+
+    Args:
+      tree: of NumPy arrays; of the same structure, shapes and dtypes in all processes.
+    """
+    if jax.process_count() == 1:
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    # As integers: a float that is added to zero may change its sign, and a NaN its bits.
+    words = np.concatenate([_as_words(leaf.reshape(-1).view(np.uint8), leaf.nbytes) for leaf in leaves])
+    size = min(_PIECE_WORDS, _power_of_two(words.size))
+    pieces = np.pad(words, (0, -words.size % size)).reshape(-1, size)
+    received = np.concatenate([multihost_utils.broadcast_one_to_all(piece) for piece in pieces]).view(np.uint8)
+    new, start = [], 0
+    for leaf in leaves:
+        new.append(received[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape))
+        start += -(-leaf.nbytes // 4) * 4
+    return jax.tree.unflatten(structure, new)
+
+
+def meet() -> None:
+    """Waits until all processes are here."""
+    gather_json(None)
+
+
+def to_host(tree: Any) -> Any:
+    """NumPy copies of global arrays, whole, in every process."""
+
+    def fetch(leaf: jax.Array) -> np.ndarray:
+        if leaf.is_fully_addressable or leaf.is_fully_replicated:
+            return np.array(jax.device_get(leaf))
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+    return jax.tree.map(fetch, tree)
+
+
+def to_devices(tree: Any, shardings: Any) -> Any:
+    """Global arrays of what every process holds whole and alike; nothing is compared or sent."""
+
+    def put(leaf: Any, sharding: Sharding) -> jax.Array:
+        array = np.asarray(leaf)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    return jax.tree.map(put, tree, shardings)
+
+
+def _as_words(data: np.ndarray, size: int) -> np.ndarray:
+    """uint8[n] as uint32, behind it zeros up to `size` bytes and whole words."""
+    return np.pad(data, (0, -(-size // 4) * 4 - data.size)).view(np.uint32)
+
+
+def _power_of_two(size: int) -> int:
+    """At least `size`: so that few sizes are compiled."""
+    return 1 << max(size - 1, 0).bit_length()

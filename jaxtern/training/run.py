@@ -1,0 +1,217 @@
+"""A run before its first step: everything checked, and found where it stands.
+
+Process 0 alone touches the run's folder. What it has restored goes to the others from there, so hosts need no folder in
+common.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jaxtern.compression.calibration import calibrate
+from jaxtern.compression.cost import Network
+from jaxtern.compression.report import WireReport, wire_report
+from jaxtern.data.fingerprint import fingerprint
+from jaxtern.data.rendering import Batch, Share
+from jaxtern.hosts import agreement, messages
+from jaxtern.models import MODELS
+from jaxtern.training.calls import Call
+from jaxtern.training.checkpoints import Checkpoint, Checkpoints
+from jaxtern.training.evaluation import Evaluation, evaluate
+from jaxtern.training.initialization import initialize
+from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
+from jaxtern.training.mesh import create_mesh, lay_out
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.state import (
+    DEVICE_AXIS,
+    Program,
+    TrainState,
+    create_codec,
+    create_run,
+    stays_float,
+    variables_of,
+)
+from jaxtern.training.step import Metrics, TrainStep, create_train_step
+from jaxtern.training.workdir import WITHOUT_EFFECT, claim_workdir, read_network, write_network, write_recipe
+
+StepFunction = Callable[..., tuple[TrainState, Metrics]]
+
+
+@dataclasses.dataclass
+class Run:
+    """A run that is ready to go on from `state`.
+
+    Attributes:
+      recipe: laid out on the devices that there are.
+      given: the same as it was given, which goes into the folder.
+      examples_seen: up to `state`.
+      wire: what a worker sends in a step.
+      float_wire: likewise, in steps that are float in a ternary run.
+      folder: in process 0.
+      last_saved: step of the newest checkpoint.
+    """
+
+    recipe: Recipe
+    given: Recipe
+    workdir: Path
+    mesh: Mesh
+    inputs: Inputs
+    feed: Feed
+    program: Program
+    state: TrainState
+    train_step: StepFunction
+    examples_seen: int
+    wire: WireReport
+    float_wire: WireReport
+    folder: "Folder | None"
+    last_saved: int = 0
+
+    def save(self, step: int) -> None:
+        """Starts to write a checkpoint of the state, which is that of `step`; all processes must call it."""
+        state = messages.to_host(self.state)
+        if self.folder is not None:
+            recipe = self.given.to_dict()
+            self.folder.checkpoints.save(step, state, recipe=recipe, examples_seen=self.examples_seen)
+        self.last_saved = step
+
+    def evaluate(self) -> Evaluation:
+        """Of the weights as they are, or their moving averages where they are kept, on the test split.
+
+        Each process takes a part of it; all must call it.
+
+        Raises:
+          DataError: if an example cannot be read.
+        """
+        inputs, share = self.inputs, Share(jax.process_index(), jax.process_count())
+        variables = jax.tree.map(lambda leaf: leaf.addressable_data(0), variables_of(self.state))
+        size = self.recipe.image_size
+        return evaluate(
+            self.program.graph, variables, inputs.dataset.test, inputs.preprocessing, size, inputs.threads, share=share
+        )
+
+    def close(self) -> None:
+        """Waits until all is written, and gives the folder back."""
+        if self.folder is not None:
+            self.folder.close()
+
+
+class Folder:
+    """A run's folder, as process 0 holds it.
+
+    Attributes:
+      checkpoints: to be saved to.
+      restored: the newest, None where there is none.
+    """
+
+    def __init__(self, workdir: Path, recipe: Recipe, like: Any, allow_config_change: bool):
+        """Claims it.
+
+        Raises:
+          ValueError, OSError: if it holds another run, or is not to be had.
+        """
+        self._claim = claim_workdir(workdir, recipe, allow_config_change)
+        self.checkpoints = Checkpoints(workdir, recipe.keep_checkpoints)
+        self.restored: Checkpoint | None = self.checkpoints.restore_latest(like)
+        write_recipe(workdir, recipe)  # not before the run's state is found to fit
+
+    def close(self) -> None:
+        self.checkpoints.close()
+        self._claim.close()
+
+
+def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False) -> Run:
+    """Checks everything that can be checked before the first step, and finds where the run stands.
+
+    All processes must call it.
+
+    Raises:
+      ValueError, OSError: for a recipe, data or folder that does not fit, or processes that do not train the same, in
+        one line.
+    """
+    recipe, is_first = lay_out(given), jax.process_index() == 0
+    mesh = create_mesh(recipe)
+    inputs = open_inputs(recipe)
+    if jax.process_count() > 1:
+        config = {name: value for name, value in given.to_dict().items() if name not in (*WITHOUT_EFFECT, "data_dir")}
+        facts = {"config": config, "data": fingerprint(inputs.dataset), "code": agreement.describe_code()}
+        agreement.require_same(facts)
+    feed = Feed(recipe, inputs, mesh)
+    model = create_network(recipe, inputs)
+    if is_first and not Checkpoints.exist(workdir):
+        initialize(model, recipe)
+    network = find_network(recipe, mesh, workdir)
+    program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
+    wire = report_wire(recipe, state.params, network)
+    float_wire = report_wire(dataclasses.replace(recipe, codec="float"), state.params, None)
+    first = messages.to_host(state)
+    folder = Folder(workdir, given, first, allow_config_change) if is_first else None
+    if folder is not None:
+        write_network(workdir, network)
+    restored = None if folder is None else folder.restored
+    seen = messages.broadcast_json(None if restored is None else restored.metadata["examples_seen"])
+    start = messages.broadcast_arrays(first if restored is None else restored.state)
+    state = messages.to_devices(start, jax.tree.map(lambda leaf: leaf.sharding, state))
+    train_step = create_train_steps(recipe, program, mesh)
+    run = Run(
+        recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wire, float_wire, folder,
+        int(start.step),
+    )  # fmt: skip
+    if seen is None:
+        run.save(0)
+    return run
+
+
+def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:
+    """(state, images, batch or batches, call, stops) -> (state, metrics), compiled for every kind of call."""
+
+    @functools.cache
+    def compiled(call: Call) -> TrainStep:
+        num_steps = call.num_steps if call.num_steps > 1 else None
+        return create_train_step(recipe, program, mesh, compresses=call.compresses, num_steps=num_steps)
+
+    def train_step(
+        state: TrainState, images: jax.Array | None, batch: Batch, call: Call, stops: jax.Array | None = None
+    ) -> tuple[TrainState, Metrics]:
+        return compiled(call)(state, images, batch, stops)
+
+    return train_step
+
+
+def find_network(recipe: Recipe, mesh: Mesh, workdir: Path) -> Network | None:
+    """The links by which "auto" chooses: those measured when the run began, or measured now; None where none are used.
+
+    Raises:
+      ValueError: for a stored network that cannot be read, or numbers out of their range.
+    """
+    given = {"latency": recipe.network_latency, "bandwidth": recipe.network_bandwidth}
+    Network(**{name: value for name, value in given.items() if value is not None})
+    if recipe.codec == "float" or recipe.exchange != "auto" or mesh.shape[DEVICE_AXIS] == 1:
+        return None
+    stored = read_network(workdir) if jax.process_index() == 0 else None
+    stored = messages.broadcast_json(stored and dataclasses.asdict(stored))
+    return Network(**stored) if stored else calibrate(mesh, DEVICE_AXIS, **given)
+
+
+def report_wire(recipe: Recipe, params: Any, network: Network | None) -> WireReport:
+    """What a worker sends in a step of this recipe.
+
+    Raises:
+      ValueError: if the exchange cannot carry so many workers.
+    """
+    last_layer = MODELS[recipe.model].last_layer
+    return wire_report(
+        params,
+        "float" if recipe.codec == "float" else create_codec(recipe),
+        recipe.exchange,
+        recipe.num_workers,
+        min_size=recipe.min_size,
+        exclude=lambda path: stays_float(recipe, last_layer, path),
+        bucket_size=recipe.bucket_size,
+        network=network,
+        devices_per_worker=recipe.worker_devices,
+    )
