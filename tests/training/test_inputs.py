@@ -94,9 +94,9 @@ def test_run_that_goes_on_with_another_batch_size_misses_no_example(prepare: Cal
     def noting(run: Run) -> None:
         step = run.train_step
 
-        def note(state: Any, images: Any, batch: Any, call: Any) -> Any:
+        def note(state: Any, images: Any, batch: Any, *others: Any) -> Any:
             seen.append(np.asarray(batch.images))
-            return step(state, images, batch, call)
+            return step(state, images, batch, *others)
 
         run.train_step = note
         loop.train(run)
