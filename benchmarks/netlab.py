@@ -146,6 +146,14 @@ class Lab:
                 tool(f"tc -n {namespace} qdisc " + (f"replace {device} {bucket(rate)}" if rate else f"delete {device}"))
         self._is_shaped = rate is not None
 
+    def cut(self, host: int) -> None:
+        """Takes a host's link away: what is sent is lost without a word, and connections know nothing of it."""
+        tool(f"ip -n {self.namespace('bridge')} link set host{host} down")
+
+    def mend(self, host: int) -> None:
+        """Gives it back; connections that have not given up live on."""
+        tool(f"ip -n {self.namespace('bridge')} link set host{host} up")
+
     def popen(
         self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen:

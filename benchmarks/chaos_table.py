@@ -1,0 +1,50 @@
+"""The table of benchmarks/chaos.py: a row for each kind of fault."""
+
+import re
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import study
+from benchmarks.chaos_faults import MEANING
+
+_HEADER = (
+    "fault", "runs", "in start-up", "went on", "restarted", "refused", "same bits", "wrong", "median s", "max s", "for example"
+)  # fmt: skip
+_PREFERRED = "error: process", "WARNING: checkpoint", "stopped by", "error:", "launch: process"
+
+
+def make_table(results: Sequence[dict[str, Any]]) -> str:
+    """Markdown. Seconds are from the fault until all processes had ended by themselves."""
+    rows = [_HEADER]
+    for kind in MEANING:
+        found = [result for result in results if result["kind"] == kind]
+        if found:
+            rows.append(_row(MEANING[kind], found))
+    return study.format_table([*rows, _row("all", results, example=False)])
+
+
+def _row(name: str, results: Sequence[dict[str, Any]], example: bool = True) -> list[str]:
+    seconds = [result["seconds"] for result in results if result["seconds"] is not None]
+    refused = [result for result in results if result["outcome"] == "refused"]
+    counts = (
+        len(results),
+        sum(result["phase"] == "start-up" for result in results),
+        sum(not result["restarts"] for result in results),
+        sum(result["restarts"] > 0 for result in results) - len(refused),
+        len(refused),
+        sum(not result["wrong"] for result in results) - len(refused),
+        sum(bool(result["wrong"]) for result in results),
+    )
+    times = [f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"] if seconds else ["", ""]
+    return [name, *map(str, counts), *times, _example(results) if example else ""]
+
+
+def _example(results: Sequence[dict[str, Any]]) -> str:
+    """A line that one of the processes printed."""
+    told = [re.sub(r"^\d+ \[\w+\] ", "", line) for result in results for line in result["told"]]
+    for start in _PREFERRED:
+        for line in told:
+            if line.startswith(start):
+                return f"`{line if len(line) <= 160 else line[:157] + '...'}`".replace("|", "\\|")
+    return ""
