@@ -20,6 +20,7 @@ from jaxtern.data.rendering import Batch
 from jaxtern.models import MODELS
 from jaxtern.training.calls import Call, plan_calls
 from jaxtern.training.checkpoints import Checkpoints
+from jaxtern.training.divergence import DivergenceError, DivergenceGuard
 from jaxtern.training.evaluation import Evaluation, evaluate
 from jaxtern.training.initialization import initialize
 from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
@@ -66,6 +67,7 @@ class Run:
     examples_seen: int
     wire: WireReport
     float_wire: WireReport  # of steps that are float in a ternary run
+    guard: DivergenceGuard
     claim: Any
 
     def save(self, step: int) -> None:
@@ -110,7 +112,10 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
         state = jax.device_put(restored.state, jax.tree.map(lambda leaf: leaf.sharding, state))
         seen = restored.metadata["examples_seen"]
     train_step = create_train_steps(recipe, program, mesh)
-    run = Run(recipe, workdir, inputs, feed, program, state, train_step, checkpoints, seen, wire, float_wire, claim)
+    guard = DivergenceGuard(recipe, mesh)
+    run = Run(
+        recipe, workdir, inputs, feed, program, state, train_step, checkpoints, seen, wire, float_wire, guard, claim
+    )
     if restored is None:
         run.save(0)
     return run
@@ -167,6 +172,7 @@ def train(run: Run) -> Evaluation:
 
     Raises:
       NonFiniteError: at the first NaN or infinity; the last good checkpoint stays.
+      DivergenceError: at the first difference between devices that is found; likewise.
       Stopped: after SIGTERM or SIGINT, when the state is saved.
     """
     first_step = int(run.state.step)
@@ -203,7 +209,7 @@ class _Loop:
         self._run, self._writer, self._progress = run, writer, progress
         self._batches = run.feed.batches(run.examples_seen, (call.num_steps for call in self.calls()))
         self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
-        self._pending: tuple[Call, int, Metrics] | None = None
+        self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
         self._since: list[Scalars] = []
         self._compressed = 0  # steps of them
         self._clock = time.perf_counter()
@@ -218,14 +224,15 @@ class _Loop:
         run, recipe = self._run, self._run.recipe
         run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches), call)
         run.examples_seen += call.num_steps * recipe.batch_size
-        self._read_pending()
-        self.taken += call.num_steps
-        self._pending = (call, self.taken, metrics)
+        before, self.taken = self.taken, self.taken + call.num_steps
         finished = self.taken == recipe.num_steps
         saves = finished or stopping or self.taken % recipe.checkpoint_every == 0
+        digests = run.guard.compare(run.state, before, self.taken, saves)
+        self._read_pending()
+        self._pending = (call, self.taken, metrics, digests)
         evaluates = finished or (recipe.evaluate_every and self.taken % recipe.evaluate_every == 0)
         if saves or evaluates:
-            self._read_pending()  # nothing that is not finite is ever saved
+            self._read_pending()  # nothing that is not finite, or not the same everywhere, is ever saved
         evaluation = self._evaluate(self.taken) if evaluates else None
         if saves:  # after all records of this step: a run that resumes here keeps them and does not write them again
             run.save(self.taken)
@@ -251,8 +258,9 @@ class _Loop:
         """Waits for the metrics of the call before, checks them, and logs every `log_every` steps."""
         if self._pending is None:
             return
-        (call, last, metrics), self._pending = self._pending, None
-        fetched = jax.device_get(metrics)
+        (call, last, metrics, digests), self._pending = self._pending, None
+        fetched, digests = jax.device_get((metrics, digests))
+        self._require_same(last, digests)
         if call.num_steps == 1:
             fetched = jax.tree.map(lambda leaf: leaf[None], fetched)
         for number in range(call.num_steps):
@@ -265,6 +273,12 @@ class _Loop:
         if last % self._run.recipe.log_every == 0 or last == self._run.recipe.num_steps:
             self._log(last, rate)
             self._clock = now  # not later: the device works on while this is written
+
+    def _require_same(self, step: int, digests: np.ndarray | None) -> None:
+        """Refuses a state after `step` of which devices hold different copies, where they were compared."""
+        difference = None if digests is None else self._run.guard.find_difference(digests)
+        if difference is not None:
+            raise DivergenceError(f"step {step}: {difference}; {self._last_good()}")
 
     def _check(self, step: int, metrics: dict[str, Any]) -> Scalars:
         """One step's numbers.
@@ -283,8 +297,10 @@ class _Loop:
 
     def _describe(self, step: int, loss: float, nonfinite: list[str]) -> str:
         where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
-        kept = self._run.checkpoints.steps()
-        return f"step {step}: loss {loss}, {where}; the last good checkpoint is at step {kept[-1]}"
+        return f"step {step}: loss {loss}, {where}; {self._last_good()}"
+
+    def _last_good(self) -> str:
+        return f"the last good checkpoint is at step {self._run.checkpoints.steps()[-1]}"
 
     def _log(self, step: int, examples_per_second: float) -> None:
         """A line and a record: means since the last one."""
