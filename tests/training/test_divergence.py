@@ -213,7 +213,7 @@ def test_run_without_comparison_goes_on(prepare: Callable, fields: dict[str, Any
         {"codec": "float"},
         {"delayed": True},
         {"model": "tiny_norm", "batch_norm": "sync", "average_decay": 0.9},
-        {"model": "tiny_norm", "batch_norm": "first", "precision": "float16", "loss_scale": 2.0**24},
+        {"model": "tiny_norm", "batch_norm": "first", "precision": "float16", "loss_scale": 2.0**13},
         {"model": "tiny_norm", "num_workers": 2, "devices_per_worker": 2, "average_decay": 0.9},
         {"num_workers": 2, "devices_per_worker": 2, "delayed": True},
     ],
@@ -229,7 +229,7 @@ def test_run_undisturbed_holds_one_state(prepare: Callable, extra: dict[str, Any
         assert digests.shape == (4, 8, 2)
         assert run.guard.find_difference(np.asarray(digests)) is None
         seen.add(tuple(np.asarray(digests)[0, 1]))
-    assert len(seen) == 5 if run.recipe.precision == "float32" else 1 < len(seen)
+    assert len(seen) > 2
     batches.close()
 
 
@@ -259,20 +259,20 @@ def devices(*processes: int) -> list[Any]:
         (
             [0, 1],
             "ba",
-            "device 0 of process 0 (host x) and device 1 of process 1 (host y) differ in weights, and no majority",
+            "device 0 of process 0 (host x) and device 1 of process 1 (host y) differ in weights, and no",
         ),
         (
             [0, 0, 1, 1],
             "bbaa",
-            "devices 0, 1 of process 0 (host x) and devices 2, 3 of process 1 (host y) differ in weights, and no majority",
+            "devices 0, 1 of process 0 (host x) and devices 2, 3 of process 1 (host y) differ in weights, and no",
         ),
-        ([0, 0], "ab", "device 0 and device 1 differ in weights, and no majority"),
+        ([0, 0], "ab", "device 0 and device 1 differ in weights, and no"),
     ],
 )
 def test_difference_is_that_from_most(processes: list[int], held: str, words: str):
     digests = np.zeros((len(held), 8, 2), np.uint32)
     digests[:, 1, 1] = [ord(letter) for letter in held]
-    tail = " tells which is right" * words.endswith("no majority")
+    tail = " majority tells which is right" * words.endswith("and no")
     assert find_difference(digests, devices(*processes), "xyz") == words + tail
     assert find_difference(np.zeros_like(digests), devices(*processes), "xyz") is None
 
