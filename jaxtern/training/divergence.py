@@ -18,7 +18,7 @@ from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, TrainState, specs_of_
 
 _LANE_STEPS = 0x9E3779B9, 0x85EBCA6B  # odd
 _JOINED_BELOW = 2**16  # words; a loop for each of hundreds of small tensors would take seconds to compile
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
+_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 _PARTS = {  # of a state, as messages name them
     "step": "count of steps",
     "params": "weights",
@@ -45,7 +45,7 @@ def digest(tree: Any) -> jax.Array:
     tensors, cancel by chance in one lane of 2^-32, in both of 2^-64. It guards against accidents, not against intent.
 
     Args:
-      tree: of arrays of 1, 2, 4 or 8 bytes an element, real or bool.
+      tree: of arrays of 1, 2 or 4 bytes an element, real or bool.
 
     Returns:
       uint32[2].
