@@ -6,8 +6,10 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -21,12 +23,12 @@ KILLED = "ended without a word: it was killed, or its host went down"
 
 
 @pytest.fixture
-def start_three(open_script: Open, free_port: int) -> Callable[..., list[subprocess.Popen]]:
-    """Three processes that add numbers, and have begun to."""
+def start(open_script: Open, free_port: int) -> Callable[..., list[subprocess.Popen]]:
+    """Processes that add numbers, and have begun to."""
 
-    def start(*options: str) -> list[subprocess.Popen]:
-        where = f"--coordinator=127.0.0.1:{free_port}", "--num_processes=3"
-        started = [open_script("watch_process.py", *where, f"--process_id={i}", *options) for i in range(3)]
+    def start(count: int, *options: str) -> list[subprocess.Popen]:
+        where = f"--coordinator=127.0.0.1:{free_port}", f"--num_processes={count}"
+        started = [open_script("watch_process.py", *where, f"--process_id={i}", *options) for i in range(count)]
         for process in started:
             assert process.stdout is not None
             while "adds" not in (line := process.stdout.readline()):
@@ -37,57 +39,57 @@ def start_three(open_script: Open, free_port: int) -> Callable[..., list[subproc
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_is_named_at_once_by_all_others(start_three: Callable, end_of: EndOf, victim: int):
-    processes = start_three()
-    start = time.monotonic()
+def test_a_killed_process_is_named_at_once_by_all_others(start: Callable, end_of: EndOf, victim: int):
+    processes = start(3)
+    since = time.monotonic()
     processes.pop(victim).kill()
     for process in processes:
         status, _, err = end_of(process)
         assert (status, err[-1]) == (1, f"error: process {victim} (host {HOST}) {KILLED}")
         assert len(err) == 1 or victim == 0  # whose end JAX tells too, in many lines
         assert not any("Traceback" in line for line in err)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - since < 10
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_frozen_process_is_named_in_time_and_leaves_when_it_thaws(start_three: Callable, end_of: EndOf, victim: int):
-    processes = start_three("--peer_timeout=3")
+def test_a_frozen_process_is_named_in_time_and_leaves_when_it_thaws(start: Callable, end_of: EndOf, victim: int):
+    processes = start(3, "--peer_timeout=3")
     frozen = processes.pop(victim)
     frozen.send_signal(signal.SIGSTOP)
-    start = time.monotonic()
+    since = time.monotonic()
     for process in processes:
         status, _, err = end_of(process)
         assert (status, err) == (1, [f"error: process {victim} (host {HOST}) {SILENT}"])
-    assert 3 <= time.monotonic() - start < 10
+    assert 3 <= time.monotonic() - since < 10
     frozen.send_signal(signal.SIGCONT)
     status, _, err = end_of(frozen)
     assert status != 0
     assert f"error: process {victim} (host {HOST}), this one, was silent for so long that the others have left" in err
 
 
-def test_processes_that_stood_still_together_go_on(start_three: Callable, end_of: EndOf):
-    processes = start_three("--peer_timeout=1", "--steps=100")
+def test_processes_that_stood_still_together_go_on(start: Callable, end_of: EndOf):
+    processes = start(2, "--peer_timeout=1", "--steps=100")
     for process in processes:
         process.send_signal(signal.SIGSTOP)
     time.sleep(2.5)
     for process in processes:
         process.send_signal(signal.SIGCONT)
-    assert [end_of(process)[0] for process in processes] == [0, 0, 0]
+    assert [end_of(process)[0] for process in processes] == [0, 0]
 
 
-@pytest.mark.parametrize("who", [0, 2])
 @pytest.mark.parametrize(
-    ("how", "status", "reason"),
+    ("who", "how", "status", "reason"),
     [
-        ("usage", 2, "workdir='x': holds a run with another config"),
-        ("exception", 1, "RuntimeError: a bug"),
-        ("exit", 7, "it ended with status 7"),
+        (0, "usage", 2, "workdir='x': holds a run with another config"),
+        (2, "usage", 2, "workdir='x': holds a run with another config"),
+        (1, "exception", 1, "RuntimeError: a bug"),
+        (0, "exit", 7, "it ended with status 7"),
     ],
 )
 def test_a_failure_of_one_is_told_by_all_others(
-    start_three: Callable, end_of: EndOf, who: int, how: str, status: int, reason: str
+    start: Callable, end_of: EndOf, who: int, how: str, status: int, reason: str
 ):
-    for process, started in enumerate(start_three(f"--who={who}", f"--how={how}")):
+    for process, started in enumerate(start(3, f"--who={who}", f"--how={how}")):
         ended, _, err = end_of(started)
         assert ended == status
         if process != who:
@@ -99,30 +101,41 @@ def test_a_failure_of_one_is_told_by_all_others(
             assert err == ([f"error: {reason}"] if how == "usage" else [])
 
 
-@pytest.mark.parametrize("who", [0, 2])
-def test_processes_may_end_one_after_the_other(start_three: Callable, end_of: EndOf, who: int):
-    for process in start_three("--peer_timeout=1", "--steps=20", f"--who={who}", "--how=late"):
+@pytest.mark.parametrize("who", [0, 1])
+def test_processes_may_end_one_after_the_other(start: Callable, end_of: EndOf, who: int):
+    for process in start(2, "--peer_timeout=1", "--steps=20", f"--who={who}", "--how=late"):
         status, out, err = end_of(process)
         assert (status, out[-1], err) == (0, "done", [])
 
 
-def test_processes_that_are_stopped_together_leave_without_alarm(start_three: Callable, end_of: EndOf):
-    for process in start_three("--steps=20", "--how=stop"):
+def test_processes_that_are_stopped_together_leave_without_alarm(start: Callable, end_of: EndOf):
+    for process in start(2, "--steps=20", "--how=stop"):
         status, out, err = end_of(process)
         assert (status, out[-1], err) == (128 + signal.SIGTERM, "done", [])
 
 
-def test_a_starved_watch_raises_no_alarm(start_three: Callable, end_of: EndOf):
-    for process in start_three("--peer_timeout=20", "--steps=20", "--who=1", "--how=starve"):
+def test_a_starved_watch_raises_no_alarm(start: Callable, end_of: EndOf):
+    for process in start(2, "--peer_timeout=8", "--steps=20", "--who=0", "--how=starve"):
         status, out, err = end_of(process)
         assert (status, out[-1], err) == (0, "done", [])
 
 
-def test_what_is_to_be_done_before_leaving_is_done(start_three: Callable, end_of: EndOf):
-    first, second, _ = start_three("--how=hook")
+def test_what_is_to_be_done_before_leaving_is_done(start: Callable, end_of: EndOf):
+    first, second = start(2, "--how=hook")
     second.kill()
     status, out, err = end_of(first)
     assert (status, out[-1], len(err)) == (1, "hook ran", 1)
+
+
+def test_the_launcher_names_the_process_that_failed_first(open_script: Open, end_of: EndOf):
+    script = [sys.executable, str(Path(__file__).with_name("watch_process.py")), "--who=0", "--how=usage"]
+    status, out, err = end_of(open_script("launcher.py", json.dumps({"num_processes": 2}), *script))
+    reason = "workdir='x': holds a run with another config"
+    assert status == 2
+    assert sorted(out) == ["[0] adds", "[1] adds"]  # and nothing of gloo
+    assert f"[0] error: {reason}" in err
+    assert f"[1] error: process 0 (host {HOST}) failed: {reason}" in err
+    assert "launch: process 0 ended with status 2" in "\n".join(err)
 
 
 def test_time_in_which_a_process_stood_still_hardly_counts():

@@ -26,7 +26,7 @@ def main() -> int:
         assert total == count * (count - 1) // 2
         if step == 3:
             print("adds", flush=True)
-        if step > 3 and process == WHO.value:
+        if step == 4 and process == WHO.value:
             misbehave(HOW.value)
         time.sleep(0.02)
     if HOW.value == "late" and process == WHO.value:
