@@ -135,13 +135,15 @@ def leaving_when_failed() -> Iterator[None]:
         if not status or not (watch.is_kept() or jax.distributed.is_initialized()):
             watch.finish()
             raise
-        if status in _STOPPED:
-            watch.finish(leaves_now=True)
-        else:
-            _tell_of(error)
-        if not isinstance(status, int) or not isinstance(error, SystemExit):
-            traceback.print_exc()
-        _end(status if isinstance(status, int) else 1)
+        try:
+            if status in _STOPPED:
+                watch.finish(leaves_now=True)
+            else:
+                _tell_of(error)
+            if not isinstance(status, int) or not isinstance(error, SystemExit):
+                traceback.print_exc()
+        finally:  # even if it is interrupted meanwhile
+            _end(status if isinstance(status, int) else 1)
     else:
         watch.finish()
 

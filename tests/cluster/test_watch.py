@@ -24,11 +24,20 @@ KILLED = "ended without a word: it was killed, or its host went down"
 
 @pytest.fixture
 def start(open_script: Open, free_port: int) -> Callable[..., list[subprocess.Popen]]:
-    """Processes that add numbers, and have begun to."""
+    """Processes that add numbers, and have begun to; told who they are by flags, or by the variables of SLURM."""
 
-    def start(count: int, *options: str) -> list[subprocess.Popen]:
-        where = f"--coordinator=127.0.0.1:{free_port}", f"--num_processes={count}"
-        started = [open_script("watch_process.py", *where, f"--process_id={i}", *options) for i in range(count)]
+    def start(count: int, *options: str, slurm: bool = False) -> list[subprocess.Popen]:
+        started = []
+        for process in range(count):
+            where = f"--coordinator=127.0.0.1:{free_port}", f"--num_processes={count}", f"--process_id={process}"
+            step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(count)}
+            step |= {
+                "SLURM_PROCID": str(process),
+                "SLURM_LOCALID": str(process),
+                "JAX_COORDINATOR_PORT": str(free_port),
+            }
+            own = options if slurm else (*where, *options)
+            started.append(open_script("watch_process.py", *own, **(step if slurm else {})))
         for process in started:
             assert process.stdout is not None
             while "adds" not in (line := process.stdout.readline()):
@@ -49,6 +58,13 @@ def test_a_killed_process_is_named_at_once_by_all_others(start: Callable, end_of
         assert len(err) == 1 or victim == 0  # whose end JAX tells too, in many lines
         assert not any("Traceback" in line for line in err)
     assert time.monotonic() - since < 10
+
+
+def test_a_killed_process_is_named_where_jax_found_the_cluster(start: Callable, end_of: EndOf):
+    first, second = start(2, slurm=True)
+    second.kill()
+    status, _, err = end_of(first)
+    assert (status, err) == (1, [f"error: process 1 (host {HOST}) {KILLED}"])
 
 
 @pytest.mark.parametrize("victim", [0, 2])
