@@ -156,7 +156,8 @@ class Hub(Side):
         self._tell_verdict(self.verdict)
 
     def told_failure(self) -> bool:
-        return all(member.acknowledged or member.gone for member in self._members.values())
+        members = [self._members.get(process) for process in self._expected]
+        return all(member is not None and (member.acknowledged or member.gone) for member in members)
 
     def tell_goodbye(self) -> None:
         self._finished = True
@@ -164,7 +165,7 @@ class Hub(Side):
 
     def alone(self) -> bool:
         lost = None if self.verdict is None else self.verdict.process
-        return all(member.gone or process == lost for process, member in self._members.items())
+        return all(member.gone or process == lost for process, member in tuple(self._members.items()))
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end; a stranger's is closed without a word."""
@@ -276,6 +277,10 @@ class Spoke(Side):
 
     def alone(self) -> bool:
         return self._gone
+
+    def welcomed(self) -> bool:
+        """Whether process 0 has answered."""
+        return self._host != ""
 
     def _heed(self, said: dict[str, Any]) -> None:
         self._heard = self._clock.now

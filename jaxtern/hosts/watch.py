@@ -52,7 +52,7 @@ class Watch:
         """As the function below."""
         self._call(self._side.tell_goodbye)
         if leaves_now and isinstance(self._side, Hub):
-            self._wait_for(self._side.alone, _GOODBYE_SECONDS)
+            self.wait_for(self._side.alone, _GOODBYE_SECONDS)
 
     def tell_failure(self, reason: str, status: int, patience: float) -> None:
         """As the function below."""
@@ -64,7 +64,7 @@ class Watch:
         if not self._fails:
             _wait_for_the_end()
         self._call(self._side.tell_failure, reason, status)
-        self._wait_for(self._side.told_failure, _TELL_SECONDS)
+        self.wait_for(self._side.told_failure, _TELL_SECONDS)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -79,10 +79,12 @@ class Watch:
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(call(), self._loop).result(_TELL_SECONDS)
 
-    def _wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether it holds in that time."""
         deadline = time.monotonic() + seconds
-        while not condition() and time.monotonic() < deadline:
+        while not (holds := condition()) and time.monotonic() < deadline:
             time.sleep(_STEP_SECONDS)
+        return holds
 
     def _begin_leaving(self, verdict: Verdict) -> None:
         """In the watch's thread."""
@@ -158,8 +160,15 @@ def start_spoke(hosts: list[str], port: int, token: str, process: int, timeout: 
       OSError: if none answers; of the first.
     """
     global _watch  # noqa: PLW0603
-    connection = _connect(hosts, port)
-    _watch = Watch(lambda judged: Spoke(connection, token, process, timeout, socket.gethostname(), judged))
+    connection, spokes = _connect(hosts, port), []
+
+    def make_spoke(judged: Callable[[Verdict], None]) -> Spoke:
+        spokes.append(Spoke(connection, token, process, timeout, socket.gethostname(), judged))
+        return spokes[0]
+
+    _watch = Watch(make_spoke)
+    if not _watch.wait_for(spokes[0].welcomed, _CONNECT_SECONDS):
+        raise OSError(f"{shorten(hosts[0])}, port {port}: it does not answer")
 
 
 def is_kept() -> bool:
