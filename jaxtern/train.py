@@ -46,6 +46,7 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     except DataError as error:
         raise command_line.UsageError(str(error)) from None
     except (loop.NonFiniteError, DivergenceError) as error:
+        cluster.tell_failure(str(error), 1)
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Stopped as stopped:
