@@ -1,9 +1,11 @@
 """This process among those that train together, on jax.distributed.
 
-A start that cannot succeed ends in one line: see `jaxtern.hosts.roll_call`.
+A start that cannot succeed ends in one line: see `jaxtern.hosts.roll_call`; and so do all processes when one of them
+fails or is lost: see `jaxtern.hosts.watch`.
 """
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -16,17 +18,33 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
+from jaxtern.hosts import watch
 from jaxtern.hosts.roll_call import StartError, call_roll
 from jaxtern.hosts.settings import ALONE, Cluster, detects, from_environment, from_flags, parse_address
 from jaxtern.hosts.tf_config import Unneeded, read_tf_config
+from jaxtern.hosts.watch import before_leaving, finish, tell_failure
 
-__all__ = ["Cluster", "StartError", "Unneeded", "find_cluster", "join", "leaving_when_failed"]
+__all__ = [
+    "Cluster",
+    "StartError",
+    "Unneeded",
+    "before_leaving",
+    "find_cluster",
+    "finish",
+    "join",
+    "leaving_when_failed",
+    "tell_failure",
+]
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "localhost", "127.", "::1"
 _SLACK_SECONDS = 60  # that JAX would wait longer than we do, and then abort
+_STOPPED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # statuses with which all leave together
+_ANNOUNCEMENT_BYTES = 4096
 
 
 def join(
@@ -34,6 +52,7 @@ def join(
     process_id: int | None = None,
     num_processes: int | None = None,
     start_timeout: float = 300.0,
+    peer_timeout: float = 60.0,
 ) -> Cluster:
     """Makes this process one of its cluster, before any JAX backend is used; returns once all others are there.
 
@@ -41,24 +60,31 @@ def join(
     and that before what JAX finds by itself of SLURM, Open MPI and Kubernetes. A process alone needs none of them, and
     does not touch jax.distributed. On CPUs collectives go over gloo, unless another implementation was chosen.
 
+    From then on the processes watch each other, and leave when one fails: call this within `leaving_when_failed`, which
+    tells the others of this one's end, be it regular or not.
+
     Args:
       coordinator: host:port where process 0 listens, there and on no other address, unless JAX_COORDINATOR_BIND_ADDRESS
         names one.
       process_id: 0 to num_processes - 1.
       num_processes: in all.
       start_timeout: seconds.
+      peer_timeout: seconds after which a process counts as lost that says nothing; process 0's holds for all.
 
     Raises:
       ValueError: for settings that are malformed, incomplete or contradict each other, also among processes.
       StartError: if not all have come in time; in one line, which are missing.
       Unneeded: in a parameter server of TF_CONFIG.
     """
-    if not 0 < start_timeout < 1e6:
-        raise ValueError(f"start_timeout={start_timeout:g}: must be positive, in seconds")
+    for name, seconds in (("start_timeout", start_timeout), ("peer_timeout", peer_timeout)):
+        if not 0 < seconds < 1e6:
+            raise ValueError(f"{name}={seconds:g}: must be positive, in seconds")
     cluster = find_cluster(coordinator, process_id, num_processes, os.environ)
     launcher = detects(os.environ) if cluster is None else None
     if launcher is not None:
-        _start(start_timeout, launcher)
+        _start(start_timeout, peer_timeout, launcher)
+        if jax.process_count() > 1:
+            _keep_watch_where_jax_found(peer_timeout)
         return Cluster(jax.process_index(), jax.process_count(), None)
     if cluster is None or cluster.num_processes == 1:
         return ALONE
@@ -67,9 +93,10 @@ def join(
     bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", cluster.coordinator)
     if cluster.process_id == 0:
         _warn_of_loopback(bind_address)
-    call_roll(cluster, bind_address, start_timeout)
+    peer_timeout = _call_roll_and_keep_watch(cluster, bind_address, start_timeout, peer_timeout)
     _start(
         max(deadline - time.monotonic(), 30.0),
+        peer_timeout,
         cluster.coordinator,
         coordinator_address=cluster.coordinator,
         num_processes=cluster.num_processes,
@@ -98,20 +125,91 @@ def find_cluster(
 def leaving_when_failed() -> Iterator[None]:
     """Ends a process of a cluster at once where what runs inside fails, be it by an exception or by `sys.exit`.
 
-    Python's usual end would wait for all other processes, which wait for this one.
+    Python's usual end would wait for all other processes, which wait for this one. The others are told why; where this
+    one fails because another did, as collectives do, that one's reason is given and no traceback.
     """
     try:
         yield
     except BaseException as error:
         status = error.code if isinstance(error, SystemExit) else 1
-        if not jax.distributed.is_initialized() or not status:
+        if not status or not (watch.is_kept() or jax.distributed.is_initialized()):
+            watch.finish()
             raise
-        if not isinstance(status, int) or not isinstance(error, SystemExit):
-            traceback.print_exc()
-        _end(status if isinstance(status, int) else 1)
+        try:
+            if status in _STOPPED:
+                watch.finish(leaves_now=True)
+            else:
+                _tell_of(error)
+            if not isinstance(status, int) or not isinstance(error, SystemExit):
+                traceback.print_exc()
+        finally:  # even if it is interrupted meanwhile
+            _end(status if isinstance(status, int) else 1)
+    else:
+        watch.finish()
 
 
-def _start(timeout: float, where: str, **arguments: Any) -> None:
+def _tell_of(error: BaseException) -> None:
+    """Tells the others, where what failed did not tell them already."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        watch.tell_failure(f"it ended with status {error.code}", error.code)
+    elif isinstance(error, KeyboardInterrupt):
+        watch.tell_failure("it was interrupted", 1, patience=0)
+    else:
+        watch.tell_failure(f"{type(error).__name__}: {error}", 1)
+
+
+def _call_roll_and_keep_watch(cluster: Cluster, bind_address: str, start_timeout: float, peer_timeout: float) -> float:
+    """The peer timeout of all."""
+    assert cluster.coordinator is not None
+    hub: list[tuple[socket.socket, dict[str, Any]]] = []
+
+    def announce() -> dict[str, Any]:
+        hub.append(watch.listen(parse_address("coordinator", bind_address)[0]))
+        return hub[0][1] | {"peer_timeout": peer_timeout}
+
+    told = call_roll(cluster, bind_address, start_timeout, announce)
+    if cluster.process_id == 0:
+        watch.start_hub(hub[0][0], told["token"], cluster.num_processes, peer_timeout)
+    else:
+        _start_spoke([parse_address("coordinator", cluster.coordinator)[0]], told, cluster.process_id)
+    return told["peer_timeout"]
+
+
+def _keep_watch_where_jax_found(peer_timeout: float) -> None:
+    """Where JAX has found the cluster, process 0 tells the others by a collective where it can be reached.
+
+    Like JAX then, it listens at all addresses, unless JAX_COORDINATOR_BIND_ADDRESS names one.
+    """
+    process, listener, told = jax.process_index(), None, {}
+    if process == 0:
+        bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+        listener, told = watch.listen(parse_address("JAX_COORDINATOR_BIND_ADDRESS", bound)[0] if bound else None)
+        told |= {"hosts": _own_addresses(), "peer_timeout": peer_timeout}
+    text = json.dumps(told).encode().ljust(_ANNOUNCEMENT_BYTES)
+    told = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(np.frombuffer(text, np.uint8)))))
+    if listener is not None:
+        watch.start_hub(listener, told["token"], jax.process_count(), peer_timeout)
+    else:
+        _start_spoke(told["hosts"], told, process)
+
+
+def _start_spoke(hosts: list[str], told: Mapping[str, Any], process: int) -> None:
+    try:
+        watch.start_spoke(hosts, told["port"], told["token"], process, told["peer_timeout"])
+    except OSError as error:
+        raise StartError(f"process {process} cannot reach process 0's watch at {error}") from None
+
+
+def _own_addresses() -> list[str]:
+    """This host's name, and what that means here, for others that do not know it; last that of processes beside it."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        return [name, *dict.fromkeys(found[:8]), "127.0.0.1"]
+    return [name, "127.0.0.1"]
+
+
+def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) -> None:
     """jax.distributed.initialize, which ends in one line where it takes longer than `timeout` seconds."""
     if "JAX_CPU_COLLECTIVES_IMPLEMENTATION" not in os.environ:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -122,7 +220,11 @@ def _start(timeout: float, where: str, **arguments: Any) -> None:
     late.start()
     terminate = signal.getsignal(signal.SIGTERM)
     try:
-        jax.distributed.initialize(initialization_timeout=int(timeout) + _SLACK_SECONDS, **arguments)
+        jax.distributed.initialize(
+            initialization_timeout=int(timeout) + _SLACK_SECONDS,
+            heartbeat_timeout_seconds=max(100, int(peer_timeout) + _SLACK_SECONDS),  # then it aborts without a name
+            **arguments,
+        )
     except (ValueError, RuntimeError) as error:
         kind = ValueError if isinstance(error, ValueError) else StartError
         raise kind(f"{where}: jax.distributed cannot start: {' '.join(str(error).split())}") from None
@@ -133,6 +235,7 @@ def _start(timeout: float, where: str, **arguments: Any) -> None:
 
 
 def _give_up(line: str) -> None:
+    watch.tell_failure(line.removeprefix("error: "), 1)
     print(line, file=sys.stderr)
     _end(1)
 

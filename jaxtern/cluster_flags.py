@@ -11,6 +11,9 @@ COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, 
 PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this one is, from 0")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many there are")
 START_TIMEOUT = flags.DEFINE_float("start_timeout", 300.0, "seconds within which all of them must have come")
+PEER_TIMEOUT = flags.DEFINE_float(
+    "peer_timeout", 60.0, "seconds of silence after which a process counts as lost, and all end; process 0's holds"
+)
 
 
 def join() -> cluster.Cluster:
@@ -20,11 +23,14 @@ def join() -> cluster.Cluster:
       UsageError: for settings that do not fit.
     """
     try:
-        return cluster.join(COORDINATOR.value, PROCESS_ID.value, NUM_PROCESSES.value, START_TIMEOUT.value)
+        return cluster.join(
+            COORDINATOR.value, PROCESS_ID.value, NUM_PROCESSES.value, START_TIMEOUT.value, PEER_TIMEOUT.value
+        )
     except cluster.Unneeded as reason:
         print(reason)
         sys.exit(0)
     except cluster.StartError as error:
+        cluster.tell_failure(str(error), 1)
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except ValueError as error:

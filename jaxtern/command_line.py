@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import absl.logging
 from absl import flags
 
+from jaxtern.hosts.watch import tell_failure
+
 USAGE_ERROR = 2
 
 
@@ -40,7 +42,9 @@ def run(
             sys.exit(0)
         status = main(*_parse([sys.argv[0], *resolve(sys.argv[1:])], positionals))
     except UsageError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        line = " ".join(str(error).split())
+        tell_failure(line, USAGE_ERROR)
+        print(f"error: {line}", file=sys.stderr)
         status = USAGE_ERROR
     sys.exit(status)
 

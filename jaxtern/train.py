@@ -10,6 +10,7 @@ from jaxtern import cluster, cluster_flags, command_line, recipe_flags
 from jaxtern.data.dataset import DataError
 from jaxtern.training import dry_run, loop
 from jaxtern.training.curves import plot_curves
+from jaxtern.training.divergence import DivergenceError
 from jaxtern.training.evaluation import Evaluation
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.run import Run, prepare_run
@@ -44,7 +45,8 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
         result = loop.train(run)
     except DataError as error:
         raise command_line.UsageError(str(error)) from None
-    except loop.NonFiniteError as error:
+    except (loop.NonFiniteError, DivergenceError) as error:
+        cluster.tell_failure(str(error), 1)
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Stopped as stopped:

@@ -42,8 +42,8 @@ def derive_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike, worker: j
     """
     seed, left, right = (_as_uint32(value) for value in (seed, step, worker))
     for round_index in range(_KEY_ROUNDS):
-        round_key = _mix(seed + jnp.uint32((round_index + 1) * _WEYL % 2**32))
-        left, right = right, left ^ _mix(right + round_key)
+        round_key = mix(seed + jnp.uint32((round_index + 1) * _WEYL % 2**32))
+        left, right = right, left ^ mix(right + round_key)
     return jnp.stack([left, right])
 
 
@@ -51,7 +51,7 @@ def _as_uint32(value: jax.typing.ArrayLike) -> jax.Array:
     return jnp.uint32(value) if isinstance(value, int) else jnp.asarray(value).astype(jnp.uint32)
 
 
-def _mix(x: jax.Array) -> jax.Array:
+def mix(x: jax.Array) -> jax.Array:
     """Bijective avalanche of uint32 values: the two-multiply hash of C. Wellons' hash-prospector search (2018-2022)."""
     x = x ^ (x >> 16)
     x = x * jnp.uint32(0x21F0AAAD)

@@ -1,1 +1,1 @@
-"""Many processes that train together: who they are, whether they are there, how to start them on one machine."""
+"""Many processes that train together: who they are, whether they are there, how to start and to lose them."""

@@ -1,10 +1,12 @@
 """What several processes print, on one screen: whole lines with the number of their process, one progress bar."""
 
 import asyncio
+import re
 import sys
 from typing import TextIO
 
 _CLEAR_LINE = "\r\x1b[K"
+_GLOO = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[^\n]* : \d+")  # tells nothing, from C++
 
 
 class Screen:
@@ -35,7 +37,7 @@ class Screen:
 
 
 async def copy_lines(reader: asyncio.StreamReader, process: int, screen: Screen, stream: TextIO, bar: bool) -> None:
-    """Prints what comes, line by line, until its end.
+    """Prints what comes, line by line, until its end; but for what gloo says of its connections.
 
     Args:
       reader: of what the process prints.
@@ -48,7 +50,8 @@ async def copy_lines(reader: asyncio.StreamReader, process: int, screen: Screen,
     while chunk := await _read(reader):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            screen.line(f"[{process}] {_as_seen(line)}", stream)
+            if (told := _GLOO.sub(b"", line)) or not line:
+                screen.line(f"[{process}] {_as_seen(told)}", stream)
         if bar:
             screen.bar(_prefixed(process, rest))
     if bar:

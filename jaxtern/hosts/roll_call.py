@@ -5,25 +5,24 @@ trace that names none; if they disagree on their number, it lets them start. So 
 address where jax.distributed will listen, tells all what it found, and makes room.
 
 A process sends one line, {"jaxtern": version of this protocol, "process_id": ..., "num_processes": ..., "versions":
-..., "patience": seconds}, and is answered in one, {"start": true} or {"error": a sentence, "wrong_settings": whether
-that is no matter of time}.
+..., "patience": seconds}, and is answered in one, {"start": what process 0 tells all} or {"error": a sentence,
+"wrong_settings": whether that is no matter of time}.
 """
 
 import asyncio
 import contextlib
 import errno
 import importlib.metadata
-import json
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
+from jaxtern.hosts.json_lines import LONGEST_LINE, encode_line, parse_line
 from jaxtern.hosts.settings import Cluster, parse_address, shorten
 
 logger = logging.getLogger(__name__)
 
-_PROTOCOL = 1
-_LONGEST_LINE = 4096  # bytes
 _RETRY_SECONDS = 0.2
 _QUIET_SECONDS = 10.0  # before those that are waited for are named
 
@@ -32,26 +31,32 @@ class StartError(Exception):
     """The processes of a cluster did not all come; the message is one line."""
 
 
-def call_roll(cluster: Cluster, bind_address: str, timeout: float) -> None:
+def call_roll(cluster: Cluster, bind_address: str, timeout: float, announce: Callable[[], Any]) -> Any:
     """Returns in every process once all of them are there.
 
     Args:
       cluster: of several processes; `coordinator` is known.
       bind_address: host:port where process 0 listens.
       timeout: seconds.
+      announce: what process 0 tells all, as JSON; called in it alone, once all are there.
+
+    Returns:
+      that.
 
     Raises:
       StartError: if one does not come in time, named where process 0 is there to know.
       ValueError: if they disagree, or the address is not this machine's.
     """
-    asyncio.run(_hold(cluster, bind_address, timeout) if cluster.process_id == 0 else _answer(cluster, timeout))
+    if cluster.process_id == 0:
+        return asyncio.run(_hold(cluster, bind_address, timeout, announce))
+    return asyncio.run(_answer(cluster, timeout))
 
 
 class _Roll:
     """Who has come, in process 0."""
 
-    def __init__(self, cluster: Cluster, timeout: float):
-        self._cluster, self._timeout, self._here = cluster, timeout, {0}
+    def __init__(self, cluster: Cluster, timeout: float, announce: Callable[[], Any]):
+        self._cluster, self._timeout, self._announce, self._here = cluster, timeout, announce, {0}
         self._meetings: set[asyncio.Task] = set()
         self.complete: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
@@ -87,7 +92,7 @@ class _Roll:
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end; a stranger's is closed without a word."""
         with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):  # it has gone; its line is too long
-            said = _parse(await reader.readline())
+            said = parse_line(await reader.readline())
             if said is not None and _is_number(said.get("process_id")) and _is_number(said.get("patience")):
                 patience = asyncio.get_running_loop().call_later(said["patience"], self.give_up)
                 try:
@@ -105,7 +110,7 @@ class _Roll:
                 if came:
                     self._here.discard(said["process_id"])
                 return
-            writer.write(_line(self.complete.result()))
+            writer.write(encode_line(self.complete.result()))
             await writer.drain()
             await asyncio.wait([left], timeout=1)  # that side closes first: else this one's port would not be free
         finally:
@@ -123,7 +128,7 @@ class _Roll:
         else:
             self._here.add(process)
             if len(self._here) == self._cluster.num_processes and not self.complete.done():
-                self.complete.set_result({"start": True})
+                self.complete.set_result({"start": self._announce()})
             return True
         return False
 
@@ -132,9 +137,9 @@ class _Roll:
             self.complete.set_result({"error": error, "wrong_settings": wrong})
 
 
-async def _hold(cluster: Cluster, bind_address: str, timeout: float) -> None:
+async def _hold(cluster: Cluster, bind_address: str, timeout: float, announce: Callable[[], Any]) -> Any:
     """In process 0: listens until all are there."""
-    roll, loop = _Roll(cluster, timeout), asyncio.get_running_loop()
+    roll, loop = _Roll(cluster, timeout, announce), asyncio.get_running_loop()
     server = await _listen(roll.receive, bind_address)
     timers = loop.call_later(timeout, roll.give_up), loop.call_later(_QUIET_SECONDS, roll.name_missing)
     try:
@@ -144,13 +149,13 @@ async def _hold(cluster: Cluster, bind_address: str, timeout: float) -> None:
         for timer in timers:
             timer.cancel()
     await roll.end()
-    _heed(answer)
+    return _heed(answer)
 
 
 async def _listen(meet: Any, bind_address: str) -> asyncio.Server:
     host, port = parse_address("coordinator", bind_address)
     try:
-        return await asyncio.start_server(meet, host, port, limit=_LONGEST_LINE)
+        return await asyncio.start_server(meet, host, port, limit=LONGEST_LINE)
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno == errno.EADDRINUSE:
@@ -161,7 +166,7 @@ async def _listen(meet: Any, bind_address: str) -> asyncio.Server:
         raise ValueError(f"coordinator={bind_address}: {need} ({' '.join(reason.split())})") from None
 
 
-async def _answer(cluster: Cluster, timeout: float) -> None:
+async def _answer(cluster: Cluster, timeout: float) -> Any:
     """In another process: introduces itself until it is answered."""
     deadline, reason, told = time.monotonic() + timeout, "no answer", False
     while (left := deadline - time.monotonic()) > 0:
@@ -188,11 +193,11 @@ async def _introduce(cluster: Cluster, patience: float) -> dict[str, Any] | None
     """What process 0 answers; None where something else listens, or it has ended."""
     assert cluster.coordinator is not None
     host, port = parse_address("coordinator", cluster.coordinator)
-    reader, writer = await asyncio.open_connection(host, port, limit=_LONGEST_LINE)
+    reader, writer = await asyncio.open_connection(host, port, limit=LONGEST_LINE)
     try:
-        writer.write(_line(_introduction(cluster) | {"patience": patience}))
+        writer.write(encode_line(_introduction(cluster) | {"patience": patience}))
         await writer.drain()
-        return _parse(await reader.readline())
+        return parse_line(await reader.readline())
     except ValueError:  # a line that is too long
         return None
     finally:
@@ -210,21 +215,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < 1e6
 
 
-def _line(content: dict[str, Any]) -> bytes:
-    return json.dumps({"jaxtern": _PROTOCOL, **content}).encode() + b"\n"
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """A line of this protocol; None for anything else."""
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) and content.get("jaxtern") == _PROTOCOL else None
-
-
-def _heed(answer: dict[str, Any]) -> None:
+def _heed(answer: dict[str, Any]) -> Any:
     if answer.get("wrong_settings"):
         raise ValueError(answer["error"])
     if "error" in answer:
         raise StartError(answer["error"])
+    return answer.get("start")

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxtern.hosts.messages import meet
 from jaxtern.training.calls import Call, plan_calls
+from jaxtern.training.divergence import DivergenceError
 from jaxtern.training.evaluation import Evaluation
 from jaxtern.training.metrics import MetricWriter, Progress, Scalars
 from jaxtern.training.run import Run
@@ -27,6 +28,7 @@ def train(run: Run) -> Evaluation:
 
     Raises:
       NonFiniteError: at the first NaN or infinity; the last good checkpoint stays.
+      DivergenceError: if devices are found to hold different states; likewise.
       Stopped: after SIGTERM or SIGINT, when the state is saved.
     """
     try:
@@ -48,7 +50,7 @@ def _train(run: Run) -> Evaluation:
         try:
             for call in loop.calls():
                 evaluation = loop.take(call)
-                if signals.agreed and loop.taken < run.recipe.num_steps:
+                if loop.stopping and loop.taken < run.recipe.num_steps:
                     raise Stopped(signals.received, loop.taken)
         finally:
             loop.close()
@@ -62,16 +64,17 @@ class _Loop:
 
     Attributes:
       taken: steps so far.
+      stopping: whether the last call is the last of all, by a signal.
     """
 
     def __init__(self, run: Run, signals: StopSignals):
-        self.taken = run.last_saved
+        self.taken, self.stopping = run.last_saved, False
         self._run, self._signals = run, signals
         self._writer = MetricWriter(run.workdir, self.taken) if run.folder is not None else None
         self._progress = Progress(self.taken, run.recipe.num_steps, shown=run.folder is not None)
         self._batches = run.feed.batches(run.examples_seen, (call.num_steps for call in self.calls()))
         self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
-        self._pending: tuple[Call, int, Metrics] | None = None
+        self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
         self._since: list[Scalars] = []
         self._compressed = 0  # steps of them
         self._clock = time.perf_counter()
@@ -87,16 +90,17 @@ class _Loop:
         run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches), call, stops)
         run.examples_seen += call.num_steps * recipe.batch_size
         self._read_pending()
-        self.taken += call.num_steps
-        self._pending = (call, self.taken, metrics)
-        finished = self.taken == recipe.num_steps
-        saves = finished or self.taken % recipe.checkpoint_every == 0
+        before, self.taken = self.taken, self.taken + call.num_steps
+        finished, self.stopping = self.taken == recipe.num_steps, self._signals.agreed
+        saves = finished or self.stopping or self.taken % recipe.checkpoint_every == 0
+        digests = run.guard.compare(run.state, before, self.taken, saves)
+        self._pending = (call, self.taken, metrics, digests)
         evaluates = finished or (recipe.evaluate_every and self.taken % recipe.evaluate_every == 0)
-        if saves or evaluates or self._signals.agreed:
-            self._read_pending()  # nothing that is not finite is ever saved
+        if saves or evaluates:
+            self._read_pending()  # nothing that is not finite, or not the same everywhere, is ever saved
         evaluation = self._evaluate(self.taken) if evaluates else None
         # After all records of this step: a run that resumes here keeps them and does not write them again.
-        if saves or self._signals.agreed:
+        if saves:
             run.save(self.taken)
         return evaluation
 
@@ -123,8 +127,9 @@ class _Loop:
         """Waits for the metrics of the call before, checks them, and logs every `log_every` steps."""
         if self._pending is None:
             return
-        (call, last, metrics), self._pending = self._pending, None
-        fetched = jax.device_get(metrics)
+        (call, last, metrics, digests), self._pending = self._pending, None
+        fetched, digests = jax.device_get((metrics, digests))
+        self._require_same(last, digests)
         self._signals.agreed |= bool(np.any(fetched.pop("stops", False)))
         if call.num_steps == 1:
             fetched = jax.tree.map(lambda leaf: leaf[None], fetched)
@@ -138,6 +143,12 @@ class _Loop:
         if last % self._run.recipe.log_every == 0 or last == self._run.recipe.num_steps:
             self._log(last, rate)
             self._clock = now  # not later: the device works on while this is written
+
+    def _require_same(self, step: int, digests: np.ndarray | None) -> None:
+        """Refuses devices that hold different states."""
+        difference = None if digests is None else self._run.guard.find_difference(digests)
+        if difference is not None:
+            raise DivergenceError(f"step {step}: {difference}; {self._last_good()}")
 
     def _check(self, step: int, metrics: dict[str, Any]) -> Scalars:
         """One step's numbers.
@@ -156,7 +167,10 @@ class _Loop:
 
     def _describe(self, step: int, loss: float, nonfinite: list[str]) -> str:
         where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
-        return f"step {step}: loss {loss}, {where}; the last good checkpoint is at step {self._run.last_saved}"
+        return f"step {step}: loss {loss}, {where}; {self._last_good()}"
+
+    def _last_good(self) -> str:
+        return f"the last good checkpoint is at step {self._run.last_saved}"
 
     def _log(self, step: int, examples_per_second: float) -> None:
         """A line and a record: means since the last one."""

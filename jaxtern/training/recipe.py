@@ -99,6 +99,8 @@ class Recipe:
       log_every: steps between lines of the log.
       log_compression: also log zero trits, scale, and cosine to the float mean; costs a float exchange a step.
       evaluate_every: steps between evaluations on the test split; 0: only at the end.
+      compare_every: steps between comparisons of the devices' copies of weights, optimiser and all else they share,
+        which stop the run where one differs; they are compared before every checkpoint, too. 0: never.
       checkpoint_every: steps between checkpoints.
       keep_checkpoints: how many to keep.
     """
@@ -172,6 +174,7 @@ class Recipe:
     log_every: int = 100
     log_compression: bool = False
     evaluate_every: int = 0
+    compare_every: int = 100
     checkpoint_every: int = 1000
     keep_checkpoints: int = 3
 

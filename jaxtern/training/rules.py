@@ -44,6 +44,7 @@ _LEAST = {
     "seed": 0,
     "log_every": 1,
     "evaluate_every": 0,
+    "compare_every": 0,
     "checkpoint_every": 1,
     "keep_checkpoints": 1,
     "decay_epochs": 1e-9,

@@ -6,6 +6,7 @@ common.
 
 import dataclasses
 import functools
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from jaxtern.hosts import agreement, messages
 from jaxtern.models import MODELS
 from jaxtern.training.calls import Call
 from jaxtern.training.checkpoints import Checkpoint, Checkpoints
+from jaxtern.training.divergence import DivergenceGuard
 from jaxtern.training.evaluation import Evaluation, evaluate
 from jaxtern.training.initialization import initialize
 from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
@@ -37,7 +39,9 @@ from jaxtern.training.state import (
     variables_of,
 )
 from jaxtern.training.step import Metrics, TrainStep, create_train_step
-from jaxtern.training.workdir import WITHOUT_EFFECT, claim_workdir, read_network, write_network, write_recipe
+from jaxtern.training.workdir import claim_workdir, read_network, write_network, write_recipe
+
+_OF_A_HOST = "data_dir", "decode_threads", "decode_processes"  # fields that may differ between hosts
 
 StepFunction = Callable[..., tuple[TrainState, Metrics]]
 
@@ -68,6 +72,7 @@ class Run:
     examples_seen: int
     wire: WireReport
     float_wire: WireReport
+    guard: DivergenceGuard
     folder: "Folder | None"
     last_saved: int = 0
 
@@ -137,7 +142,7 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     mesh = create_mesh(recipe)
     inputs = open_inputs(recipe)
     if jax.process_count() > 1:
-        config = {name: value for name, value in given.to_dict().items() if name not in (*WITHOUT_EFFECT, "data_dir")}
+        config = {name: value for name, value in given.to_dict().items() if name not in _OF_A_HOST}
         facts = {"config": config, "data": fingerprint(inputs.dataset), "code": agreement.describe_code()}
         agreement.require_same(facts)
     feed = Feed(recipe, inputs, mesh)
@@ -157,9 +162,10 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     start = messages.broadcast_arrays(first if restored is None else restored.state)
     state = messages.to_devices(start, jax.tree.map(lambda leaf: leaf.sharding, state))
     train_step = create_train_steps(recipe, program, mesh)
+    guard = DivergenceGuard(recipe, mesh, messages.gather_json(socket.gethostname()))
     run = Run(
-        recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wire, float_wire, folder,
-        int(start.step),
+        recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wire, float_wire, guard,
+        folder, int(start.step),
     )  # fmt: skip
     if seen is None:
         run.save(0)

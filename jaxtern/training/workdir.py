@@ -10,7 +10,7 @@ from typing import IO
 from jaxtern.compression.cost import Network
 from jaxtern.training.recipe import Recipe
 
-WITHOUT_EFFECT = ("decode_threads", "decode_processes")  # on any bit of a run
+WITHOUT_EFFECT = ("compare_every", "decode_threads", "decode_processes")  # on any bit of a run
 
 
 def read_recipe(workdir: Path) -> Recipe:

@@ -1,6 +1,5 @@
 """Real processes train one run: the bits of virtual workers, one folder, one end."""
 
-import itertools
 import json
 import os
 import signal
@@ -81,7 +80,7 @@ def test_processes_train_to_the_bits_of_one_process(train: Callable, tmp_path: P
 
 
 def test_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on(train: Callable, tmp_path: Path):
-    fields = {"num_steps": 400, "checkpoint_every": 1000, "evaluate_every": 0, "num_workers": 2, "log_every": 10}
+    fields = {"num_steps": 300, "checkpoint_every": 1000, "evaluate_every": 0, "num_workers": 2}
     launcher = train("run", 2, **fields)
     lines: list[str] = []
     for line in launcher.stdout:
@@ -99,16 +98,12 @@ def test_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on(train: 
     assert sorted(who for who, _ in stops) == ["[0] stopped by a signal to another process ", "[1] stopped by SIGTERM "]
     assert len({rest for _, rest in stops}) == 1
     step = int(stops[0][1].split(";")[0])
-    assert 10 < step < 400
+    assert 10 < step < 300
     assert list(digests(tmp_path / "run")) == [0, step]
     assert finish(train("run", 2, **fields))[0] == 0
     assert finish(train("straight", 1, **fields))[0] == 0
-    assert digests(tmp_path / "run")[400] == digests(tmp_path / "straight")[400]
-    steps = [record["step"] for record in records(tmp_path / "run", "loss")]
-    assert all(before <= after for before, after in itertools.pairwise(steps))
-    assert [record for record in records(tmp_path / "run", "loss") if "loss" in record] == [
-        record for record in records(tmp_path / "straight", "loss") if "loss" in record
-    ]
+    assert digests(tmp_path / "run")[300] == digests(tmp_path / "straight")[300]
+    assert records(tmp_path / "run", "loss") == records(tmp_path / "straight", "loss")
 
 
 def test_workers_that_do_not_divide_among_processes_are_refused(train: Callable):

@@ -1,0 +1,21 @@
+"""Lines of JSON that the processes of a cluster send each other: {"jaxtern": version of the protocol, ...}."""
+
+import json
+from typing import Any
+
+PROTOCOL = 1
+LONGEST_LINE = 4096  # bytes
+
+
+def encode_line(content: dict[str, Any]) -> bytes:
+    """A line of this protocol."""
+    return json.dumps({"jaxtern": PROTOCOL, **content}).encode() + b"\n"
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """What a line of this protocol says; None for anything else."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) and content.get("jaxtern") == PROTOCOL else None

@@ -1,0 +1,251 @@
+"""The watch that the processes of a cluster keep over each other: when one fails or is lost, all leave in one line.
+
+A thread of its own sends and reads the heartbeats of `jaxtern.hosts.heartbeats`. When it learns that another process
+is lost it prints the reason and ends this one, whatever the main thread does: most often that waits in a collective,
+for ever. What a collective raises because another process is gone is not the cause: who fails asks the watch first.
+"""
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jaxtern.hosts.heartbeats import Hub, Side, Spoke, Verdict
+from jaxtern.hosts.settings import shorten
+
+_CONNECT_SECONDS = 30.0
+_VERDICT_SECONDS = 3.0  # in which the watch hears of a process that has gone, where a collective has too
+_TELL_SECONDS = 2.0
+_ASIDE_SECONDS = 0.5  # so that who started the processes sees the end of the one that failed first
+_LAST_SECONDS = 2.0  # for which process 0 stays: JAX aborts the others in the moment in which it goes
+_GOODBYE_SECONDS = 10.0
+_HOOK_SECONDS = 20.0
+_STEP_SECONDS = 0.02
+
+
+class Watch:
+    """This process's part of the watch."""
+
+    def __init__(self, make_side: Callable[[Callable[[Verdict], None]], Side]):
+        self._side = make_side(self._begin_leaving)
+        self._lock = threading.Lock()
+        self._fails = self._leaves = False  # by itself, or as another is lost; never both
+        self._verdict = threading.Event()
+        self._hooks: list[Callable[[], Any]] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def before_leaving(self, hook: Callable[[], Any]) -> None:
+        """As the function below."""
+        self._hooks.append(hook)
+
+    def finish(self, leaves_now: bool) -> None:
+        """As the function below."""
+        self._call(self._side.tell_goodbye)
+        if leaves_now and isinstance(self._side, Hub):
+            self.wait_for(self._side.alone, _GOODBYE_SECONDS)
+
+    def tell_failure(self, reason: str, status: int, patience: float) -> None:
+        """As the function below."""
+        if self._fails:
+            return
+        self._verdict.wait(patience)
+        with self._lock:
+            self._fails = not self._leaves
+        if not self._fails:
+            _wait_for_the_end()
+        self._call(self._side.tell_failure, reason, status)
+        self.wait_for(self._side.told_failure, _TELL_SECONDS)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._side.run())
+
+    def _call(self, function: Callable, *arguments: object) -> None:
+        """In the watch's thread; returns when that is done."""
+
+        async def call() -> None:
+            function(*arguments)
+
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(call(), self._loop).result(_TELL_SECONDS)
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether it holds in that time."""
+        deadline = time.monotonic() + seconds
+        while not (holds := condition()) and time.monotonic() < deadline:
+            time.sleep(_STEP_SECONDS)
+        return holds
+
+    def _begin_leaving(self, verdict: Verdict) -> None:
+        """In the watch's thread."""
+        with self._lock:
+            self._leaves = not self._fails
+        if self._leaves:
+            self._verdict.set()
+            self._leaving = asyncio.ensure_future(self._leave(verdict))
+
+    async def _leave(self, verdict: Verdict) -> None:
+        # Should a lock or a full pipe hold up what follows, a thread of C that needs neither ends this process.
+        with Path(os.devnull).open("w") as nowhere:
+            limit = _LAST_SECONDS + _ASIDE_SECONDS + (_HOOK_SECONDS if self._hooks else 2.0)
+            faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
+            _speak_last(f"error: {verdict.reason}")
+            os.dup2(nowhere.fileno(), 2)  # what fails in consequence is no news
+            await self._step_aside()
+            for hook in self._hooks:
+                with contextlib.suppress(Exception):
+                    hook()
+            sys.stdout.flush()
+            os._exit(verdict.status)
+
+    async def _step_aside(self) -> None:
+        """Others wait for process 0 to go, at most; that waits at least, and then for the others to go."""
+        await asyncio.sleep(_STEP_SECONDS)
+        start, is_hub = time.monotonic(), isinstance(self._side, Hub)
+        while (passed := time.monotonic() - start) < (_LAST_SECONDS if is_hub else _ASIDE_SECONDS):
+            if self._side.alone() and (passed > _ASIDE_SECONDS or not is_hub):
+                break
+            await asyncio.sleep(_STEP_SECONDS)
+
+
+_watch: Watch | None = None
+
+
+def listen(host: str | None) -> tuple[socket.socket, dict[str, Any]]:
+    """In process 0: where the others connect, and what they must know of it.
+
+    Args:
+      host: the address to listen at, and on no other; None for all.
+
+    Returns:
+      a listening socket; {"port", "token"}.
+    """
+    listener = _listen_everywhere() if host is None else _listen_at(host)
+    return listener, {"port": listener.getsockname()[1], "token": secrets.token_hex(16)}
+
+
+def start_hub(listener: socket.socket, token: str, num_processes: int, timeout: float) -> None:
+    """In process 0: from now on it knows of the others, and they of it.
+
+    Args:
+      listener, token: as `listen` gives them.
+      num_processes: in all.
+      timeout: seconds after which a process that says nothing counts as lost.
+    """
+    global _watch  # noqa: PLW0603
+    host = socket.gethostname()
+    _watch = Watch(lambda judged: Hub(listener, token, num_processes, timeout, host, judged))
+
+
+def start_spoke(hosts: list[str], port: int, token: str, process: int, timeout: float) -> None:
+    """In another process likewise.
+
+    Args:
+      hosts: addresses of process 0, of which the first that answers is taken.
+      port, token: as `listen` gives them.
+      process: this one.
+      timeout: as in process 0.
+
+    Raises:
+      OSError: if none answers; of the first.
+    """
+    global _watch  # noqa: PLW0603
+    connection, spokes = _connect(hosts, port), []
+
+    def make_spoke(judged: Callable[[Verdict], None]) -> Spoke:
+        spokes.append(Spoke(connection, token, process, timeout, socket.gethostname(), judged))
+        return spokes[0]
+
+    _watch = Watch(make_spoke)
+    if not _watch.wait_for(spokes[0].welcomed, _CONNECT_SECONDS):
+        raise OSError(f"{shorten(hosts[0])}, port {port}: it does not answer")
+
+
+def is_kept() -> bool:
+    """Whether this process is one of a cluster that is watched."""
+    return _watch is not None
+
+
+def tell_failure(reason: str, status: int, patience: float = _VERDICT_SECONDS) -> None:
+    """To be called before a process leaves because it failed: tells the others why. A process alone does nothing.
+
+    Does not return where another one turns out to have failed before: the watch ends this process then, with that
+    one's reason. So nothing is to be printed before. A second call does nothing.
+
+    Args:
+      reason: one line.
+      status: with which this process is about to leave, and then all others.
+      patience: seconds to wait for news of another's failure.
+    """
+    if _watch is not None:
+        _watch.tell_failure(shorten_line(reason), status, patience)
+
+
+def finish(leaves_now: bool = False) -> None:
+    """To be called before a process ends in the regular way, so that the others are not alarmed.
+
+    Args:
+      leaves_now: whether it ends before jax.distributed has seen that all others end too; process 0 then waits for
+        them for a while, as JAX aborts those that have lost it.
+    """
+    if _watch is not None:
+        _watch.finish(leaves_now)
+
+
+def before_leaving(hook: Callable[[], Any]) -> None:
+    """Has a function called before this process leaves because another failed; it has 20 seconds in all.
+
+    It runs in the watch's thread, while the main thread may be anywhere, for ever.
+    """
+    if _watch is not None:
+        _watch.before_leaving(hook)
+
+
+def shorten_line(text: str) -> str:
+    """In one line that is not long."""
+    line = " ".join(text.split())
+    return line if len(line) <= 500 else f"{line[:497]}..."
+
+
+def _wait_for_the_end() -> NoReturn:
+    while True:
+        time.sleep(60)
+
+
+def _speak_last(line: str) -> None:
+    """In the place of a progress bar, where there is one."""
+    clear = "\r\x1b[K" if os.isatty(2) else ""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{clear}{line}\n".encode(errors="replace"))
+
+
+def _listen_at(host: str) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return socket.create_server(address[:2], family=family)
+
+
+def _listen_everywhere() -> socket.socket:
+    try:
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError):  # no IPv6 here
+        return socket.create_server(("", 0))
+
+
+def _connect(hosts: list[str], port: int) -> socket.socket:
+    errors = []
+    for host in hosts:
+        try:
+            return socket.create_connection((host, port), timeout=_CONNECT_SECONDS / len(hosts))
+        except OSError as error:
+            errors.append(error)
+    raise OSError(f"{shorten(hosts[0])}, port {port}: {errors[0].strerror or errors[0]}")
