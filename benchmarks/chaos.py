@@ -1,18 +1,18 @@
-"""Runs that are disturbed: each is struck by a fault at a random moment, started again, and held to the undisturbed run.
+"""Runs that are disturbed: each is struck by a fault at a random moment, and held to the undisturbed run in the end.
 
     python -m benchmarks.chaos --runs=50 --data=FOLDER_OF_MNIST --out=runs/chaos
 
-LeNet, four workers in as many processes, 100 steps with a checkpoint every 25. The fault is drawn by --seed and the run's
-number: its kind, the process, and the moment, uniformly over the time that the undisturbed run takes, start and end
-included. Then whoever supervises waits for all processes to end, and starts all again by the same command, until the run
-is finished. As root, every process has a host of its own (see `benchmarks.netlab`) and some runs go by jaxtern.launch;
-otherwise all do, without the faults of links and disks.
+LeNet, four workers in as many processes, 100 steps with a checkpoint every 25. The fault is drawn by --seed and the
+run's number: its kind, the process, and the moment, uniformly over the time that the undisturbed run takes, start and
+end included. When all processes have ended they are started again by the same command, until the run is finished. As
+root, every process has a host of its own (see `benchmarks.netlab`), and some runs go by jaxtern.launch; otherwise all
+do, without the faults of links and disks.
 
-A run is right if it ends with the same bits as the undisturbed one in every checkpoint that both have, the same records of
-every step, each once, so many examples seen as steps have examples, nothing left running or half written, and no
-silence beyond the limit; or if it refuses to go on as docs/reliability.md says. What came of each is a line of
-OUT/runs.jsonl, what it printed OUT/<run>.log; a folder is kept only where something was wrong. The same command goes
-on where it was stopped. The table is OUT/table.md.
+A run is right if it ends with the bits of the undisturbed one in every checkpoint that both have, the same records of
+every step, each once, examples seen as steps have them, nothing left running or half written, and no silence beyond
+the limit; or if it refuses to go on as docs/reliability.md says. What came of each is a line of OUT/runs.jsonl, what it
+printed OUT/RUN.log; a folder is kept only where something was wrong. The same command goes on where it was stopped. The
+table is OUT/table.md.
 """
 
 import argparse
@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import absl.logging
+
 from benchmarks import chaos_check, chaos_faults, chaos_table, netlab
 from benchmarks.chaos_faults import MEANING, ON_HOSTS, Fault
 from benchmarks.chaos_run import LIMIT, PEER_TIMEOUT, START_TIMEOUT, Session, Setting
@@ -39,6 +41,7 @@ TOLD = re.compile(r"(error|WARNING|launch|stopped)\b")
 
 def main() -> None:
     arguments = _parse()
+    absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells of every option
     out = Path(arguments.out).absolute()
     out.mkdir(parents=True, exist_ok=True)
     unmount(out)
@@ -64,18 +67,20 @@ def main() -> None:
 
 def make_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Of jaxtern.train, in all runs."""
-    fields = {
+    fields: dict[str, Any] = {
         "num_workers": arguments.processes,
         "batch_size": BATCH_SIZE,
         "num_steps": arguments.steps,
         "checkpoint_every": max(arguments.steps // 4, 1),
         "log_every": 1,
         "evaluate_every": 0,
+        "network_latency": 1e-3,  # given, so that all take the same exchange, and programs are compiled once
+        "network_bandwidth": 1e8,
     }
     if arguments.data:
         fields["data_dir"] = Path(arguments.data).absolute()
     config = f"--config={'mnist' if arguments.data else 'digits'}"
-    limits = (f"--start_timeout={START_TIMEOUT}",)
+    limits = f"--start_timeout={START_TIMEOUT}", f"--peer_timeout={PEER_TIMEOUT}"
     return (config, *(f"--config.{name}={value}" for name, value in fields.items()), *limits)
 
 
@@ -83,7 +88,8 @@ def make_environment(out: Path) -> dict[str, str]:
     """One device a process, and programs that are compiled once for all runs."""
     own = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": ""}
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(out / "compiled"))
-    return own | {"JAX_COMPILATION_CACHE_DIR": cache}
+    small = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    return own | small | {"JAX_COMPILATION_CACHE_DIR": cache}
 
 
 def find_undisturbed(setting: Setting, by_hosts: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtern.training.checkpoints import Checkpoints, digest
 from jaxtern.training.metrics import read_metrics
 
-_TIMES = ("examples_per_second",)  # what differs between two undisturbed runs
+_APART = ("examples_per_second", "sent_bits_per_element", "sent_bytes_per_step")  # the links decide what is sent
 
 
 def read_run(workdir: Path) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def read_run(workdir: Path) -> dict[str, Any]:
         digests[str(step)] = digest(state)
         seen[str(step)] = checkpoints.restore(step, state).metadata["examples_seen"]
     records = [
-        {name: value for name, value in record.items() if name not in _TIMES} for record in read_metrics(workdir)
+        {name: value for name, value in record.items() if name not in _APART} for record in read_metrics(workdir)
     ]
     return {"digests": digests, "examples_seen": seen, "records": records}
 

@@ -8,9 +8,10 @@ from typing import Any
 from benchmarks import study
 from benchmarks.chaos_faults import MEANING
 
-_HEADER = (
-    "fault", "runs", "in start-up", "went on", "restarted", "refused", "same bits", "wrong", "median s", "max s", "for example"
-)  # fmt: skip
+_HEADER = [
+    *("fault", "runs", "in start-up", "went on", "restarted", "refused", "same bits", "wrong"),
+    *("median s", "max s", "for example"),
+]
 _PREFERRED = "error: process", "WARNING: checkpoint", "stopped by", "error:", "launch: process"
 
 
