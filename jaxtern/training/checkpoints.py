@@ -1,11 +1,12 @@
 """Checkpoints with orbax: written beside training, found whole or not used.
 
 orbax renames a checkpoint into place when it is complete, so a kill leaves none half-written. Bytes that rot later are
-caught by a digest of all arrays, kept in the checkpoint and compared after reading.
+caught by digests of all arrays and of what is kept beside them, compared after reading.
 """
 
 import functools
 import hashlib
+import json
 import logging
 import shutil
 import sys
@@ -65,6 +66,7 @@ class Checkpoints:
         """Starts to write `state`, NumPy arrays that nobody changes any more, and beside it `metadata` as JSON."""
         arrays = jax.tree.map(np.asarray, state)
         metadata["digest"] = digest(arrays)
+        metadata["metadata_digest"] = _digest_json(metadata)
         self._manager.save(
             step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
         )
@@ -111,11 +113,16 @@ class Checkpoints:
             restored = self._manager.restore(step, args=ocp.args.Composite(state=how, metadata=ocp.args.JsonRestore()))
             state, metadata = restored["state"], dict(restored["metadata"])
             expected = metadata["digest"]
+            beside = metadata.pop("metadata_digest", None)  # older checkpoints have none
         except Exception as error:  # orbax and tensorstore raise many kinds for unreadable files
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {reason}") from error
         if digest(state) != expected:
             raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: its arrays do not match its digest")
+        if beside not in (None, _digest_json(metadata)):
+            raise ValueError(
+                f"checkpoint {self._directory / str(step)} is damaged: its metadata do not match its digest"
+            )
         return Checkpoint(state, metadata)
 
     def use_latest(self, use: Callable[[int], T]) -> T | None:
@@ -186,6 +193,10 @@ def _ignore_late_answers() -> None:
 
 def _shapes(tree: Any) -> list[tuple]:
     return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+def _digest_json(values: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def digest(tree: Any) -> str:

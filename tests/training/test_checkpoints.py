@@ -135,6 +135,23 @@ def test_checkpoint_with_any_file_damaged_is_refused_or_whole(workdir: Path, har
     assert any("/d/" in name for name in refused)
 
 
+def test_checkpoint_whose_metadata_say_another_number_is_refused(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    checkpoints.save(1, make_state(1), examples_seen=1600, recipe={"boundaries": (1.0, 2.5), "data_dir": None})
+    checkpoints.close()
+    checkpoint = Checkpoints(tmp_path).restore(1, make_state(0))
+    assert checkpoint.metadata["examples_seen"] == 1600
+    path = tmp_path / "checkpoints" / "1" / "metadata" / "metadata"
+    text = path.read_text()
+    path.write_text(text.replace("1600", "1700"))
+    with pytest.raises(ValueError, match="its metadata do not match its digest"):
+        Checkpoints(tmp_path).restore(1, make_state(0))
+    values = json.loads(text)
+    del values["metadata_digest"]  # as in checkpoints of before
+    path.write_text(json.dumps(values))
+    assert Checkpoints(tmp_path).restore(1, make_state(0)).metadata["examples_seen"] == 1600
+
+
 def test_checkpoints_that_are_all_damaged_are_left_alone(workdir: Path):
     for step in (1, 2, 3):
         flip(largest(workdir / "checkpoints" / str(step)))
