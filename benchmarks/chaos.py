@@ -150,7 +150,7 @@ def judge(fault: Fault, facts: dict[str, Any], undisturbed: dict[str, Any], refu
     """What is wrong with a run, a line each."""
     wrong = []
     limit = LIMIT + (START_TIMEOUT if facts["phase"] == "start-up" else 0)
-    if fault.kind != "disk_full" and (facts["seconds"] or 0) > limit:
+    if fault.kind not in ("disk_full", "flip") and (facts["seconds"] or 0) > limit:
         wrong.append(f"ended after {facts['seconds']} s, not {limit}")
     if refused:
         return wrong if fault.kind == "torn" and facts["did"].startswith("0/") else [*wrong, "refused"]

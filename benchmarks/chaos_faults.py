@@ -22,10 +22,18 @@ MEANING = {
     "terminate": "one is sent SIGTERM",
     "disk_full": "the disk is full",
     "torn": "all are killed, the newest checkpoint is damaged",
+    "flip": "one bit of one's weights is flipped",
 }
-ON_HOSTS = ("thaw", "cut", "blink", "disk_full")  # links and disks of their own, which need root
+ON_HOSTS = ("thaw", "cut", "blink", "disk_full", "flip")  # as they need links or disks of their own, or another start
 STRUCK_DEAD = ("kill_all", "torn")
-SETBACK = ("truncated", "one bit flipped", "deleted", "a page of zeros")
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "terminate": signal.SIGTERM,
+    "freeze": signal.SIGSTOP,
+    "thaw": signal.SIGSTOP,
+    "flip": signal.SIGUSR1,  # see benchmarks/chaos_flip.py
+}
+DAMAGES = ("truncated", "one bit flipped", "deleted", "a page of zeros")
 DISK_MIB, BLINK_SECONDS, LAUNCHED_SHARE = 96, 1.0, 0.3
 
 
@@ -133,8 +141,7 @@ def strike(fault: Fault, scene: Scene) -> str:
         scene.disk.fill(left)
         return f"{left >> 20} MiB left for {disk_folder(fault, Path()).name or 'the whole folder'}"
     else:
-        number = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}.get(fault.kind, signal.SIGSTOP)
-        send(scene.team.pids().get(fault.victim), number)
+        send(scene.team.pids().get(fault.victim), SIGNALS[fault.kind])
     return ""
 
 
@@ -166,7 +173,7 @@ def tear(workdir: Path, source: random.Random) -> str:
         return "no checkpoint yet"
     newest = max(checkpoints, key=lambda path: int(path.name))
     path = source.choice(sorted(path for path in newest.rglob("*") if path.is_file() and path.stat().st_size))
-    how, content = source.choice(SETBACK), bytearray(path.read_bytes())
+    how, content = source.choice(DAMAGES), bytearray(path.read_bytes())
     place = source.randrange(len(content))
     if how == "deleted":
         path.unlink()

@@ -55,6 +55,7 @@ class Session:
         self.printed = Printed(setting.out / f"{name}.log")
         self.wrong: list[str] = []
         self._facts: dict[str, Any] = {"seconds": None, "did": "", "phase": None}
+        self._module = "benchmarks.chaos_flip" if fault is not None and fault.kind == "flip" else "jaxtern.train"
         self._disk: chaos_faults.Disk | None = None
 
     def run(self) -> dict[str, Any]:
@@ -94,7 +95,7 @@ class Session:
         self.printed.begin()
         flags = [*self._setting.flags, f"--workdir={self.workdir}"]
         own = flags, self._setting.environment, self.printed
-        team = Launched(self._setting.processes, *own) if self._lab is None else Hosts(self._lab, *own)
+        team = Launched(self._setting.processes, *own) if self._lab is None else Hosts(self._lab, self._module, *own)
         pids: set[int] = set()
         try:
             struck = self._strike(team, pids) if strikes else None

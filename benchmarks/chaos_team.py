@@ -79,13 +79,14 @@ def _split(text: str, process: int | None) -> tuple[int | None, str]:
 class Hosts:
     """One process on every host of a laboratory, all started by hand."""
 
-    def __init__(self, lab: Lab, flags: Sequence[str], environment: dict[str, str], printed: Printed):
+    def __init__(self, lab: Lab, module: str, flags: Sequence[str], environment: dict[str, str], printed: Printed):
         self._processes, self._readers = [], []
         for host in range(lab.hosts):
             who = [f"--coordinator={lab.coordinator}", f"--process_id={host}", f"--num_processes={lab.hosts}"]
-            command = [sys.executable, "-u", "-m", "jaxtern.train", *who, *flags]
+            command = [sys.executable, "-u", "-m", module, *who, *flags]
             process = lab.popen(host, command, environment, **_PIPES, text=True, errors="replace")
             self._processes.append(process)
+            assert process.stdout is not None
             self._readers.append(printed.follow(process.stdout, host))
 
     def pids(self) -> dict[int, int]:
@@ -116,6 +117,7 @@ class Launched:
         command = [sys.executable, "-u", "-m", "jaxtern.launch", *options, "--", *flags]
         own: dict[str, Any] = {"env": os.environ | environment, "start_new_session": True}
         self._process = subprocess.Popen(command, **_PIPES, **own, text=True, errors="replace")
+        assert self._process.stdout is not None
         self._reader = printed.follow(self._process.stdout, None)
 
     def pids(self) -> dict[int, int]:
