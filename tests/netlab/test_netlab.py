@@ -117,6 +117,17 @@ def test_hosts_reach_one_another_and_nothing_else_and_have_names(netlab: ModuleT
         assert other.run([python(REACH, "10.77.0.2")])[0].output.strip() in ("EHOSTUNREACH", "timed out")
 
 
+def test_a_link_that_is_cut_loses_everything_until_it_is_mended(netlab: ModuleType):
+    with netlab.Lab(hosts=2) as lab:
+        reached = []
+        for change in (None, lab.cut, lab.mend):
+            if change:
+                change(1)
+            reached.append(lab.run([python(REACH, "10.77.0.2"), python(REACH, "10.77.0.2")])[0].output.strip())
+    assert reached[0] == reached[2] == "ECONNREFUSED"
+    assert reached[1] in ("EHOSTUNREACH", "timed out")
+
+
 def test_first_failure_and_timeout_end_the_others(netlab: ModuleType):
     marker = f"sleeper-{os.getpid()}"
     with netlab.Lab(hosts=2) as lab:
