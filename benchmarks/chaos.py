@@ -141,6 +141,7 @@ def disturb(setting: Setting, fault: Fault, undisturbed: dict[str, Any]) -> dict
         shutil.rmtree(setting.out / name)
     told = [f"{line.start} [{line.process}] {line.text.replace(str(setting.out / name), 'RUN')}" for line in lines]
     kept = {fact: facts[fact] for fact in ("phase", "did", "seconds", "restarts", "statuses")}
+    kept["steps"] = len(undisturbed["timeline"]) - 1
     tracebacks = sum(line.text.startswith("Traceback") for line in session.printed.lines)
     outcome = "refused" if refused else "finished"
     return fault._asdict() | kept | {"outcome": outcome, "wrong": wrong, "tracebacks": tracebacks, "told": told[:24]}

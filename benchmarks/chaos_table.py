@@ -9,7 +9,7 @@ from benchmarks import study
 from benchmarks.chaos_faults import MEANING
 
 _HEADER = [
-    *("fault", "runs", "in start-up", "went on", "restarted", "refused", "same bits", "wrong"),
+    *("fault", "runs", "in start-up, steps, end", "went on", "restarted", "refused", "same bits", "wrong"),
     *("median s", "max s", "for example"),
 ]
 _PREFERRED = "error: process", "WARNING: checkpoint", "stopped by", "error:", "launch: process"
@@ -30,7 +30,7 @@ def _row(name: str, results: Sequence[dict[str, Any]], example: bool = True) -> 
     refused = [result for result in results if result["outcome"] == "refused"]
     counts = (
         len(results),
-        sum(result["phase"] == "start-up" for result in results),
+        ", ".join(str(sum(_phase(result) == phase for result in results)) for phase in range(3)),
         sum(not result["restarts"] for result in results),
         sum(result["restarts"] > 0 for result in results) - len(refused),
         len(refused),
@@ -39,6 +39,11 @@ def _row(name: str, results: Sequence[dict[str, Any]], example: bool = True) -> 
     )
     times = [f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"] if seconds else ["", ""]
     return [name, *map(str, counts), *times, _example(results) if example else ""]
+
+
+def _phase(result: dict[str, Any]) -> int:
+    """0: before the first step's line, 1: before the last one's, 2: then."""
+    return 0 if result["phase"] == "start-up" else 1 + (result["phase"] == f"step {result['steps']}")
 
 
 def _example(results: Sequence[dict[str, Any]]) -> str:
