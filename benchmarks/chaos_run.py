@@ -15,7 +15,7 @@ START_LIMIT, QUIET_LIMIT = START_TIMEOUT + 60, 45  # seconds in which a run that
 LIMIT = PEER_TIMEOUT + 12  # from a fault in training until all have ended; before, START_TIMEOUT goes before it
 MAX_STARTS = 4
 USAGE_ERROR = 2
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _ENDING_SECONDS = 0.02, 10
 
 
 class Setting(NamedTuple):
@@ -103,14 +103,20 @@ class Session:
             statuses = team.statuses()
         finally:
             team.close()
-        left = [pid for pid in pids if is_alive(pid)]
-        if left:
-            self.wrong.append(f"processes left: {left}")
+        self._require_none(pids)
         if struck is not None and self._fault is not None and (statuses is None or any(statuses)):
             scene = Scene(team, self.workdir, self._lab, self._disk)
             did = chaos_faults.undo(self._fault, scene)
             self._facts["did"] = "; ".join(filter(None, (self._facts["did"], did)))
         return statuses or [1]
+
+    def _require_none(self, pids: set[int]) -> None:
+        """Of a start's processes; those of a launcher that was killed take a moment to end."""
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while (left := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        if left:
+            self.wrong.append(f"processes left: {left}")
 
     def _strike(self, team: Hosts | Launched, pids: set[int]) -> Struck | None:
         """Waits for the moment and strikes; None where the run has ended before."""

@@ -58,7 +58,7 @@ def test_runs_that_are_killed_terminated_or_torn_end_with_the_undisturbed_bits(t
     kinds = ["kill", "terminate", "torn"]
     command = [sys.executable, "-m", "benchmarks.chaos", f"--runs={len(kinds)}", f"--out={tmp_path}", "--way=launch"]
     done = subprocess.run(
-        [*command, "--processes=2", "--steps=40", "--kinds", *kinds],
+        [*command, "--processes=2", "--steps=20", "--kinds", *kinds],
         check=False, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
         text=True, capture_output=True, timeout=PATIENCE,
     )  # fmt: skip
