@@ -49,6 +49,7 @@ class Checkpoints:
         self._directory = Path(workdir).absolute() / "checkpoints"
         self._damaged = Path(workdir).absolute() / "checkpoints_damaged"
         self._writes = keep is not None
+        _ignore_late_answers()
         if self._writes:
             self._directory.mkdir(parents=True, exist_ok=True)  # orbax would wait for all processes
         options = ocp.CheckpointManagerOptions(
@@ -108,7 +109,6 @@ class Checkpoints:
 
     def _read(self, step: int, how: Any) -> Checkpoint:
         """Arrays that match their digest."""
-        _ignore_late_answers()
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(state=how, metadata=ocp.args.JsonRestore()))
             state, metadata = restored["state"], dict(restored["metadata"])
@@ -181,7 +181,7 @@ def _this_process_alone() -> ocp.options.MultiprocessingOptions:
 
 @functools.cache
 def _ignore_late_answers() -> None:
-    """Where one file cannot be read, orbax closes an event loop to which tensorstore's threads still answer."""
+    """Where one file cannot be read or written, orbax closes an event loop to which tensorstore's threads still answer."""
     report = sys.unraisablehook
 
     def report_others(unraisable: Any) -> None:
