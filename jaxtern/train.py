@@ -40,6 +40,7 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     except (ValueError, OSError) as error:
         raise command_line.UsageError(str(error)) from None
     if run.folder is not None:
+        cluster.before_leaving(run.folder.checkpoints.wait)
         print(describe(run), flush=True)
     try:
         result = loop.train(run)

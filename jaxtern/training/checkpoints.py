@@ -158,6 +158,10 @@ class Checkpoints:
         shutil.move(self._directory / str(step), self._damaged / f"{step}.{number}")
         self._manager.reload()
 
+    def wait(self) -> None:
+        """Until all is written."""
+        self._manager.wait_until_finished()
+
     def close(self) -> None:
         """Waits until all is written."""
         self._manager.wait_until_finished()
