@@ -20,6 +20,7 @@ from jaxtern.data.rendering import Batch
 from jaxtern.models import MODELS
 from jaxtern.training.calls import Call, plan_calls
 from jaxtern.training.checkpoints import Checkpoints
+from jaxtern.training.elastic import carry_over
 from jaxtern.training.evaluation import Evaluation, evaluate
 from jaxtern.training.initialization import initialize
 from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
@@ -32,6 +33,7 @@ from jaxtern.training.state import (
     TrainState,
     create_codec,
     create_run,
+    place_state,
     stays_float,
     variables_of,
 )
@@ -67,10 +69,14 @@ class Run:
     wire: WireReport
     float_wire: WireReport  # of steps that are float in a ternary run
     claim: Any
+    network: Network | None  # by which its exchange is chosen
 
-    def save(self, step: int) -> None:
-        """Starts to write a checkpoint of the state, which is that of `step`."""
-        self.checkpoints.save(step, self.state, recipe=self.recipe.to_dict(), examples_seen=self.examples_seen)
+    def save(self, step: int, evaluation: Evaluation | None = None) -> None:
+        """Starts to write a checkpoint of the state, which is that of `step`, with what was found in evaluating it."""
+        self.checkpoints.save(
+            step, self.state, metrics=evaluation._asdict() if evaluation else None, recipe=self.recipe.to_dict(),
+            examples_seen=self.examples_seen, network=dataclasses.asdict(self.network) if self.network else None,
+        )  # fmt: skip
 
     def evaluate(self) -> Evaluation:
         """Of the weights as they are, or their moving averages where they are kept, on the test split.
@@ -102,15 +108,17 @@ def prepare_run(recipe: Recipe, workdir: Path, allow_config_change: bool = False
     wire = report_wire(recipe, state.params, network)
     float_wire = report_wire(dataclasses.replace(recipe, codec="float"), state.params, None)
     claim = claim_workdir(workdir, recipe, allow_config_change)
-    checkpoints = Checkpoints(workdir, recipe.keep_checkpoints)
-    restored, seen = checkpoints.restore_latest(state), 0
+    checkpoints = Checkpoints(workdir, recipe.keep_checkpoints, recipe.keep_best)
+    fit = functools.partial(carry_over, recipe=recipe, network=network)
+    restored, seen = checkpoints.restore_latest(state, fit), 0
     write_recipe(workdir, recipe)  # not before the run's state is found to fit
     write_network(workdir, network)
     if restored is not None:
-        state = jax.device_put(restored.state, jax.tree.map(lambda leaf: leaf.sharding, state))
+        state = place_state(restored.state, recipe, mesh)
         seen = restored.metadata["examples_seen"]
     train_step = create_train_steps(recipe, program, mesh)
-    run = Run(recipe, workdir, inputs, feed, program, state, train_step, checkpoints, seen, wire, float_wire, claim)
+    reports = wire, float_wire
+    run = Run(recipe, workdir, inputs, feed, program, state, train_step, checkpoints, seen, *reports, claim, network)
     if restored is None:
         run.save(0)
     return run
@@ -228,7 +236,7 @@ class _Loop:
             self._read_pending()  # nothing that is not finite is ever saved
         evaluation = self._evaluate(self.taken) if evaluates else None
         if saves:  # after all records of this step: a run that resumes here keeps them and does not write them again
-            run.save(self.taken)
+            run.save(self.taken, evaluation)
         return evaluation
 
     def close(self) -> None:

@@ -99,7 +99,9 @@ class Recipe:
       log_compression: also log zero trits, scale, and cosine to the float mean; costs a float exchange a step.
       evaluate_every: steps between evaluations on the test split; 0: only at the end.
       checkpoint_every: steps between checkpoints.
-      keep_checkpoints: how many to keep.
+      keep_checkpoints: how many of the last ones to keep.
+      keep_best: how many to keep besides, of those that were evaluated when they were written: those of best
+        precision@1, of equals the later.
     """
 
     dry_run: bool = False
@@ -173,6 +175,7 @@ class Recipe:
     evaluate_every: int = 0
     checkpoint_every: int = 1000
     keep_checkpoints: int = 3
+    keep_best: int = 0
 
     def __post_init__(self):
         require_valid(self)

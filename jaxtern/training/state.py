@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx, traverse_util
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern.compression.codecs import Ternary
 from jaxtern.compression.cost import Network
@@ -172,6 +172,15 @@ def specs_of_state(recipe: Recipe) -> TrainState:
     everywhere: Any = PartitionSpec()
     specs = TrainState(*(everywhere for _ in TrainState._fields))
     return specs._replace(compressor=state_specs(DEVICE_AXIS)) if recipe.delayed else specs
+
+
+def place_state(state: Any, recipe: Recipe, mesh: Mesh) -> TrainState:
+    """A state of NumPy arrays on the devices of the mesh."""
+    specs = specs_of_state(recipe)
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec)
+    )
+    return jax.device_put(state, shardings)
 
 
 def create_codec(recipe: Recipe) -> Ternary:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
@@ -106,7 +107,11 @@ def create_train_step(
     def steps(state: TrainState, images: jax.Array | None, batches: Batch) -> tuple[TrainState, Metrics]:
         # a convolution in a loop is slow on CPUs
         unroll = num_steps if is_cpu and num_steps else 1
-        return jax.lax.scan(lambda state, batch: step(state, images, batch), state, batches, unroll=unroll)
+        if state.compressor.carried is None:
+            return jax.lax.scan(lambda state, batch: step(state, images, batch), state, batches, unroll=unroll)
+        state, first = step(state, images, jax.tree.map(lambda leaf: leaf[0], batches))  # behind it nothing is carried
+        state, others = steps(state, images, jax.tree.map(lambda leaf: leaf[1:], batches))
+        return state, jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, others)
 
     replicated, state_specs = PartitionSpec(), specs_of_state(recipe)
     sharded = PartitionSpec(DEVICE_AXIS) if num_steps is None else PartitionSpec(None, DEVICE_AXIS)
