@@ -47,6 +47,10 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     except loop.NonFiniteError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # a disk that is full, a folder that is gone
+        is_told = error.filename or not error.strerror
+        print(f"error: {error if is_told else f'{workdir}: {error.strerror}'}", file=sys.stderr)
+        return 1
     except loop.Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal_number

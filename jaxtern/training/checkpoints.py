@@ -9,6 +9,8 @@ import functools
 import hashlib
 import json
 import logging
+import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -268,6 +270,11 @@ def _reason(error: BaseException) -> str:
     """The first line of what went wrong, in the system's own words where it says."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    code = re.search(
+        r"os_error_code='(\d+)'", str(error)
+    )  # of tensorstore, behind all the paths that it had to do with
+    if code:
+        return os.strerror(int(code[1]))
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

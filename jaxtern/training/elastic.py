@@ -54,7 +54,6 @@ def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe, network: Net
         if recipe.delayed and _reads_alike(before, recipe, links, network) and _is_like(sent["pending"], own.pending):
             compressor = compressor._replace(pending=arrange(sent["pending"], own.pending))
         else:
-            _require_no_skips(recipe)
             mean = pending_mean(sent["pending"], compressor.count, before, state.params, links)
             compressor = compressor._replace(carried=mean)
     return state._replace(compressor=compressor)
@@ -124,11 +123,3 @@ def _reads_alike(before: Recipe, after: Recipe, links: Network | None, network: 
 
 def _is_like(saved: Any, like: Any) -> bool:
     return [describe(leaf) for leaf in jax.tree.leaves(saved)] == [describe(leaf) for leaf in jax.tree.leaves(like)]
-
-
-def _require_no_skips(recipe: Recipe) -> None:
-    if recipe.precision == "float16":
-        raise MisfitError(
-            "holds a mean that has not moved the weights yet, which precision='float16' could skip; take another for"
-            " the first steps"
-        )
