@@ -76,7 +76,7 @@ def pending_mean(pending: Any, count: np.ndarray, recipe: Recipe, params: Any, n
       MisfitError: if it is not what such workers send.
     """
     zeros = jax.tree.map(np.zeros_like, params)
-    mean = create_mean(recipe, MODELS[recipe.model].last_layer, 1, network)
+    mean: Any = create_mean(recipe, MODELS[recipe.model].last_layer, 1, network)
     size = jax.tree.leaves(pending["local"])[0].shape[0]  # workers, or devices where their floats are added up on each
     place = functools.partial(_place, size=size, devices=recipe.devices_per_worker)
     like = jax.eval_shape(place(lambda own: mean.init(own).pending, in_axes=None), zeros)
