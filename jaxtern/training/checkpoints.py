@@ -96,6 +96,7 @@ class Checkpoints:
         Raises:
           CheckpointError: if it cannot be written, or the one before could not.
         """
+        _ignore_late_answers()
         arrays = jax.tree.map(np.array, jax.device_get(state))
         metadata |= {"digest": digest(arrays), "metrics": metrics}
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
@@ -280,7 +281,7 @@ def _reason(error: BaseException) -> str:
 
 @functools.cache
 def _ignore_late_answers() -> None:
-    """Where one file cannot be read, orbax closes an event loop to which tensorstore's threads still answer."""
+    """Where a file fails, orbax closes an event loop to which tensorstore's threads still answer."""
     report = sys.unraisablehook
 
     def report_others(unraisable: Any) -> None:
