@@ -33,8 +33,8 @@ def run(
     """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
     logging.getLogger("jaxtern").setLevel(logging.INFO)
-    # orbax tells of every option, and in a traceback of a second array that it could not read
-    absl.logging.set_verbosity(absl.logging.ERROR)
+    # orbax tells of every option, and in tracebacks of what it raises too
+    absl.logging.set_verbosity(absl.logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     try:
         if any(argument in ("--help", "-help", "-h") for argument in sys.argv):

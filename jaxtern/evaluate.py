@@ -22,6 +22,7 @@ WORKDIR = flags.DEFINE_string("workdir", "runs/digits", "folder of the run")
 SPLIT = flags.DEFINE_enum("split", "test", ["train", "test"], "examples to evaluate on")
 FOLLOW = flags.DEFINE_bool("follow", False, "go on beside training: wait for new checkpoints, end with the last step")
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 2.0, "time between looks for a new checkpoint", lower_bound=0.01)
+BEST = flags.DEFINE_bool("best", False, "of the checkpoints evaluated in training, that of best precision@1")
 DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
 PREDICTIONS = flags.DEFINE_string("predictions", None, "file for the five best labels of every example, .csv or .json")
 _TOP = 5
@@ -34,6 +35,8 @@ def main() -> int:
             require_writable(predictions)
             if FOLLOW.value:
                 raise ValueError(f"--predictions={PREDICTIONS.value}: are of one checkpoint; leave out --follow")
+        if FOLLOW.value and BEST.value:
+            raise ValueError("--best: is one checkpoint; leave out --follow")
         if FOLLOW.value:
             _wait_for_run(workdir)
         evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value)
@@ -41,7 +44,7 @@ def main() -> int:
             for _ in evaluator.follow(POLL_SECONDS.value):
                 pass
         else:
-            evaluator.latest(predictions)
+            (evaluator.best if BEST.value else evaluator.latest)(predictions)
     except (ValueError, OSError) as error:
         raise command_line.UsageError(str(error)) from None
     except KeyboardInterrupt:
@@ -76,6 +79,17 @@ class Evaluator:
           ValueError: if there is none.
         """
         return self._run.use_latest(lambda step: self._evaluate(step, predictions))
+
+    def best(self, predictions: Path | None = None) -> dict[str, Any]:
+        """The result of the checkpoint that was best in training.
+
+        Args:
+          predictions: as for the latest.
+
+        Raises:
+          ValueError: if none was evaluated there, or the best is damaged.
+        """
+        return self._evaluate(self._run.best_step(), predictions)
 
     def follow(self, poll_seconds: float) -> Iterator[dict[str, Any]]:
         """Results of all checkpoints as they come, until that of the last step."""

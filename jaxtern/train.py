@@ -50,6 +50,12 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
         cluster.tell_failure(str(error), 1)
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # a disk that is full, a folder that is gone
+        is_told = error.filename or not error.strerror
+        line = str(error) if is_told else f"{workdir}: {error.strerror}"
+        cluster.tell_failure(line, 1)
+        print(f"error: {line}", file=sys.stderr)
+        return 1
     except Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal_number

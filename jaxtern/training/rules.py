@@ -47,6 +47,7 @@ _LEAST = {
     "compare_every": 0,
     "checkpoint_every": 1,
     "keep_checkpoints": 1,
+    "keep_best": 0,
     "decay_epochs": 1e-9,
 }
 _LEAST_WHERE_GIVEN = {
