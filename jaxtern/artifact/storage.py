@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxtern.json_files import read_json
+
 FORMAT_VERSION = 1
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.stablehlo", "weights.npz"
 
@@ -138,7 +140,7 @@ def read_artifact(folder: Path) -> Artifact:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
         version = values.pop("format_version")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path}: is no manifest of an exported network, or damaged") from None
