@@ -28,12 +28,21 @@ class Predictor:
         self.manifest, program, weights = read_artifact(Path(folder))
         self._preprocessing = get_preprocessing(self.manifest.preprocessing)
         self._size = self.manifest.image_size or self._preprocessing.size
+        images = jax.ShapeDtypeStruct((1, *self.manifest.input_shape), np.uint8)
         try:
             exported = jax.export.deserialize(bytearray(program))
+            self._program = jax.jit(exported.call)
+            logits = self._program.lower(weights, images).out_info
         except Exception as error:  # what JAX raises for a program of another version is not documented
             written = f"was written by JAX {self.manifest.jax_version}, this is {jax.__version__}"
             raise ValueError(f"ARTEFACT={str(folder)!r}: its program cannot be read ({written}): {error}") from error
-        self._weights, self._program = jax.device_put(weights), jax.jit(exported.call)
+        if [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(logits)] != [
+            ((1, self.manifest.num_classes), np.float32)
+        ]:
+            raise ValueError(
+                f"ARTEFACT={str(folder)!r}: its program gives other than num_classes={self.manifest.num_classes}"
+            )
+        self._weights = jax.device_put(weights)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """Checkpoints with orbax: written beside training, found whole or not used.
 
 orbax renames a checkpoint into place when it is complete, so a kill leaves none half-written. Bytes that rot later are
-caught by a digest of all arrays, kept in the checkpoint and compared after reading.
+caught by a digest of all arrays and metadata, kept in the checkpoint and compared after reading.
 """
 
 import functools
 import hashlib
+import json
 import logging
 import shutil
 import sys
@@ -60,7 +61,7 @@ class Checkpoints:
     def save(self, step: int, state: Any, **metadata: Any) -> None:
         """Starts to write `state`, and beside it `metadata` as JSON; returns once the arrays are copied."""
         arrays = jax.tree.map(np.array, jax.device_get(state))
-        metadata["digest"] = digest(arrays)
+        metadata["digest"] = digest({"state": arrays, "metadata": json.dumps(metadata, sort_keys=True)})
         self._manager.save(
             step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
         )
@@ -106,11 +107,12 @@ class Checkpoints:
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(state=how, metadata=ocp.args.JsonRestore()))
             state, metadata = restored["state"], dict(restored["metadata"])
-            expected = metadata["digest"]
+            expected = metadata.pop("digest")
+            found = digest({"state": state, "metadata": json.dumps(metadata, sort_keys=True)})
         except Exception as error:  # orbax and tensorstore raise many kinds for unreadable files
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {reason}") from error
-        if digest(state) != expected:
+        if found != expected:
             raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: its arrays do not match its digest")
         return Checkpoint(state, metadata)
 

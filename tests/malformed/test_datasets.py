@@ -130,9 +130,9 @@ def test_doors_refuse_idx_files(refuses: Callable, tmp_path: Path, case: str, do
     files = {name: content for name, content in (MNIST | IDX[case]).items() if content is not None}
     write(tmp_path / "mnist", files)
     if door == "prepare":
-        if case in ("a label too high", "a label of 255"):
-            pytest.skip("other data sets have more classes")
-        refuses("prepare", "mnist", "out", cwd=tmp_path)
+        if case in ("a label too high", "test images of another size"):
+            pytest.skip("what a preparation takes, whose images may differ")
+        refuses("prepare", "mnist", "out", "--workers=1", cwd=tmp_path)
     else:
         refuses("train", "--config=mnist", "--config.data_dir=mnist", "--workdir=run", "--config.batch_size=4", cwd=tmp_path)
 
@@ -194,7 +194,7 @@ PATHS = [link_to_itself, link_to_nothing, pipe, loops, dangling_image, looping_i
 @pytest.mark.parametrize("make", PATHS)
 def test_prepare_refuses_paths(refuses: Callable, tmp_path: Path, make: Callable):
     make(tmp_path)
-    refuses("prepare", "data", "out", cwd=tmp_path)
+    refuses("prepare", "data", "out", "--workers=1", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("make", [link_to_itself, link_to_nothing, pipe])
@@ -222,7 +222,6 @@ ARCHIVES = {
     "a zip's end alone": ("data.zip", zip_of(class_folders())[-22:]),
     "a tar cut short": ("data.tar", tar_of(class_folders())[:3000]),
     "a tar with another sum": ("data.tar", flip(tar_of(class_folders()), 150)),
-    "a tar for a zip": ("data.zip", tar_of(class_folders())),
     "a compressed tar": ("data.tar.gz", gzip.compress(tar_of(class_folders()))),
     "a gzip cut short": ("data.tar.gz", gzip.compress(tar_of(class_folders()))[:-100]),
     "a gzip of nothing": ("data.tar.gz", gzip.compress(b"")),
