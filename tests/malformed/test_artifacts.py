@@ -103,7 +103,9 @@ def predict(exported: Path, tmp_path: Path, refuses: Callable) -> Callable[..., 
                 manifest["digests"][name] = hashlib.sha256(content).hexdigest()
         if not files or "manifest.json" not in files:
             (tmp_path / "net" / "manifest.json").write_text(json.dumps(manifest | fields))
-        return refuses("predict", "net", "image.png", cwd=tmp_path, names=["net"] if "preprocessing" not in fields else [])
+        return refuses(
+            "predict", "net", "image.png", cwd=tmp_path, names=["net"] if "preprocessing" not in fields else []
+        )
 
     return run
 

@@ -126,7 +126,9 @@ def test_evaluate_refuses_evaluations(refuses: Callable, run_copy: Path, line: s
 
 
 @pytest.mark.parametrize("case", ["another bit", "half of every file", "fewer examples than none", "empty folders"])
-def test_train_sets_the_newest_aside_where_one_before_is_whole(run_door: Callable, recipe_flags: list, run_copy: Path, case: str):
+def test_train_sets_the_newest_aside_where_one_before_is_whole(
+    run_door: Callable, recipe_flags: list, run_copy: Path, case: str
+):
     CHANGES[case](run_copy / "checkpoints" / "2")
     answer = run_door("train", *recipe_flags, "--workdir=run", cwd=run_copy.parent)
     assert answer.status == 0, answer.err

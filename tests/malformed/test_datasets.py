@@ -134,7 +134,9 @@ def test_doors_refuse_idx_files(refuses: Callable, tmp_path: Path, case: str, do
             pytest.skip("what a preparation takes, whose images may differ")
         refuses("prepare", "mnist", "out", "--workers=1", cwd=tmp_path)
     else:
-        refuses("train", "--config=mnist", "--config.data_dir=mnist", "--workdir=run", "--config.batch_size=4", cwd=tmp_path)
+        refuses(
+            "train", "--config=mnist", "--config.data_dir=mnist", "--workdir=run", "--config.batch_size=4", cwd=tmp_path
+        )
 
 
 @OPTIONS
@@ -147,7 +149,9 @@ def test_train_refuses_an_idx_file_with_another_header(refuses: Callable, tmp_pa
 @pytest.mark.parametrize("case", TEXTS)
 def test_train_refuses_text(refuses: Callable, tmp_path: Path, case: str):
     (tmp_path / "play.txt").write_bytes(TEXTS[case])
-    refuses("train", "--config=charlm", "--config.dataset=./play.txt", "--workdir=run", cwd=tmp_path, names=["play.txt"])
+    refuses(
+        "train", "--config=charlm", "--config.dataset=./play.txt", "--workdir=run", cwd=tmp_path, names=["play.txt"]
+    )
 
 
 def link_to_itself(folder: Path) -> None:
