@@ -34,8 +34,8 @@ def run(
     """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
     logging.getLogger("jaxtern").setLevel(logging.INFO)
-    # orbax tells of every option, and in a traceback of a second array that it could not read
-    absl.logging.set_verbosity(absl.logging.ERROR)
+    # orbax tells of every option, and of what it cannot read in many lines, in place of our one
+    absl.logging.set_verbosity(absl.logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, for names of files that are no text

@@ -142,7 +142,7 @@ class Evaluator:
         for number, line in enumerate(self._path.read_bytes().splitlines() if self._path.exists() else (), 1):
             try:
                 record = parse_json(line)
-                Evaluation(**{name: float(record[name]) for name in Evaluation._fields})
+                _ = [float(record[name]) for name in Evaluation._fields]
                 records.append(record | {"step": int(record["step"]), "split": str(record["split"])})
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"{self._path}: line {number} is no evaluation: {error}; delete it") from None

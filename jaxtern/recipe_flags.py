@@ -65,10 +65,8 @@ def _resolve(arguments: list[str]) -> list[str]:
 
 def _join_config(arguments: list[str]) -> list[str]:
     """With --config=RECIPE for --config RECIPE."""
-    joined, rest = [], iter(arguments)
-    for argument in rest:
-        joined.append(f"--config={next(rest, '')}" if argument in ("--config", "-config") else argument)
-    return joined
+    rest = iter(arguments)
+    return [f"--config={next(rest, '')}" if each in ("--config", "-config") else each for each in rest]
 
 
 def _load_fields(path: str) -> list[str]:

@@ -36,12 +36,10 @@ class Predictor:
         except Exception as error:  # what JAX raises for a program of another version is not documented
             written = f"was written by JAX {self.manifest.jax_version}, this is {jax.__version__}"
             raise ValueError(f"ARTEFACT={str(folder)!r}: its program cannot be read ({written}): {error}") from error
-        if [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(logits)] != [
-            ((1, self.manifest.num_classes), np.float32)
-        ]:
-            raise ValueError(
-                f"ARTEFACT={str(folder)!r}: its program gives other than num_classes={self.manifest.num_classes}"
-            )
+        found = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(logits)]
+        if found != [((1, self.manifest.num_classes), np.float32)]:
+            wrong = f"num_classes={self.manifest.num_classes}: its program gives {found} for an image"
+            raise ValueError(f"ARTEFACT={str(folder)!r}: {wrong}")
         self._weights = jax.device_put(weights)
 
     @property

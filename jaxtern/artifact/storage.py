@@ -135,7 +135,7 @@ def read_artifact(folder: Path) -> Artifact:
     try:
         with np.load(io.BytesIO(contents[WEIGHTS]), allow_pickle=False) as arrays:
             return Artifact(manifest, contents[PROGRAM], dict(arrays))
-    except Exception as error:  # of whoever made both it and its digest; zipfile and NumPy raise many kinds
+    except Exception as error:  # noqa: BLE001 - of whoever made both it and its digest; zipfile and NumPy raise many kinds
         raise ValueError(f"{given}: {WEIGHTS} cannot be read: {error}") from None
 
 

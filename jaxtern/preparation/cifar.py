@@ -210,7 +210,7 @@ class _SafeUnpickler(pickle.Unpickler):
 def _unpickle(raw: bytes, where: str) -> dict:
     try:
         content = _SafeUnpickler(io.BytesIO(raw), encoding="bytes").load()
-    except Exception as error:  # unpickling damage raises any kind
+    except Exception as error:  # noqa: BLE001 - unpickling damage raises any kind
         raise ValueError(f"{where} cannot be unpickled: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{where} cannot be unpickled: it is no dictionary")

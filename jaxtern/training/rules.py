@@ -94,7 +94,7 @@ def _require_ranges(recipe: Any) -> None:
         value = getattr(recipe, name)
         if value is None and name in _LEAST_WHERE_GIVEN:
             continue
-        if value < least:
+        if value is None or value < least:
             raise ValueError(f"{name}={value!r}: must be {least} or more")
     for name, most in _MOST.items():
         if (getattr(recipe, name) or 0) > most:
@@ -150,5 +150,5 @@ def _require_pattern(name: str, entry: str, pattern: str) -> None:
         re.error,
         OverflowError,
         RecursionError,
-    ) as error:  # the latter for "a{99999999999}" and brackets in brackets
+    ) as error:  # of "a{99999999999}" and many brackets
         raise ValueError(f"{name}={entry!r}: is no regular expression: {error}") from None

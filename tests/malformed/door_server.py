@@ -17,7 +17,7 @@ import time
 import warnings
 from pathlib import Path
 
-PATIENCE = float(os.environ.get("DOOR_PATIENCE", 120))  # seconds, on a machine that does other things too
+PATIENCE = float(os.environ.get("DOOR_PATIENCE", "120"))  # seconds, on a machine that does other things too
 CPU_SECONDS = 40
 MEMORY = 6 << 30  # of addresses more than this process has; JAX alone takes some of them
 PARTS = "artifact", "compression", "data", "hosts", "kernels", "models", "preparation", "training"
@@ -60,15 +60,15 @@ def run(folder: str, environment: dict[str, str], door: str, arguments: list[str
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     sys.argv = [f"jaxtern/{door}.py", *arguments]
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
     status = 1
     try:
         runpy.run_module(f"jaxtern.{door}", run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = end.code or 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - as Python ends
         sys.excepthook(*sys.exc_info())
     sys.stdout.flush()
     sys.stderr.flush()

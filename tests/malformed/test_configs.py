@@ -1,5 +1,6 @@
 """Recipes that are none: flags, files of recipes, and the config.json of runs."""
 
+# ruff: noqa: E501 - tables
 import dataclasses
 import json
 import math

@@ -1,10 +1,9 @@
 """Datasets that are none: idx files, text, prepared folders, and the sources of a preparation."""
 
+# ruff: noqa: E501 - tables
 import gzip
 import io
-import json
 import os
-import pickle
 import struct
 import tarfile
 import zipfile
@@ -242,14 +241,14 @@ ARCHIVES = {
     "a zip of text": ("data.zip", zip_of({"train/ant/1.txt": b"x", "train/bee/1.txt": b"x"})),
     "a zip of one class": ("data.zip", zip_of({"train/ant/1.jpg": jpeg(), "test/ant/1.jpg": jpeg()})),
     "a zip of no classes": ("data.zip", zip_of({"1.jpg": jpeg(), "2.jpg": jpeg(1)})),
-    "a zip of damage": ("data.zip", zip_of({name: b"no image" for name in class_folders()})),
-    "a tar of links": ("data.tar", tar_of({n: b"" for n in class_folders()}, type=tarfile.SYMTYPE, linkname="/etc/passwd")),
-    "a tar of hard links": ("data.tar", tar_of({n: b"" for n in class_folders()}, type=tarfile.LNKTYPE, linkname="x")),
-    "a tar of devices": ("data.tar", tar_of({n: b"" for n in class_folders()}, type=tarfile.CHRTYPE, devmajor=1, devminor=5)),
-    "a tar of pipes": ("data.tar", tar_of({n: b"" for n in class_folders()}, type=tarfile.FIFOTYPE)),
-    "a tar of gigantic images": ("data.tar", tar_of({n: b"" for n in class_folders()}, size=1 << 60)[:20480]),
+    "a zip of damage": ("data.zip", zip_of(dict.fromkeys(class_folders(), b"no image"))),
+    "a tar of links": ("data.tar", tar_of(dict.fromkeys(class_folders(), b""), type=tarfile.SYMTYPE, linkname="/etc/passwd")),
+    "a tar of hard links": ("data.tar", tar_of(dict.fromkeys(class_folders(), b""), type=tarfile.LNKTYPE, linkname="x")),
+    "a tar of devices": ("data.tar", tar_of(dict.fromkeys(class_folders(), b""), type=tarfile.CHRTYPE, devmajor=1, devminor=5)),
+    "a tar of pipes": ("data.tar", tar_of(dict.fromkeys(class_folders(), b""), type=tarfile.FIFOTYPE)),
+    "a tar of gigantic images": ("data.tar", tar_of(dict.fromkeys(class_folders(), b""), size=1 << 60)[:20480]),
     "a tar of negative images": ("data.tar", tar_of({"train/ant/1.jpg": jpeg()}, size=-1024)),
-    "a tar of damage": ("data.tar", tar_of({name: b"no image" for name in class_folders()})),
+    "a tar of damage": ("data.tar", tar_of(dict.fromkeys(class_folders(), b"no image"))),
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Clusters that are none: TF_CONFIG, JAXTERN_* and the flags of a cluster."""
 
+# ruff: noqa: E501, RUF001 - tables
 import json
 from collections.abc import Callable
 from pathlib import Path
