@@ -50,7 +50,10 @@ class Checkpoints:
         self._damaged = Path(workdir).absolute() / "checkpoints_damaged"
         self._writes = keep is not None
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=self._writes, read_only=not self._writes)
-        self._manager = ocp.CheckpointManager(self._directory, options=options)
+        try:
+            self._manager = ocp.CheckpointManager(self._directory, options=options)
+        except RecursionError:  # of JSON in JSON, which orbax reads here
+            raise ValueError(f"{self._directory}: cannot be read: metadata of a checkpoint is no JSON") from None
 
     @staticmethod
     def exist(workdir: Path) -> bool:
