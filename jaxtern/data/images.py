@@ -241,7 +241,7 @@ def _read_header(encoded: bytes) -> _Header:
 def require_few_pixels(height: int, width: int) -> None:
     """Refuses an image that would take too much memory."""
     if height * width > MAX_PIXELS:
-        raise ValueError(f"its header tells of {height} by {width} pixels, and more than {MAX_PIXELS:,} are not read")
+        raise ValueError(f"a JPEG or PNG of {height} by {width} pixels by its header; {MAX_PIXELS:,} are read at most")
 
 
 def _find_frame(encoded: bytes) -> int:
