@@ -12,7 +12,8 @@ from absl import flags
 
 from jaxtern import command_line
 from jaxtern.artifact.predictions import rank, require_writable, write_predictions
-from jaxtern.training.evaluation import evaluate
+from jaxtern.json_files import parse_json
+from jaxtern.training.evaluation import Evaluation, evaluate
 from jaxtern.training.saved_run import SavedRun
 from jaxtern.training.state import variables_of
 
@@ -68,6 +69,7 @@ class Evaluator:
         """
         self._run, self._split_name = SavedRun(workdir, data_dir), split
         self._path = workdir / "evaluations.jsonl"
+        self._read_records()  # here, where what is wrong with them is not taken for a damaged checkpoint
 
     def latest(self, predictions: Path | None = None) -> dict[str, Any]:
         """The result of the newest checkpoint that is whole.
@@ -142,10 +144,23 @@ class Evaluator:
         return {"step": step, "split": self._split_name, **result._asdict()}
 
     def _recorded(self, step: int) -> dict[str, Any] | None:
-        if not self._path.exists():
-            return None
-        records = [json.loads(line) for line in self._path.read_text().splitlines()]
-        return next((r for r in records if r["step"] == step and r["split"] == self._split_name), None)
+        return next((r for r in self._read_records() if r["step"] == step and r["split"] == self._split_name), None)
+
+    def _read_records(self) -> list[dict[str, Any]]:
+        """Those of before.
+
+        Raises:
+          ValueError: for a line that is none.
+        """
+        records = []
+        for number, line in enumerate(self._path.read_bytes().splitlines() if self._path.exists() else (), 1):
+            try:
+                record = parse_json(line)
+                _ = [float(record[name]) for name in Evaluation._fields]
+                records.append(record | {"step": int(record["step"]), "split": str(record["split"])})
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{self._path}: line {number} is no evaluation: {error}; delete it") from None
+        return records
 
 
 if __name__ == "__main__":

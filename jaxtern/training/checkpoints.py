@@ -1,7 +1,7 @@
 """Checkpoints with orbax: written beside training, found whole or not used.
 
 orbax renames a checkpoint into place when it is complete, so a kill leaves none half-written. Bytes that rot later are
-caught by a digest of all arrays, kept in the checkpoint and compared after reading.
+caught by a digest of all arrays and metadata, kept in the checkpoint and compared after reading.
 """
 
 import contextlib
@@ -76,7 +76,10 @@ class Checkpoints:
         if self._writes:
             with self._reporting():
                 self._directory.mkdir(parents=True, exist_ok=True)
-        self._manager = ocp.CheckpointManager(self._directory, options=options)
+        try:
+            self._manager = ocp.CheckpointManager(self._directory, options=options)
+        except RecursionError:  # of JSON in JSON, which orbax reads here
+            raise ValueError(f"{self._directory}: cannot be read: metadata of a checkpoint is no JSON") from None
 
     @staticmethod
     def exist(workdir: Path) -> bool:
@@ -98,7 +101,8 @@ class Checkpoints:
         """
         _ignore_late_answers()
         arrays = jax.tree.map(np.asarray, state)
-        metadata |= {"digest": digest(arrays), "metrics": metrics}
+        metadata["metrics"] = metrics
+        metadata["digest"] = _digest_of_all(arrays, metadata)
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
         self._scores[step] = None if metrics is None else metrics[BEST_BY]
         with self._reporting():
@@ -168,10 +172,11 @@ class Checkpoints:
         try:
             restored = self._manager.restore(step, args=items)
             state, metadata = restored["state"], dict(restored["metadata"])
-            expected = metadata["digest"]
+            expected = metadata.pop("digest")
+            found = _digest_of_all(state, metadata)
         except Exception as error:  # orbax and tensorstore raise many kinds for unreadable files
             raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {_reason(error)}") from error
-        if digest(state) != expected:
+        if found != expected:
             raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: its arrays do not match its digest")
         return Checkpoint(state, metadata)
 
@@ -295,6 +300,10 @@ def _ignore_late_answers() -> None:
             report(unraisable)
 
     sys.unraisablehook = report_others
+
+
+def _digest_of_all(state: Any, metadata: dict[str, Any]) -> str:
+    return digest({"state": state, "metadata": json.dumps(metadata, sort_keys=True)})
 
 
 def digest(tree: Any) -> str:

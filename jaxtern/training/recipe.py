@@ -211,5 +211,6 @@ def require_field(name: str) -> None:
     """Refuses a name that is no field, naming those like it."""
     known = [field.name for field in dataclasses.fields(Recipe)]
     if name not in known:
-        near = difflib.get_close_matches(name, known, cutoff=0.4) or known
-        raise ValueError(f"{name!r} is no field of a recipe; there is {', '.join(near)}")
+        near = difflib.get_close_matches(name[:80], known, cutoff=0.4)
+        hint = f"; there is {', '.join(near)}" if near else ""
+        raise ValueError(f"{name!r} is no field of a recipe{hint} (--help names all)")
