@@ -1,5 +1,6 @@
 """What the doors share: flags in, one line out for a mistake, an exit status."""
 
+import io
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ from absl import flags
 from jaxtern.hosts.watch import tell_failure
 
 USAGE_ERROR = 2
+_LONGEST = 400  # characters of an error
+_HEAD = 250  # of them, where its middle is left out
 
 
 class UsageError(Exception):
@@ -33,20 +36,28 @@ def run(
     """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
     logging.getLogger("jaxtern").setLevel(logging.INFO)
-    # orbax tells of every option, and in a traceback of a second array that it could not read
-    absl.logging.set_verbosity(absl.logging.ERROR)
+    # orbax tells of every option, and of what it raises too in many lines, in place of our one
+    absl.logging.set_verbosity(absl.logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, for names of files that are no text
     try:
         if any(argument in ("--help", "-help", "-h") for argument in sys.argv):
             print(sys.modules["__main__"].__doc__, flags.FLAGS.main_module_help() + more_help(), sep="\n")
             sys.exit(0)
         status = main(*_parse([sys.argv[0], *resolve(sys.argv[1:])], positionals))
     except UsageError as error:
-        line = " ".join(str(error).split())
+        line = to_line(str(error))
         tell_failure(line, USAGE_ERROR)
         print(f"error: {line}", file=sys.stderr)
         status = USAGE_ERROR
     sys.exit(status)
+
+
+def to_line(message: str) -> str:
+    """What is shown of a message, whatever text of files and flags it has in it: one line that is not long."""
+    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(message.split()))
+    return line if len(line) <= _LONGEST else f"{line[:_HEAD]} … {line[_HEAD + 3 - _LONGEST :]}"
 
 
 def _parse(argv: list[str], positionals: Sequence[str]) -> list[str]:

@@ -12,7 +12,8 @@ from absl import flags
 
 from jaxtern import command_line
 from jaxtern.artifact.predictions import rank, require_writable, write_predictions
-from jaxtern.training.evaluation import evaluate
+from jaxtern.json_files import parse_json
+from jaxtern.training.evaluation import Evaluation, evaluate
 from jaxtern.training.saved_run import SavedRun
 from jaxtern.training.state import variables_of
 
@@ -22,6 +23,7 @@ WORKDIR = flags.DEFINE_string("workdir", "runs/digits", "folder of the run")
 SPLIT = flags.DEFINE_enum("split", "test", ["train", "test"], "examples to evaluate on")
 FOLLOW = flags.DEFINE_bool("follow", False, "go on beside training: wait for new checkpoints, end with the last step")
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 2.0, "time between looks for a new checkpoint", lower_bound=0.01)
+BEST = flags.DEFINE_bool("best", False, "of the checkpoints evaluated in training, that of best precision@1")
 DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
 PREDICTIONS = flags.DEFINE_string("predictions", None, "file for the five best labels of every example, .csv or .json")
 _TOP = 5
@@ -34,6 +36,8 @@ def main() -> int:
             require_writable(predictions)
             if FOLLOW.value:
                 raise ValueError(f"--predictions={PREDICTIONS.value}: are of one checkpoint; leave out --follow")
+        if FOLLOW.value and BEST.value:
+            raise ValueError("--best: is one checkpoint; leave out --follow")
         if FOLLOW.value:
             _wait_for_run(workdir)
         evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value)
@@ -41,7 +45,7 @@ def main() -> int:
             for _ in evaluator.follow(POLL_SECONDS.value):
                 pass
         else:
-            evaluator.latest(predictions)
+            (evaluator.best if BEST.value else evaluator.latest)(predictions)
     except (ValueError, OSError) as error:
         raise command_line.UsageError(str(error)) from None
     except KeyboardInterrupt:
@@ -65,6 +69,7 @@ class Evaluator:
         """
         self._run, self._split_name = SavedRun(workdir, data_dir), split
         self._path = workdir / "evaluations.jsonl"
+        self._read_records()  # here, where what is wrong with them is not taken for a damaged checkpoint
 
     def latest(self, predictions: Path | None = None) -> dict[str, Any]:
         """The result of the newest checkpoint that is whole.
@@ -76,6 +81,17 @@ class Evaluator:
           ValueError: if there is none.
         """
         return self._run.use_latest(lambda step: self._evaluate(step, predictions))
+
+    def best(self, predictions: Path | None = None) -> dict[str, Any]:
+        """The result of the checkpoint that was best in training.
+
+        Args:
+          predictions: as for the latest.
+
+        Raises:
+          ValueError: if none was evaluated there, or the best is damaged.
+        """
+        return self._evaluate(self._run.best_step(), predictions)
 
     def follow(self, poll_seconds: float) -> Iterator[dict[str, Any]]:
         """Results of all checkpoints as they come, until that of the last step."""
@@ -128,10 +144,23 @@ class Evaluator:
         return {"step": step, "split": self._split_name, **result._asdict()}
 
     def _recorded(self, step: int) -> dict[str, Any] | None:
-        if not self._path.exists():
-            return None
-        records = [json.loads(line) for line in self._path.read_text().splitlines()]
-        return next((r for r in records if r["step"] == step and r["split"] == self._split_name), None)
+        return next((r for r in self._read_records() if r["step"] == step and r["split"] == self._split_name), None)
+
+    def _read_records(self) -> list[dict[str, Any]]:
+        """Those of before.
+
+        Raises:
+          ValueError: for a line that is none.
+        """
+        records = []
+        for number, line in enumerate(self._path.read_bytes().splitlines() if self._path.exists() else (), 1):
+            try:
+                record = parse_json(line)
+                _ = [float(record[name]) for name in Evaluation._fields]
+                records.append(record | {"step": int(record["step"]), "split": str(record["split"])})
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{self._path}: line {number} is no evaluation: {error}; delete it") from None
+        return records
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from jaxtern.training.exporting import export_run
 WORKDIR = flags.DEFINE_string("workdir", "runs/digits", "folder of the run")
 OUT = flags.DEFINE_string("out", None, "folder to be made")
 STEP = flags.DEFINE_integer("step", None, "of the checkpoint [the newest that is whole]")
+BEST = flags.DEFINE_bool("best", False, "take the checkpoint of best precision@1, of those evaluated in training")
 AVERAGED = flags.DEFINE_bool("averaged", True, "take the moving averages of the weights, where the run keeps them")
 SAVED_MODEL = flags.DEFINE_string("saved_model", None, "folder to be made for a TensorFlow SavedModel of it, too")
 DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
@@ -26,11 +27,13 @@ def main() -> int:
         raise command_line.UsageError("--out is missing: give the folder to be made (--help tells more)")
     out, saved_model = Path(OUT.value), Path(SAVED_MODEL.value) if SAVED_MODEL.value else None
     try:
+        if BEST.value and STEP.value is not None:
+            raise ValueError(f"--step={STEP.value}: leave it out where --best says which")
         require_new(out)
         if saved_model is not None:
             require_tensorflow()
             require_new(saved_model)
-        artifact = export_run(Path(WORKDIR.value), STEP.value, AVERAGED.value, DATA_DIR.value)
+        artifact = export_run(Path(WORKDIR.value), STEP.value, AVERAGED.value, DATA_DIR.value, BEST.value)
         write_artifact(out, artifact)
         if saved_model is not None:
             write_saved_model(saved_model, artifact)

@@ -27,6 +27,7 @@ from jaxtern.compression.codecs import Ternary
 from jaxtern.compression.cost import Network
 from jaxtern.compression.forecast import Cluster, Forecast, seconds
 from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
+from jaxtern.json_files import read_json
 from jaxtern.training.curves import plot_speed_up
 from jaxtern.training.inputs import open_inputs
 from jaxtern.training.recipe import Recipe
@@ -132,7 +133,7 @@ def read_links() -> Network:
         path = Path(NETWORK.value)
         path = path / "network.json" if path.is_dir() else path
         try:
-            network = Network(**json.loads(path.read_text()))
+            network = Network(**read_json(path))
         except (TypeError, ValueError, OSError) as error:
             raise ValueError(f"--network={NETWORK.value}: cannot be read: {error}") from None
     if LATENCY.value is not None:

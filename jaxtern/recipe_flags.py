@@ -1,10 +1,12 @@
 """The flag --config of the doors that take a recipe."""
 
+import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from jaxtern import command_line, configs
 from jaxtern.command_line import UsageError
@@ -50,10 +52,38 @@ def _resolve(arguments: list[str]) -> list[str]:
 
     ml_collections answers an unknown field with a traceback, so fields are looked at before it parses any.
     """
-    resolved = [_resolve_config(argument) for argument in arguments]
+    resolved = [_resolve_config(argument) for argument in _join_config(arguments)]
     if not any(argument.startswith("--config=") for argument in resolved):
         resolved.insert(0, f"--config={_recipe_path(DEFAULT_RECIPE)}")
+    given = [argument.removeprefix("--config=") for argument in resolved if argument.startswith("--config=")]
+    fields = _load_fields(given[-1])
+    for name in (argument.lstrip("-").partition("=")[0] for argument in resolved):
+        if name.startswith("config.") and name.removeprefix("config.") not in fields:
+            raise UsageError(f"--{name}: is not set by --config={given[-1]}, so that it cannot be set otherwise")
     return resolved
+
+
+def _join_config(arguments: list[str]) -> list[str]:
+    """With --config=RECIPE for --config RECIPE."""
+    rest = iter(arguments)
+    return [f"--config={next(rest, '')}" if each in ("--config", "-config") else each for each in rest]
+
+
+def _load_fields(path: str) -> list[str]:
+    """The fields that a recipe sets; it is run here because ml_collections answers its errors with a traceback, too.
+
+    Raises:
+      UsageError: for a file that is no recipe.
+    """
+    try:
+        config = runpy.run_path(path)["get_config"]()
+        if isinstance(config, ConfigDict):
+            config.lock()  # as ml_collections does, which looks for required values that are missing
+    except Exception as error:  # noqa: BLE001 - a recipe is code, which may raise anything
+        raise UsageError(f"--config={path}: is no recipe: {type(error).__name__}: {error}") from None
+    if not isinstance(config, ConfigDict) or not all(isinstance(name, str) for name in config):
+        raise UsageError(f"--config={path}: is no recipe: get_config() must return a ConfigDict of fields")
+    return list(config)
 
 
 def _resolve_config(argument: str) -> str:
@@ -77,7 +107,7 @@ def _recipe_path(name: str) -> Path:
       UsageError: if there is none.
     """
     if Path(name).suffix == ".py" or "/" in name:
-        if not Path(name).is_file():
+        if not os.path.isfile(name):  # noqa: PTH113 - Path.is_file raises for a name that is too long
             raise UsageError(f"--config={name}: no such file")
         return Path(name)
     path = _recipe_folder() / f"{name}.py"

@@ -40,6 +40,7 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     except (ValueError, OSError) as error:
         raise command_line.UsageError(str(error)) from None
     if run.folder is not None:
+        cluster.before_leaving(run.folder.checkpoints.wait)
         print(describe(run), flush=True)
     try:
         result = loop.train(run)
@@ -48,6 +49,12 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     except (loop.NonFiniteError, DivergenceError) as error:
         cluster.tell_failure(str(error), 1)
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # a disk that is full, a folder that is gone
+        is_told = error.filename or not error.strerror
+        line = str(error) if is_told else f"{workdir}: {error.strerror}"
+        cluster.tell_failure(line, 1)
+        print(f"error: {line}", file=sys.stderr)
         return 1
     except Stopped as stopped:
         print(stopped)

@@ -28,12 +28,19 @@ class Predictor:
         self.manifest, program, weights = read_artifact(Path(folder))
         self._preprocessing = get_preprocessing(self.manifest.preprocessing)
         self._size = self.manifest.image_size or self._preprocessing.size
+        images = jax.ShapeDtypeStruct((1, *self.manifest.input_shape), np.uint8)
         try:
             exported = jax.export.deserialize(bytearray(program))
+            self._program = jax.jit(exported.call)
+            logits = self._program.lower(weights, images).out_info
         except Exception as error:  # what JAX raises for a program of another version is not documented
             written = f"was written by JAX {self.manifest.jax_version}, this is {jax.__version__}"
             raise ValueError(f"ARTEFACT={str(folder)!r}: its program cannot be read ({written}): {error}") from error
-        self._weights, self._program = jax.device_put(weights), jax.jit(exported.call)
+        found = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(logits)]
+        if found != [((1, self.manifest.num_classes), np.float32)]:
+            wrong = f"num_classes={self.manifest.num_classes}: its program gives {found} for an image"
+            raise ValueError(f"ARTEFACT={str(folder)!r}: {wrong}")
+        self._weights = jax.device_put(weights)
 
     @property
     def labels(self) -> tuple[str, ...]:

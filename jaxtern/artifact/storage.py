@@ -11,15 +11,18 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxtern.json_files import read_json
+
 FORMAT_VERSION = 1
+_MOST = 1 << 28  # classes, or numbers of an image
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.stablehlo", "weights.npz"
 
 
@@ -132,13 +135,33 @@ def read_artifact(folder: Path) -> Artifact:
     try:
         with np.load(io.BytesIO(contents[WEIGHTS]), allow_pickle=False) as arrays:
             return Artifact(manifest, contents[PROGRAM], dict(arrays))
-    except (ValueError, OSError, zipfile.BadZipFile) as error:  # of whoever made both it and its digest
+    except Exception as error:  # noqa: BLE001 - of whoever made both it and its digest; zipfile and NumPy raise many kinds
         raise ValueError(f"{given}: {WEIGHTS} cannot be read: {error}") from None
+
+
+def _require_types(manifest: Manifest) -> None:
+    """Refuses fields that JSON has of another type, or numbers that no network has."""
+
+    def is_list_of(kind: type, value: Any) -> bool:
+        return isinstance(value, list) and all(type(each) is kind for each in value)
+
+    sizes = [manifest.num_classes, *(manifest.input_shape if is_list_of(int, manifest.input_shape) else [0])]
+    sizes += [] if manifest.image_size is None else [manifest.image_size]
+    if not all(type(size) is int and 0 < size < _MOST for size in sizes) or math.prod(sizes[1:4]) > _MOST:
+        raise ValueError(f"num_classes, input_shape and image_size must be whole numbers from 1 to {_MOST:,}")
+    for name in ("class_names", "platforms"):
+        if not is_list_of(str, getattr(manifest, name)):
+            raise ValueError(f"{name} must be a list of strings")
+    for name in ("preprocessing", "jax_version", "model"):
+        if not isinstance(getattr(manifest, name), str):
+            raise ValueError(f"{name} must be a string")
+    if not isinstance(manifest.digests, dict):
+        raise ValueError("digests must be an object")
 
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
         version = values.pop("format_version")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path}: is no manifest of an exported network, or damaged") from None
@@ -146,8 +169,9 @@ def _read_manifest(path: Path) -> Manifest:
         raise ValueError(f"{path}: has format_version {version!r}; this jaxtern reads {FORMAT_VERSION}")
     try:
         manifest = Manifest(**values)
-        height, width, channels = (int(length) for length in manifest.input_shape)
-        names, platforms = tuple(map(str, manifest.class_names)), tuple(map(str, manifest.platforms))
+        _require_types(manifest)
+        height, width, channels = manifest.input_shape
+        names, platforms = tuple(manifest.class_names), tuple(manifest.platforms)
         if names and len(names) != manifest.num_classes:
             raise ValueError(f"{len(names)} names of {manifest.num_classes} classes")
         digests = dict(manifest.digests)

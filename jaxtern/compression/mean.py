@@ -46,7 +46,7 @@ def average(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> 
         return receive(plan, send(plan, workers, seed, count), seed, count)
     keys, key = _keys(plan, workers, seed, count), derive_key(seed, count, MEAN_WORKER)
     if plan.is_chained:
-        bucketed = [_average_fast(plan, own) for own in buckets.take(workers[0], plan.layout)]
+        bucketed = [average_fast(plan, own) for own in buckets.take(workers[0], plan.layout)]
         return buckets.give_back(average_in_pieces(plan, bucketed, keys[0], key), plan.layout)
     means, received = [], None
     places = [own.compressed for own in buckets.take(workers[0], plan.layout)] if plan.is_in_place else None
@@ -91,12 +91,12 @@ def _keys(plan: Plan, workers: Sequence[Any], seed: int, count: jax.Array) -> li
 
 def _flatten(plan: Plan, workers: Sequence[Any]) -> list[list[Flat]]:
     """Every bucket of every worker here, averaged over the fast axes."""
-    flats = [[_average_fast(plan, flat) for flat in buckets.flatten(tree, plan.layout)] for tree in workers]
+    flats = [[average_fast(plan, flat) for flat in buckets.flatten(tree, plan.layout)] for tree in workers]
     return [list(of_workers) for of_workers in zip(*flats, strict=True)]
 
 
-def _average_fast(plan: Plan, own: Any) -> Any:
-    """A bucket, averaged over the fast axes."""
+def average_fast(plan: Plan, own: Any) -> Any:
+    """Gradients of one worker, averaged over the fast axes."""
     return collectives.float_mean(own, plan.axes.fast) if plan.axes.fast else own
 
 

@@ -23,11 +23,14 @@ class CompressedMeanState(NamedTuple):
       count: int32 scalar, updates so far; with the seed it fixes all noise to come.
       statistics: of the last update, or None where they were not asked for.
       pending: what was sent in the last update, where means are delayed; else None.
+      carried: a mean, float[...] as the gradients, that other workers sent before these took over; the next update is
+        by it where means are delayed, else by it and its own. None where there is none, as after every update.
     """
 
     count: jax.Array
     statistics: Statistics | None
     pending: Pending | None = None
+    carried: Any = None
 
 
 def state_specs(axis_name: str | tuple[str, ...]) -> CompressedMeanState:
@@ -44,7 +47,8 @@ def state_specs(axis_name: str | tuple[str, ...]) -> CompressedMeanState:
     """
     own = PartitionSpec(exchange_lib.as_axis_names(axis_name))
     everywhere = PartitionSpec()
-    return CompressedMeanState(everywhere, everywhere, Pending(own, everywhere))  # pyright: ignore[reportArgumentType]
+    shared = everywhere, everywhere  # of optional fields, too: a spec may stand for nothing
+    return CompressedMeanState(*shared, Pending(own, everywhere), everywhere)  # pyright: ignore[reportArgumentType]
 
 
 def ternary_mean(
@@ -167,9 +171,13 @@ def compressed_mean(
         planned = plan(workers[0])
         _require_local(workers, planned.layout.paths, axes.fast + axes.workers)
         if delayed or statistics:
-            return _update_by_halves(planned, workers, state, seed, delayed=delayed)
-        mean = mean_lib.average(planned, workers, seed, state.count)
-        return mean, CompressedMeanState(state.count + 1, None, None)
+            mean, new = _update_by_halves(planned, workers, state, seed, delayed=delayed)
+        else:
+            mean = mean_lib.average(planned, workers, seed, state.count)
+            new = CompressedMeanState(state.count + 1, None)
+        if state.carried is not None:
+            mean = state.carried if delayed else jax.tree.map(jnp.add, mean, state.carried)
+        return mean, new
 
     # optax types a state as a tree of arrays, which has no place for None.
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
@@ -184,6 +192,8 @@ def _update_by_halves(
     plan: schedule.Plan, workers: Sequence[Any], state: CompressedMeanState, seed: int, *, delayed: bool
 ) -> tuple[Any, CompressedMeanState]:
     """Where what is sent is needed after it was: in the next update, or to be measured."""
+    if delayed and not plan.exchanges:  # a state has no place for what differs between the devices of a worker
+        workers = [mean_lib.average_fast(plan, own) for own in workers]
     sent = mean_lib.send(plan, workers, seed, state.count)
     arrived = _require_pending(state.pending, sent) if delayed else sent
     mean = mean_lib.receive(plan, arrived, seed, state.count)

@@ -24,6 +24,7 @@ _HARMLESS = ("unknown JFIF revision", "Could not determine subsampling", "extran
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame's header, which tells the size
 _FACTORS = (8, 4, 2)  # by which libjpeg-turbo shrinks fast; others take longer than the whole
 _GREY, _RGB = 1, 3
+MAX_PIXELS = 1 << 28  # more are taken for a header that lies, before there is room made for them
 
 
 class _Header(NamedTuple):
@@ -218,7 +219,9 @@ def _read_header(encoded: bytes) -> _Header:
     if encoded[:8] == _PNG:
         if encoded[12:16] != b"IHDR" or len(encoded) < 24:
             raise ValueError("the PNG is damaged or cut short: it has no header")
-        return _Header(_big_endian(encoded, 20, 4), _big_endian(encoded, 16, 4), None)
+        height, width = _big_endian(encoded, 20, 4), _big_endian(encoded, 16, 4)
+        require_few_pixels(height, width)
+        return _Header(height, width, None)
     if encoded[:3] != _JPEG:
         raise ValueError(f"starts with {bytes(encoded[:4]).hex()!r}: is neither a JPEG nor a PNG")
     place = _find_frame(encoded)
@@ -231,7 +234,14 @@ def _read_header(encoded: bytes) -> _Header:
         raise ValueError(f"the JPEG has {components} channels of {encoded[place + 4]} bits: must be grey or RGB of 8")
     if height == 0 or width == 0:
         raise ValueError(f"the JPEG is damaged: its header tells of {height} by {width} pixels")
+    require_few_pixels(height, width)
     return _Header(height, width, place + 5)
+
+
+def require_few_pixels(height: int, width: int) -> None:
+    """Refuses an image that would take too much memory."""
+    if height * width > MAX_PIXELS:
+        raise ValueError(f"a JPEG or PNG of {height} by {width} pixels by its header; {MAX_PIXELS:,} are read at most")
 
 
 def _find_frame(encoded: bytes) -> int:

@@ -1,5 +1,8 @@
 """Made images and text for benchmarks and dry runs: any shape and number of classes, nothing to load."""
 
+import math
+import os
+
 import numpy as np
 
 from jaxtern.data.dataset import Dataset, Split
@@ -25,7 +28,7 @@ def make_synthetic(image_shape: tuple[int, ...], num_classes: int, num_examples:
     generator = np.random.default_rng(_SEED)
 
     def make_split(size: int) -> Split:
-        images = generator.integers(0, 256, (size, *image_shape), np.uint8)
+        images = generator.integers(0, 256, _require_room((size, *image_shape), "synthetic_shape"), np.uint8)
         return Split(images, generator.integers(0, num_classes, size, np.int32))
 
     return Dataset(make_split(num_examples), make_split(-(-num_examples // _TEST_SHARE)), num_classes)
@@ -48,6 +51,19 @@ def make_synthetic_text(sequence_length: int, num_classes: int, num_examples: in
     generator = np.random.default_rng(_SEED)
 
     def make_split(size: int) -> Split:
-        return as_split(generator.integers(0, num_classes, (size, sequence_length + 1), np.uint8))
+        shape = _require_room((size, sequence_length + 1), "sequence_length")
+        return as_split(generator.integers(0, num_classes, shape, np.uint8))
 
     return Dataset(make_split(num_examples), make_split(-(-num_examples // _TEST_SHARE)), num_classes)
+
+
+def _require_room(shape: tuple[int, ...], field: str) -> tuple[int, ...]:
+    """The shape of bytes, refused where they are more than this machine has memory."""
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if math.prod(shape) > room:
+        made = f"{field}={shape[1:]}" if field == "synthetic_shape" else f"{field}={shape[1] - 1}"
+        raise ValueError(
+            f"{made}: with synthetic_examples={shape[0]}, takes {math.prod(shape):,} bytes, and this machine has"
+            f" {room:,}"
+        )
+    return shape

@@ -18,6 +18,7 @@ from jaxtern.hosts.settings import for_process
 
 _TIED = Path(__file__).with_name("tied.py")
 _IN_VAIN = 2, 126, 127  # statuses of usage errors, and as in shells of commands that cannot be run or found
+_MOST = 4096  # processes
 _PASSED_ON = signal.SIGINT, signal.SIGTERM
 
 
@@ -43,7 +44,9 @@ def launch(
     for name, value, least in (("num_processes", num_processes, 1), ("max_restarts", max_restarts, 0)):
         if value < least:
             raise ValueError(f"{name}={value}: must be {least} or more")
-    if grace_seconds < 0:
+    if num_processes > _MOST:
+        raise ValueError(f"num_processes={num_processes}: must be {_MOST:,} or less, as all run here")
+    if not grace_seconds >= 0:
         raise ValueError(f"grace_seconds={grace_seconds:g}: must not be negative")
     return asyncio.run(_launch(command, num_processes, max_restarts, grace_seconds, pin))
 

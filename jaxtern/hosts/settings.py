@@ -83,13 +83,22 @@ def parse_address(name: str, value: object) -> tuple[str, int]:
     """
     host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not bare or any(character.isspace() or character in "/[]@," for character in bare):
+    if not _is_host(bare):
         raise ValueError(f"{name}={shorten(value)}: must be HOST:PORT, as 10.0.0.1:2222")
     if ":" in host and bare == host:
         raise ValueError(f"{name}={shorten(value)}: must be HOST:PORT, where an IPv6 address stands in brackets")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16):
         raise ValueError(f"{name}={shorten(value)}: must be HOST:PORT with a port from 1 to 65535")
     return bare, int(port)
+
+
+def _is_host(name: str) -> bool:
+    """Whether this may be a host's name or address; what cannot be asked of a name server is none."""
+    try:
+        name.encode("idna")
+    except UnicodeError:  # a label of more than 63 characters, or of none
+        return False
+    return bool(name) and not any(each.isspace() or not each.isprintable() or each in "/[]@," for each in name)
 
 
 def parse_count(name: str, value: object) -> int:

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import lzma
 import pickle
 import tarfile
 import zlib
@@ -14,14 +15,6 @@ from jaxtern.preparation.source import Item, Source
 
 SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
-_RECONSTRUCT: Any = np.empty(0, np.uint8).__reduce__()[0]
-_ALLOWED = {  # all that the pickle of an array needs, by the names of NumPy 1 and 2
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): lambda text, encoding: str(text).encode(encoding),
-}
 
 
 class Layout(NamedTuple):
@@ -63,7 +56,7 @@ def list_archive_names(path: Path) -> list[str]:
     try:
         with tarfile.open(path) as archive:
             return [info.name for _, info in zip(range(20), archive, strict=False)]
-    except (tarfile.TarError, OSError, EOFError, zlib.error):
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError):
         return []
 
 
@@ -123,7 +116,10 @@ def _load_batch(path: str, name: str, layout: Layout, coarse: bool) -> tuple[lis
         rows = np.frombuffer(raw, np.uint8).reshape(-1, width)
         return rows[:, 0 if coarse else layout.label_bytes - 1].tolist(), rows[:, layout.label_bytes :]
     content = _unpickle(raw, where)
-    pixels = np.asarray(_pick(content, (b"data",)), np.uint8)
+    data = _pick(content, (b"data",))
+    if not isinstance(data, _Array):
+        raise ValueError(f"{where} has no array of pixels: it is damaged")
+    pixels = data.value
     labels = [int(x) for x in _pick(content, (b"coarse_labels",) if coarse else (b"fine_labels", b"labels"))]
     if pixels.shape != (len(labels), _PIXELS) or not labels:
         raise ValueError(f"{where} has pixels of shape {pixels.shape} and {len(labels)} labels: it is damaged")
@@ -145,7 +141,7 @@ def _load_files(path: str) -> dict[str, bytes]:
                 if content is not None:
                     files[PurePosixPath(info.name).name] = content.read()
             return files
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"SOURCE={path!r}: is damaged or cut short: {error}") from None
 
 
@@ -163,8 +159,47 @@ def _pick(content: dict, keys: tuple[bytes, ...]) -> Any:
     raise ValueError(f"a file of CIFAR has no {keys[0].decode()}: it is damaged")
 
 
+class _Array:
+    """Stands for an array of bytes in a pickle, which is told what NumPy's would be; NumPy itself is told nothing."""
+
+    def __init__(self, *_: Any):
+        self.value = np.zeros(0, np.uint8)
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, is_fortran, content = state
+        if not isinstance(dtype, _Type) or dtype.name not in ("u1", b"u1") or is_fortran or type(content) is not bytes:
+            raise pickle.UnpicklingError("holds an array of other than bytes in the order of C")
+        self.value = np.frombuffer(content, np.uint8).reshape(shape)
+
+
+class _Type:
+    """Likewise for its type, of which nothing counts but the name."""
+
+    def __init__(self, name: Any, *_: Any):
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    """As protocol 2 has Python 3's bytes."""
+    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
+        raise pickle.UnpicklingError("encodes other than bytes")
+    return text.encode("latin1")
+
+
+_ALLOWED = {  # all that the pickle of an array needs, by the names of NumPy 1 and 2
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Type,
+    ("_codecs", "encode"): _encode,
+}
+
+
 class _SafeUnpickler(pickle.Unpickler):
-    """Makes arrays and what Python has built in, and calls nothing else."""
+    """Makes what Python has built in and the stand-ins above, and calls nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
@@ -175,7 +210,7 @@ class _SafeUnpickler(pickle.Unpickler):
 def _unpickle(raw: bytes, where: str) -> dict:
     try:
         content = _SafeUnpickler(io.BytesIO(raw), encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+    except Exception as error:  # noqa: BLE001 - unpickling damage raises any kind
         raise ValueError(f"{where} cannot be unpickled: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{where} cannot be unpickled: it is no dictionary")

@@ -58,6 +58,8 @@ def open_source(path: Path, reading: Reading) -> Source:
       FileNotFoundError: if there is nothing.
       ValueError: if it is of no format, or not whole, or a field of `reading` is none of its format's.
     """
+    if path.exists() and not (path.is_dir() or path.is_file()):
+        raise ValueError(f"SOURCE={str(path)!r}: is neither a file nor a folder")
     found = reading.format or detect_format(path)
     for field, owner in _MEANT_FOR.items():
         if owner != found and getattr(reading, field) != getattr(Reading, field):

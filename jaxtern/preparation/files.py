@@ -68,6 +68,8 @@ def _list_folder(root: Path) -> list[Member]:
             members.append(Member(relative.as_posix(), (), -1))
         for name in files:
             path = Path(folder, name)
+            if not path.is_file():
+                raise ValueError(f"{path}: is no file, or a link to none")
             members.append(Member((relative / name).as_posix(), (str(path),), path.stat().st_size))
     return members
 
@@ -96,6 +98,8 @@ def list_tar(path: Path, within: Member | None = None) -> Iterator[Member]:
             file: IO[bytes] = _Window(whole, start, within.size) if within else whole  # type: ignore[assignment]
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 for info in archive:
+                    if info.issparse():
+                        raise ValueError(f"{name}: {info.name} is stored with holes: pack it without --sparse")
                     if info.isfile() or info.isdir():
                         location = (str(path), start + info.offset_data, info.size)
                         yield Member(info.name.removeprefix("./"), location, info.size if info.isfile() else -1)
@@ -174,5 +178,5 @@ def read_zip_member(location: tuple) -> bytes:
 def _open_zip(path: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"SOURCE={path!r}: is damaged or cut short: {error}") from None
+    except (zipfile.BadZipFile, NotImplementedError, OverflowError) as error:
+        raise ValueError(f"SOURCE={path!r}: is damaged, cut short, or of a later version: {error}") from None

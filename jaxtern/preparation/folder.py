@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from jaxtern.json_files import read_json
 from jaxtern.preparation.plan import Plan
 from jaxtern.preparation.shards import WORK, ShardResult, make_features, read_result, write_whole
 from jaxtern.preparation.source import Source
@@ -68,7 +69,7 @@ def _read_identity(out: Path) -> dict[str, Any] | None:
     if not out.is_dir():
         raise ValueError(f"OUT={str(out)!r}: is no folder")
     try:
-        return json.loads((out / PLAN).read_text())["plan"]
+        return read_json(out / PLAN)["plan"]
     except FileNotFoundError:
         others = sorted(path.name for path in out.iterdir() if path.name != WORK)
         if others:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxtern.data.idx import FILES, find_idx, read_idx
+from jaxtern.data.idx import FILES, find_idx, read_idx, require_pixels
 from jaxtern.preparation.source import Item, Source
 
 
@@ -37,6 +37,7 @@ def _list_items(images_path: Path, labels_path: Path) -> list[Item]:
         raise ValueError(f"{images_path}: holds {len(images)} images, but {labels_path} {len(labels)} labels")
     if not len(images):
         raise ValueError(f"{images_path}: holds no images")
+    require_pixels(images_path, images)
     size, stem = images[0].size, images_path.name.removesuffix(".gz")
     path = str(images_path)
     return [Item(f"{stem}/{row:05d}", label, (path, row), size) for row, label in enumerate(labels.tolist())]

@@ -13,6 +13,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from jaxtern.data.images import require_few_pixels
 from jaxtern.preparation.source import DamagedImage
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
@@ -171,6 +172,7 @@ def _decode_sound_jpeg(raw: bytes, rules: Rules) -> _Decoded:
 def _read_jpeg_header(raw: bytes) -> tuple[int, int, str, str]:
     try:
         height, width, colours, sampling = simplejpeg.decode_jpeg_header(raw)
+        require_few_pixels(int(height), int(width))
     except ValueError as error:
         raise DamagedImage(str(error)) from None
     return int(height), int(width), colours, sampling

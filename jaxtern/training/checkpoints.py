@@ -1,27 +1,37 @@
 """Checkpoints with orbax: written beside training, found whole or not used.
 
 orbax renames a checkpoint into place when it is complete, so a kill leaves none half-written. Bytes that rot later are
-caught by digests of all arrays and of what is kept beside them, compared after reading.
+caught by a digest of all arrays and metadata, kept in the checkpoint and compared after reading.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import logging
+import os
+import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo
 
+from jaxtern.training.arrange import MisfitError, arrange
 from jaxtern.training.selection import path_of
 
+BEST_BY = "precision_at_1"
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class CheckpointError(OSError):
+    """A checkpoint cannot be written."""
 
 
 class Checkpoint(NamedTuple):
@@ -36,26 +46,40 @@ class Checkpoint(NamedTuple):
     metadata: dict[str, Any]
 
 
+Fit = Callable[[Checkpoint, Any], Any]
+
+
 class Checkpoints:
     """The checkpoints of a run, under `<workdir>/checkpoints/<step>/`."""
 
-    def __init__(self, workdir: Path, keep: int | None = None):
-        """Opens the folder, making it if `keep` is given.
+    def __init__(self, workdir: Path, keep: int | None = None, keep_best: int = 0):
+        """Opens the folder, making it if `keep` is given. Where there are other processes, they have no part in it.
 
         Args:
           workdir: of the run.
-          keep: how many checkpoints to keep; None to read only.
+          keep: how many of the last checkpoints to keep; None to read only.
+          keep_best: how many to keep besides, of the best by `BEST_BY`.
+
+        Raises:
+          CheckpointError: if the folder cannot be made.
         """
         self._directory = Path(workdir).absolute() / "checkpoints"
         self._damaged = Path(workdir).absolute() / "checkpoints_damaged"
         self._writes = keep is not None
-        _ignore_late_answers()
-        if self._writes:
-            self._directory.mkdir(parents=True, exist_ok=True)  # orbax would wait for all processes
+        self._scores: dict[int, float | None] = {}
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, create=False, read_only=not self._writes, multiprocessing_options=_this_process_alone()
+            create=False,
+            read_only=not self._writes,
+            preservation_policy=_LastAndBest(keep, keep_best, self._score) if keep else None,
+            multiprocessing_options=_this_process_alone(),
         )
-        self._manager = ocp.CheckpointManager(self._directory, options=options)
+        if self._writes:
+            with self._reporting():
+                self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._manager = ocp.CheckpointManager(self._directory, options=options)
+        except RecursionError:  # of JSON in JSON, which orbax reads here
+            raise ValueError(f"{self._directory}: cannot be read: metadata of a checkpoint is no JSON") from None
 
     @staticmethod
     def exist(workdir: Path) -> bool:
@@ -63,18 +87,34 @@ class Checkpoints:
         folder = Path(workdir) / "checkpoints"
         return folder.is_dir() and any(path.name.isdecimal() for path in folder.iterdir())
 
-    def save(self, step: int, state: Any, **metadata: Any) -> None:
-        """Starts to write `state`, NumPy arrays that nobody changes any more, and beside it `metadata` as JSON."""
+    def save(self, step: int, state: Any, metrics: dict[str, Any] | None = None, **metadata: Any) -> None:
+        """Starts to write `state`, and beside it `metadata` as JSON.
+
+        Args:
+          step: of the state.
+          state: NumPy arrays that nobody changes any more.
+          metrics: of an evaluation of this state; None: it is no candidate for the best.
+          metadata: what JSON can hold.
+
+        Raises:
+          CheckpointError: if it cannot be written, or the one before could not.
+        """
+        _ignore_late_answers()
         arrays = jax.tree.map(np.asarray, state)
-        metadata["digest"] = digest(arrays)
-        metadata["metadata_digest"] = _digest_json(metadata)
-        self._manager.save(
-            step, args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
-        )
+        metadata["metrics"] = metrics
+        metadata["digest"] = _digest_of_all(arrays, metadata)
+        items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
+        self._scores[step] = None if metrics is None else metrics[BEST_BY]
+        with self._reporting():
+            self._manager.save(step, args=items)
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are complete on disk, rising; waits for one that is being written."""
-        self._manager.wait_until_finished()
+        """Steps of the checkpoints that are complete on disk, rising; waits for one that is being written.
+
+        Raises:
+          CheckpointError: if that could not be written.
+        """
+        self.wait()
         while True:
             try:
                 self._manager.reload()
@@ -83,21 +123,39 @@ class Checkpoints:
                 if not self._directory.is_dir():
                     raise
 
-    def restore(self, step: int, like: Any) -> Checkpoint:
+    def best_step(self) -> int | None:
+        """The step of best `BEST_BY` among those that were evaluated when they were saved; None where none was."""
+        scored = [(score, step) for step in self.steps() if (score := self._score(step)) is not None]
+        return max(scored)[1] if scored else None
+
+    def _score(self, step: int) -> float | None:
+        """`BEST_BY` of a checkpoint; None where it was not evaluated, or does not say."""
+        if step not in self._scores:
+            try:
+                metadata = json.loads((self._directory / str(step) / "metadata" / "metadata").read_text())
+                self._scores[step] = float(metadata["metrics"][BEST_BY])
+            except (OSError, ValueError, KeyError, TypeError):  # damaged, or without metrics
+                self._scores[step] = None
+        return self._scores[step]
+
+    def restore(self, step: int, like: Any, fit: Fit | None = None) -> Checkpoint:
         """The checkpoint of `step`.
 
         Args:
           step: one of `steps()`.
           like: a state of the same structure, shapes and dtypes.
+          fit: makes such a state of one that is otherwise; None: there is no other.
 
         Raises:
-          ValueError: if the checkpoint is damaged, or of another structure.
+          MisfitError: if the state is another.
+          ValueError: if the checkpoint is damaged.
         """
-        like = jax.tree.map(np.asarray, like)
-        checkpoint = self._read(step, ocp.args.StandardRestore(like))
-        if _shapes(checkpoint.state) != _shapes(like):  # orbax lets it pass
-            raise ValueError(f"checkpoint {self._directory / str(step)} holds arrays of other shapes than this run's")
-        return checkpoint
+        saved = self._read(step)
+        try:
+            state = arrange(saved.state, like) if fit is None else fit(saved, like)
+        except MisfitError as error:
+            raise MisfitError(f"checkpoint {self._directory / str(step)} {error}") from None
+        return Checkpoint(state, saved.metadata)
 
     def restore_as_saved(self, step: int) -> dict[str, Any]:
         """The state of `step`, whatever its structure, as dicts of NumPy arrays.
@@ -105,24 +163,21 @@ class Checkpoints:
         Raises:
           ValueError: if the checkpoint is damaged.
         """
-        return self._read(step, ocp.args.StandardRestore()).state
+        return self._read(step).state
 
-    def _read(self, step: int, how: Any) -> Checkpoint:
-        """Arrays that match their digest."""
+    def _read(self, step: int) -> Checkpoint:
+        """Arrays that match their digest, in dicts and lists."""
+        _ignore_late_answers()
+        items = ocp.args.Composite(state=ocp.args.StandardRestore(), metadata=ocp.args.JsonRestore())
         try:
-            restored = self._manager.restore(step, args=ocp.args.Composite(state=how, metadata=ocp.args.JsonRestore()))
+            restored = self._manager.restore(step, args=items)
             state, metadata = restored["state"], dict(restored["metadata"])
-            expected = metadata["digest"]
-            beside = metadata.pop("metadata_digest", None)  # older checkpoints have none
+            expected = metadata.pop("digest")
+            found = _digest_of_all(state, metadata)
         except Exception as error:  # orbax and tensorstore raise many kinds for unreadable files
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {reason}") from error
-        if digest(state) != expected:
+            raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {_reason(error)}") from error
+        if found != expected:
             raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: its arrays do not match its digest")
-        if beside not in (None, _digest_json(metadata)):
-            raise ValueError(
-                f"checkpoint {self._directory / str(step)} is damaged: its metadata do not match its digest"
-            )
         return Checkpoint(state, metadata)
 
     def use_latest(self, use: Callable[[int], T]) -> T | None:
@@ -137,16 +192,22 @@ class Checkpoints:
                 logger.warning("%s; taking the one before it", error)
         return None
 
-    def restore_latest(self, like: Any) -> Checkpoint | None:
+    def restore_latest(self, like: Any, fit: Fit | None = None) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None where there is none; damaged newer ones are set aside.
 
+        Args:
+          like, fit: as in `restore`.
+
         Raises:
+          MisfitError: if that is of another state.
           ValueError: if there are checkpoints and none is whole.
         """
         damaged = []
         for step in reversed(self.steps()):
             try:
-                checkpoint = self.restore(step, like)
+                checkpoint = self.restore(step, like, fit)
+            except MisfitError:
+                raise
             except ValueError as error:
                 logger.warning("%s; taking the one before it", error)
                 damaged.append(step)
@@ -165,23 +226,73 @@ class Checkpoints:
         shutil.move(self._directory / str(step), self._damaged / f"{step}.{number}")
         self._manager.reload()
 
+    def wait(self) -> None:
+        """Until all is written.
+
+        Raises:
+          CheckpointError: if something could not be.
+        """
+        with self._reporting():
+            self._manager.wait_until_finished()
+
     def close(self) -> None:
-        """Waits until all is written."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        """Waits likewise, and lets go of the folder.
+
+        Raises:
+          CheckpointError: if something could not be written.
+        """
+        with self._reporting():
+            try:
+                self._manager.wait_until_finished()
+            finally:
+                self._manager.close()
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Says of what fails in writing, now or beside training, where that was and why."""
+        try:
+            yield
+        except Exception as error:  # of orbax, tensorstore or the system
+            raise CheckpointError(f"checkpoints cannot be written to {self._directory}: {_reason(error)}") from error
+
+
+class _LastAndBest:
+    """orbax's question which checkpoints to preserve, answered."""
+
+    def __init__(self, keep: int, keep_best: int, score: Callable[[int], float | None]):
+        """Keeps the last `keep`, and of those that have a score the `keep_best` highest, of equals the later."""
+        self._keep, self._keep_best, self._score = keep, keep_best, score
+
+    def should_preserve(self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: Any) -> list[bool]:
+        """Of every checkpoint, in the order of their steps."""
+        steps = sorted(info.step for info in checkpoints)
+        scored = [(score, step) for step in steps if self._keep_best and (score := self._score(step)) is not None]
+        best = sorted(scored, reverse=True)[: self._keep_best]
+        preserved = {*steps[-self._keep :], *(step for _, step in best)}
+        return [info.step in preserved for info in checkpoints]
 
 
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:
-    """So that nothing waits for other processes of a cluster, which do not see the checkpoints."""
+    """For orbax to wait for no other process of a cluster."""
     if jax.process_count() == 1:
         return ocp.options.MultiprocessingOptions()
-    process = jax.process_index()
-    return ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
+    own = jax.process_index()
+    return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what went wrong, in the system's own words where it says."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    code = re.search(r"os_error_code='(\d+)'", str(error))  # tensorstore's, behind all paths that it had to do with
+    if code:
+        return os.strerror(int(code[1]))
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 @functools.cache
 def _ignore_late_answers() -> None:
-    """Where one file cannot be read or written, orbax closes an event loop to which tensorstore's threads still answer."""
+    """Where a file fails, orbax closes an event loop to which tensorstore's threads still answer."""
     report = sys.unraisablehook
 
     def report_others(unraisable: Any) -> None:
@@ -191,12 +302,8 @@ def _ignore_late_answers() -> None:
     sys.unraisablehook = report_others
 
 
-def _shapes(tree: Any) -> list[tuple]:
-    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
-
-
-def _digest_json(values: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+def _digest_of_all(state: Any, metadata: dict[str, Any]) -> str:
+    return digest({"state": state, "metadata": json.dumps(metadata, sort_keys=True)})
 
 
 def digest(tree: Any) -> str:

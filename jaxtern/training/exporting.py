@@ -21,7 +21,9 @@ from jaxtern.training.workdir import read_recipe
 PLATFORMS = ("cpu", "cuda")
 
 
-def export_run(workdir: Path, step: int | None = None, averaged: bool = True, data_dir: str | None = None) -> Artifact:
+def export_run(
+    workdir: Path, step: int | None = None, averaged: bool = True, data_dir: str | None = None, best: bool = False
+) -> Artifact:
     """The network of a run as it is evaluated.
 
     Args:
@@ -29,6 +31,7 @@ def export_run(workdir: Path, step: int | None = None, averaged: bool = True, da
       step: of the checkpoint; None: the newest that is whole.
       averaged: whether to take moving averages, where the run keeps them.
       data_dir: of the dataset, where it has moved since training.
+      best: whether to take the checkpoint of best precision@1, of those that were evaluated as they were saved.
 
     Raises:
       ValueError, OSError: if there is no such run or checkpoint, its data cannot be read, or it is one of text.
@@ -36,6 +39,8 @@ def export_run(workdir: Path, step: int | None = None, averaged: bool = True, da
     if read_recipe(workdir).preprocessing == "text":
         raise ValueError(f"workdir={str(workdir)!r}: preprocessing='text': networks of text cannot be exported yet")
     run = SavedRun(workdir, data_dir)
+    if best:
+        step = run.best_step()
     if step is None:
         step, state = run.use_latest(lambda newest: (newest, run.restore(newest)))
     elif step in run.steps():

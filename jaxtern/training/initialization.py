@@ -88,6 +88,8 @@ def _restore_newest(workdir: Path, source: str) -> dict[str, Any]:
 def _weights_of(state: Any) -> dict[str, np.ndarray]:
     """Of a state as dicts: the moving averages where they were kept."""
     moving = state.get("averages") or state
+    if not isinstance(moving, dict) or not isinstance(moving.get("params"), dict):
+        raise ValueError("init_from: its checkpoint is of no network: it has no params")
     trees = moving["params"], state.get("frozen") or {}, moving.get("moments") or {}
     return {path: leaf for tree in trees for path, leaf in _flatten(tree).items()}
 

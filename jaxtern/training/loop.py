@@ -101,7 +101,7 @@ class _Loop:
         evaluation = self._evaluate(self.taken) if evaluates else None
         # After all records of this step: a run that resumes here keeps them and does not write them again.
         if saves:
-            run.save(self.taken)
+            run.save(self.taken, evaluation)
         return evaluation
 
     def close(self) -> None:

@@ -102,7 +102,9 @@ class Recipe:
       compare_every: steps between comparisons of the devices' copies of weights, optimiser and all else they share,
         which stop the run where one differs; they are compared before every checkpoint, too. 0: never.
       checkpoint_every: steps between checkpoints.
-      keep_checkpoints: how many to keep.
+      keep_checkpoints: how many of the last ones to keep.
+      keep_best: how many to keep besides, of those that were evaluated when they were written: those of best
+        precision@1, of equals the later.
     """
 
     dry_run: bool = False
@@ -177,6 +179,7 @@ class Recipe:
     compare_every: int = 100
     checkpoint_every: int = 1000
     keep_checkpoints: int = 3
+    keep_best: int = 0
 
     def __post_init__(self):
         require_valid(self)
@@ -208,5 +211,6 @@ def require_field(name: str) -> None:
     """Refuses a name that is no field, naming those like it."""
     known = [field.name for field in dataclasses.fields(Recipe)]
     if name not in known:
-        near = difflib.get_close_matches(name, known, cutoff=0.4) or known
-        raise ValueError(f"{name!r} is no field of a recipe; there is {', '.join(near)}")
+        near = difflib.get_close_matches(name[:80], known, cutoff=0.4)
+        hint = f"; there is {', '.join(near)}" if near else ""
+        raise ValueError(f"{name!r} is no field of a recipe{hint} (--help names all)")

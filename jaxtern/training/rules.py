@@ -1,9 +1,9 @@
 """Which values the fields of a recipe take, and which go together."""
 
-import math
 import re
 from typing import Any
 
+from jaxtern.training.field_types import require_types
 from jaxtern.training.masks import split_slice
 from jaxtern.training.rates import is_rate_string, parse_rates
 
@@ -47,6 +47,7 @@ _LEAST = {
     "compare_every": 0,
     "checkpoint_every": 1,
     "keep_checkpoints": 1,
+    "keep_best": 0,
     "decay_epochs": 1e-9,
 }
 _LEAST_WHERE_GIVEN = {
@@ -58,6 +59,7 @@ _LEAST_WHERE_GIVEN = {
     "rate_batch_size": 1,
     "dropout_rate": 0,
 }
+_MOST = {"decode_threads": 4096, "decode_processes": 4096, "image_size": 2**14}
 _BELOW_ONE = ("dropout_rate", "label_smoothing", "average_decay")
 _PATTERNS = ("exclude", "decay", "init_exclude", "train_only")
 
@@ -68,14 +70,13 @@ def require_valid(recipe: Any) -> None:
     Raises:
       ValueError: naming the field, its value and the rule.
     """
+    require_types(recipe)
     _require_ranges(recipe)
     _require_batch(recipe)
     if is_rate_string(recipe.schedule):
         parse_rates(recipe.schedule)
     elif recipe.schedule not in SCHEDULES:
         raise ValueError(f"schedule={recipe.schedule!r}: must be one of {', '.join(SCHEDULES)}, or rates over epochs")
-    if not recipe.seed < 2**32:
-        raise ValueError(f"seed={recipe.seed}: must be below 2^32")
     for name in _PATTERNS:
         _require_patterns(name, getattr(recipe, name))
     for entry in recipe.freeze:
@@ -95,8 +96,11 @@ def _require_ranges(recipe: Any) -> None:
         value = getattr(recipe, name)
         if value is None and name in _LEAST_WHERE_GIVEN:
             continue
-        if value is None or not math.isfinite(value) or value < least:
+        if value is None or value < least:
             raise ValueError(f"{name}={value!r}: must be {least} or more")
+    for name, most in _MOST.items():
+        if (getattr(recipe, name) or 0) > most:
+            raise ValueError(f"{name}={getattr(recipe, name)!r}: must be {most:,} or less")
     for name in _BELOW_ONE:
         value = getattr(recipe, name)
         if value is not None and not 0 <= value < 1:
@@ -144,5 +148,9 @@ def _require_patterns(name: str, patterns: tuple[str, ...]) -> None:
 def _require_pattern(name: str, entry: str, pattern: str) -> None:
     try:
         re.compile(pattern)
-    except (re.error, OverflowError) as error:  # the latter for "a{99999999999}"
+    except (
+        re.error,
+        OverflowError,
+        RecursionError,
+    ) as error:  # of "a{99999999999}" and many brackets
         raise ValueError(f"{name}={entry!r}: is no regular expression: {error}") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxtern.compression.calibration import calibrate
@@ -22,8 +23,9 @@ from jaxtern.data.rendering import Batch, Share
 from jaxtern.hosts import agreement, messages
 from jaxtern.models import MODELS
 from jaxtern.training.calls import Call
-from jaxtern.training.checkpoints import Checkpoint, Checkpoints
+from jaxtern.training.checkpoints import Checkpoint, Checkpoints, Fit
 from jaxtern.training.divergence import DivergenceGuard
+from jaxtern.training.elastic import carry_over
 from jaxtern.training.evaluation import Evaluation, evaluate
 from jaxtern.training.initialization import initialize
 from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
@@ -35,6 +37,7 @@ from jaxtern.training.state import (
     TrainState,
     create_codec,
     create_run,
+    place_state,
     stays_float,
     variables_of,
 )
@@ -56,6 +59,7 @@ class Run:
       examples_seen: up to `state`.
       wire: what a worker sends in a step.
       float_wire: likewise, in steps that are float in a ternary run.
+      network: the links by which its exchange is chosen.
       folder: in process 0.
       last_saved: step of the newest checkpoint.
     """
@@ -73,15 +77,28 @@ class Run:
     wire: WireReport
     float_wire: WireReport
     guard: DivergenceGuard
+    network: Network | None
     folder: "Folder | None"
     last_saved: int = 0
 
-    def save(self, step: int) -> None:
-        """Starts to write a checkpoint of the state, which is that of `step`; all processes must call it."""
+    def save(self, step: int, evaluation: Evaluation | None = None) -> None:
+        """Starts to write a checkpoint of the state, which is that of `step`, with what was found in evaluating it.
+
+        All processes must call it.
+
+        Raises:
+          CheckpointError: if it cannot be written, or the one before could not.
+        """
         state = messages.to_host(self.state)
         if self.folder is not None:
-            recipe = self.given.to_dict()
-            self.folder.checkpoints.save(step, state, recipe=recipe, examples_seen=self.examples_seen)
+            self.folder.checkpoints.save(
+                step,
+                state,
+                metrics=evaluation._asdict() if evaluation else None,
+                recipe=self.recipe.to_dict(),
+                examples_seen=self.examples_seen,
+                network=dataclasses.asdict(self.network) if self.network else None,
+            )
         self.last_saved = step
 
     def evaluate(self) -> Evaluation:
@@ -113,16 +130,20 @@ class Folder:
       restored: the newest, None where there is none.
     """
 
-    def __init__(self, workdir: Path, recipe: Recipe, like: Any, allow_config_change: bool):
-        """Claims it.
+    def __init__(self, workdir: Path, recipe: Recipe, like: TrainState, fit: Fit, allow_config_change: bool):
+        """Claims it, for a recipe as it was given; `like` and `fit` as in `Checkpoints.restore`.
 
         Raises:
           ValueError, OSError: if it holds another run, or is not to be had.
         """
         self._claim = claim_workdir(workdir, recipe, allow_config_change)
-        self.checkpoints = Checkpoints(workdir, recipe.keep_checkpoints)
-        self.restored: Checkpoint | None = self.checkpoints.restore_latest(like)
-        write_recipe(workdir, recipe)  # not before the run's state is found to fit
+        try:
+            self.checkpoints = Checkpoints(workdir, recipe.keep_checkpoints, recipe.keep_best)
+            self.restored: Checkpoint | None = self.checkpoints.restore_latest(like, fit)
+            write_recipe(workdir, recipe)  # not before the run's state is found to fit
+        except BaseException:
+            self._claim.close()
+            raise
 
     def close(self) -> None:
         self.checkpoints.close()
@@ -153,23 +174,38 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     wire = report_wire(recipe, state.params, network)
     float_wire = report_wire(dataclasses.replace(recipe, codec="float"), state.params, None)
-    first = messages.to_host(state)
-    folder = Folder(workdir, given, first, allow_config_change) if is_first else None
-    if folder is not None:
+    first, folder = messages.to_host(state), None
+    if is_first:
+        fit = functools.partial(carry_over, recipe=recipe, network=network)
+        folder = Folder(workdir, given, first, fit, allow_config_change)
         write_network(workdir, network)
-    restored = None if folder is None else folder.restored
-    seen = messages.broadcast_json(None if restored is None else restored.metadata["examples_seen"])
-    start = messages.broadcast_arrays(first if restored is None else restored.state)
-    state = messages.to_devices(start, jax.tree.map(lambda leaf: leaf.sharding, state))
+    start, seen = share_start(first, folder and folder.restored)
+    state = place_state(start, recipe, mesh)
     train_step = create_train_steps(recipe, program, mesh)
     guard = DivergenceGuard(recipe, mesh, messages.gather_json(socket.gethostname()))
     run = Run(
         recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wire, float_wire, guard,
-        folder, int(start.step),
+        network, folder, int(start.step),
     )  # fmt: skip
     if seen is None:
         run.save(0)
     return run
+
+
+def share_start(first: TrainState, restored: Checkpoint | None) -> tuple[TrainState, int | None]:
+    """State and examples seen where the run goes on; the first state, with None, where it begins.
+
+    Args:
+      first: the state at the begin; process 0's counts.
+      restored: in process 0 the checkpoint from which the run goes on, if there is one.
+    """
+    own = first if restored is None else restored.state
+    told = {"seen": restored and restored.metadata["examples_seen"], "carries": own.compressor.carried is not None}
+    told = messages.broadcast_json(told)
+    if told["carries"] and own.compressor.carried is None:
+        room = jax.tree.map(np.zeros_like, own.params)
+        own = own._replace(compressor=own.compressor._replace(carried=room))
+    return messages.broadcast_arrays(own), told["seen"]
 
 
 def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from jaxtern.training.checkpoints import Checkpoints
+from jaxtern.training.arrange import arrange
+from jaxtern.training.checkpoints import Checkpoint, Checkpoints
 from jaxtern.training.inputs import create_network, open_inputs
 from jaxtern.training.mesh import create_mesh
 from jaxtern.training.state import TrainState, create_run
@@ -14,6 +15,13 @@ from jaxtern.training.workdir import read_network, read_recipe
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+def _fit_network(saved: Checkpoint, like: TrainState) -> TrainState:
+    """A state of which only the network is that of the checkpoint, which other workers may have written."""
+    needed = ("step", "params", "frozen", "moments", "averages")
+    own = like._replace(**{name: None for name in TrainState._fields if name not in needed})
+    return arrange({name: saved.state.get(name) for name in needed}, own)
 
 
 class SavedRun:
@@ -50,12 +58,26 @@ class SavedRun:
         return self._checkpoints.steps()
 
     def restore(self, step: int) -> TrainState:
-        """The state at one of `steps()`.
+        """The state at one of `steps()`, but for what only training needs, which is None.
 
         Raises:
           ValueError: if the checkpoint is not there, or damaged.
         """
-        return self._checkpoints.restore(step, self._like).state
+        return self._checkpoints.restore(step, self._like, _fit_network).state
+
+    def best_step(self) -> int:
+        """Of the checkpoint of best precision@1, by the evaluation that training made as it saved it.
+
+        Raises:
+          ValueError: if there is none.
+        """
+        step = self._checkpoints.best_step()
+        if step is None:
+            raise ValueError(
+                f"workdir={str(self._workdir)!r}: holds no checkpoint that was evaluated when it was saved"
+                " (evaluate_every, checkpoint_every)"
+            )
+        return step
 
     def use_latest(self, use: Callable[[int], T]) -> T:
         """What `use` makes of the step of the newest checkpoint that is whole; it raises ValueError for a damaged one.

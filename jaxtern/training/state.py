@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx, traverse_util
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern.compression.codecs import Ternary
 from jaxtern.compression.cost import Network
 from jaxtern.compression.transform import CompressedMeanState, compressed_mean, state_specs
+from jaxtern.hosts.messages import to_devices
 from jaxtern.training import masks, precision
 from jaxtern.training.optimizers import create_optimizer, decay_patterns
 from jaxtern.training.precision import LossScale
@@ -173,6 +174,15 @@ def specs_of_state(recipe: Recipe) -> TrainState:
     everywhere: Any = PartitionSpec()
     specs = TrainState(*(everywhere for _ in TrainState._fields))
     return specs._replace(compressor=state_specs(DEVICE_AXIS)) if recipe.delayed else specs
+
+
+def place_state(state: Any, recipe: Recipe, mesh: Mesh) -> TrainState:
+    """A state of NumPy arrays, which every process holds whole, on the devices of the mesh."""
+    shardings = jax.tree.map(
+        lambda spec, part: jax.tree.map(lambda _: NamedSharding(mesh, spec), part),
+        specs_of_state(recipe), state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+    )  # fmt: skip
+    return to_devices(state, shardings)
 
 
 def create_codec(recipe: Recipe) -> Ternary:

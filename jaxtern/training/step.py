@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxtern.data.rendering import Batch
@@ -83,7 +84,12 @@ def create_train_step(
     def steps(state: TrainState, images: Any, batches: Batch, stops: Any) -> tuple[TrainState, Metrics]:
         # a convolution in a loop is slow on CPUs
         unroll = num_steps if is_cpu and num_steps else 1
-        return jax.lax.scan(lambda state, batch: step(state, images, batch, stops), state, batches, unroll=unroll)
+        if state.compressor.carried is None:
+            return jax.lax.scan(lambda state, batch: step(state, images, batch, stops), state, batches, unroll=unroll)
+        # Behind the first step nothing is carried: the state is another.
+        state, first = step(state, images, jax.tree.map(lambda leaf: leaf[0], batches), stops)
+        state, others = steps(state, images, jax.tree.map(lambda leaf: leaf[1:], batches), stops)
+        return state, jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, others)
 
     replicated, state_specs = PartitionSpec(), specs_of_state(recipe)
     sharded = PartitionSpec(DEVICE_AXIS) if num_steps is None else PartitionSpec(None, DEVICE_AXIS)

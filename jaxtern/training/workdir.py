@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from jaxtern.compression.cost import Network
+from jaxtern.json_files import read_json
 from jaxtern.training.recipe import Recipe
 
 WITHOUT_EFFECT = ("compare_every", "decode_threads", "decode_processes")  # on any bit of a run
@@ -24,7 +25,7 @@ def read_recipe(workdir: Path) -> Recipe:
     if not path.is_file():
         raise FileNotFoundError(f"workdir={str(workdir)!r}: holds no run (there is no config.json)")
     try:
-        return Recipe.from_dict(json.loads(path.read_text()))
+        return Recipe.from_dict(read_json(path))
     except (AttributeError, TypeError, ValueError) as error:  # no JSON, no object, or fields of another type
         raise ValueError(f"{path}: cannot be read: {error}") from None
 
@@ -68,7 +69,7 @@ def read_network(workdir: Path) -> Network | None:
     if not path.exists():
         return None
     try:
-        return Network(**json.loads(path.read_text()))
+        return Network(**read_json(path))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read: {error}; remove it to have the links measured again") from None
 

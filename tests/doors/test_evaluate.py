@@ -52,6 +52,18 @@ def test_evaluator_takes_the_checkpoint_before_a_damaged_one(workdir: Path, run_
     assert (record["step"], record["split"], record["num_examples"]) == (59, "train", 1437)
 
 
+def test_evaluator_takes_the_best_of_what_was_evaluated_in_training(workdir: Path, run_door: Callable):
+    """Only step 60 of those that are there was; with nothing of it left, there is none."""
+    done = run_door("evaluate", f"--workdir={workdir}", "--best")
+    assert done.stdout.startswith("step 60: test loss "), done.stderr
+    shutil.rmtree(workdir / "checkpoints" / "60")
+    none = run_door("evaluate", f"--workdir={workdir}", "--best")
+    assert (none.returncode, none.stdout) == (2, "")
+    assert none.stderr.endswith(
+        "holds no checkpoint that was evaluated when it was saved (evaluate_every, checkpoint_every)\n"
+    )
+
+
 def test_evaluator_that_follows_a_finished_run_ends(workdir: Path, run_door: Callable):
     done = run_door("evaluate", f"--workdir={workdir}", "--follow")
     assert done.returncode == 0, done.stderr

@@ -158,7 +158,7 @@ def test_run_stops_at_a_difference_before_it_saves(prepare: Callable, tmp_path: 
     assert stop(run) == (
         "step 5: device 2 differs from the other 3 devices in optimiser; the last good checkpoint is at step 0"
     )
-    assert prepare(**FOUR, checkpoint_every=5).checkpoints.steps() == [0]
+    assert prepare(**FOUR, checkpoint_every=5).folder.checkpoints.steps() == [0]
     assert [record["step"] for record in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
 
 
@@ -170,7 +170,7 @@ def test_run_never_saves_device_0s_state_where_the_others_hold_another(prepare: 
     assert stop(run) == (
         "step 6: device 0 differs from the other 3 devices in weights; the last good checkpoint is at step 3"
     )
-    assert prepare(**fields).checkpoints.steps() == [0, 3]
+    assert prepare(**fields).folder.checkpoints.steps() == [0, 3]
 
 
 def test_run_compares_in_the_first_step_for_a_host_that_computes_otherwise(prepare: Callable):
