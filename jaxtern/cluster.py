@@ -4,6 +4,7 @@ A start that cannot succeed ends in one line: see `jaxtern.hosts.roll_call`; and
 fails or is lost: see `jaxtern.hosts.watch`.
 """
 
+import collections
 import contextlib
 import json
 import logging
@@ -20,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
 from jaxtern.hosts import watch
 from jaxtern.hosts.roll_call import StartError, call_roll
@@ -32,6 +34,7 @@ __all__ = [
     "StartError",
     "Unneeded",
     "before_leaving",
+    "create_mesh",
     "find_cluster",
     "finish",
     "join",
@@ -119,6 +122,32 @@ def find_cluster(
     if found is None and environment.get("TF_CONFIG"):
         found = read_tf_config(environment["TF_CONFIG"])
     return found
+
+
+def create_mesh() -> Mesh:
+    """All devices, by processes and the devices of each: {"host": P, "device": D}, a slow axis and a fast one.
+
+        jaxtern.ternary_mean("host", fast_axis_name="device")
+
+    averages as floats inside a process, and sends trits between them.
+
+    Raises:
+      ValueError: if processes have different numbers of devices.
+    """
+    return Mesh(devices_by_process(), ("host", "device"))
+
+
+def devices_by_process() -> np.ndarray:
+    """Device[P, D].
+
+    Raises:
+      ValueError: if processes have different numbers of them.
+    """
+    counts = collections.Counter(device.process_index for device in jax.devices())
+    for process, count in counts.items():
+        if count != counts[0]:
+            raise ValueError(f"devices: process {process} has {count}, process 0 {counts[0]}; each must have as many")
+    return np.array(jax.devices()).reshape(len(counts), counts[0])
 
 
 @contextlib.contextmanager
