@@ -1,6 +1,6 @@
 """The mesh of a run or a cluster: workers by the devices that average as floats."""
 
-from typing import NamedTuple
+import dataclasses
 
 import jax
 import pytest
@@ -10,7 +10,8 @@ from jaxtern.training.mesh import create_mesh, lay_out
 from jaxtern.training.recipe import Recipe
 
 
-class Device(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Device:
     """What a mesh looks at."""
 
     id: int
