@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxtern.hosts import watch
+from jaxtern.hosts.open_mpi import read_open_mpi
 from jaxtern.hosts.roll_call import StartError, call_roll
 from jaxtern.hosts.settings import ALONE, Cluster, detects, from_environment, from_flags, parse_address
 from jaxtern.hosts.tf_config import Unneeded, read_tf_config
@@ -60,8 +61,9 @@ def join(
     """Makes this process one of its cluster, before any JAX backend is used; returns once all others are there.
 
     What is given goes before JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES, these before TF_CONFIG,
-    and that before what JAX finds by itself of SLURM, Open MPI and Kubernetes. A process alone needs none of them, and
-    does not touch jax.distributed. On CPUs collectives go over gloo, unless another implementation was chosen.
+    that before what Open MPI says of processes on one host, and that before what JAX finds by itself of SLURM, Open MPI
+    and Kubernetes. A process alone needs none of them, and does not touch jax.distributed. On CPUs collectives go over
+    gloo, unless another implementation was chosen.
 
     From then on the processes watch each other, and leave when one fails: call this within `leaving_when_failed`, which
     tells the others of this one's end, be it regular or not.
@@ -70,7 +72,7 @@ def join(
       coordinator: host:port where process 0 listens, there and on no other address, unless JAX_COORDINATOR_BIND_ADDRESS
         names one.
       process_id: 0 to num_processes - 1.
-      num_processes: in all.
+      num_processes: in all; neither is needed beside `coordinator` under Open MPI's mpirun.
       start_timeout: seconds.
       peer_timeout: seconds after which a process counts as lost that says nothing; process 0's holds for all.
 
@@ -104,6 +106,7 @@ def join(
         coordinator_address=cluster.coordinator,
         num_processes=cluster.num_processes,
         process_id=cluster.process_id,
+        local_device_ids=cluster.local_devices,
         coordinator_bind_address=bind_address if cluster.process_id == 0 else None,
         cluster_detection_method="deactivate",
     )
@@ -118,10 +121,14 @@ def find_cluster(
     Raises:
       ValueError, Unneeded: as `join`.
     """
+    if coordinator is not None and process_id is None and num_processes is None:
+        found = read_open_mpi(environment, coordinator)
+        if found is not None:
+            return found
     found = from_flags(coordinator, process_id, num_processes) or from_environment(environment)
     if found is None and environment.get("TF_CONFIG"):
         found = read_tf_config(environment["TF_CONFIG"])
-    return found
+    return found or read_open_mpi(environment)
 
 
 def create_mesh() -> Mesh:
