@@ -2,7 +2,8 @@
 
     python -m benchmarks.accuracy --config=mnist --data_dir=FOLDER --workers 2 4 8 --seeds 0 1 2 --out=runs/accuracy
 
-Trains once for each, under OUT, and goes on where it was stopped (see `benchmarks.study`). The table is OUT/table.md.
+Trains once for each, under OUT, and goes on where it was stopped (see `benchmarks.study`). The table is OUT/table.md;
+OUT/curves.png has the test accuracy after every evaluation.
 """
 
 import argparse
@@ -23,6 +24,7 @@ def main() -> None:
                 fields.append(f"data_dir={arguments.data_dir}")
             study.train(arguments.config, fields, _workdir(out, codec, workers, seed))
             (out / "table.md").write_text(make_table(out, variants, arguments.seeds))
+            plot(out, variants, arguments.seeds, out / "curves.png")
     print(make_table(out, variants, arguments.seeds))
 
 
@@ -55,6 +57,29 @@ def _final_accuracy(workdir: Path) -> float | None:
     """Of the last evaluation, if the run has reached its last step."""
     evaluations = study.read_evaluations(workdir)
     return 100 * evaluations[-1]["test/precision_at_1"] if evaluations else None
+
+
+def plot(out: Path, variants: list[tuple[str, int]], seeds: list[int], path: Path) -> None:
+    """Draws test precision@1 over steps: a colour for each variant, a line for each seed; float is dashed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for number, (codec, workers) in enumerate(variants):
+        label = f"{codec}, {workers} workers"
+        for seed in seeds:
+            evaluations = study.read_evaluations(_workdir(out, codec, workers, seed))
+            if not evaluations:
+                continue
+            steps = [record["step"] for record in evaluations]
+            accuracies = [100 * record["test/precision_at_1"] for record in evaluations]
+            style = "--" if codec == "float" else "-"
+            axes.plot(steps, accuracies, style, label=label, color=f"C{number}", linewidth=1.3)
+            label = None
+    axes.set(xlabel="step", ylabel="test accuracy, %")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

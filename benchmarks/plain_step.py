@@ -27,8 +27,8 @@ from jaxtern.data.feed import load_split
 from jaxtern.data.synthetic import make_synthetic
 from jaxtern.models import create_model
 from jaxtern.training.calls import Call
-from jaxtern.training.loop import prepare_run
 from jaxtern.training.recipe import Recipe
+from jaxtern.training.run import prepare_run
 
 SHAPES = {"lenet": (28, 28, 1), "cifarnet": (24, 24, 3), "resnet_20": (32, 32, 3), "alexnet": (224, 224, 3)}
 CLASSES, EXAMPLES, RATE = 10, 1024, 1e-3

@@ -4,7 +4,7 @@
     python -m jaxtern.train --config=cifar10
     python -m jaxtern.train --config=cifar10 --config.codec=float --workdir=runs/cifar10_float
 
-Measured: nothing yet.
+Measured: 76.64 %, float 77.89 % (docs/results.md).
 Hardware: 2 CPU cores.
 
 TernGrad's own recipe is of 768 epochs, at one rate:

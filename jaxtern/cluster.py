@@ -4,6 +4,7 @@ A start that cannot succeed ends in one line: see `jaxtern.hosts.roll_call`; and
 fails or is lost: see `jaxtern.hosts.watch`.
 """
 
+import collections
 import contextlib
 import json
 import logging
@@ -20,8 +21,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
 from jaxtern.hosts import watch
+from jaxtern.hosts.open_mpi import read_open_mpi
 from jaxtern.hosts.roll_call import StartError, call_roll
 from jaxtern.hosts.settings import ALONE, Cluster, detects, from_environment, from_flags, parse_address
 from jaxtern.hosts.tf_config import Unneeded, read_tf_config
@@ -32,6 +35,7 @@ __all__ = [
     "StartError",
     "Unneeded",
     "before_leaving",
+    "create_mesh",
     "find_cluster",
     "finish",
     "join",
@@ -57,8 +61,9 @@ def join(
     """Makes this process one of its cluster, before any JAX backend is used; returns once all others are there.
 
     What is given goes before JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES, these before TF_CONFIG,
-    and that before what JAX finds by itself of SLURM, Open MPI and Kubernetes. A process alone needs none of them, and
-    does not touch jax.distributed. On CPUs collectives go over gloo, unless another implementation was chosen.
+    that before what Open MPI says of processes on one host, and that before what JAX finds by itself of SLURM, Open MPI
+    and Kubernetes. A process alone needs none of them, and does not touch jax.distributed. On CPUs collectives go over
+    gloo, unless another implementation was chosen.
 
     From then on the processes watch each other, and leave when one fails: call this within `leaving_when_failed`, which
     tells the others of this one's end, be it regular or not.
@@ -67,7 +72,7 @@ def join(
       coordinator: host:port where process 0 listens, there and on no other address, unless JAX_COORDINATOR_BIND_ADDRESS
         names one.
       process_id: 0 to num_processes - 1.
-      num_processes: in all.
+      num_processes: in all; neither is needed beside `coordinator` under Open MPI's mpirun.
       start_timeout: seconds.
       peer_timeout: seconds after which a process counts as lost that says nothing; process 0's holds for all.
 
@@ -101,6 +106,7 @@ def join(
         coordinator_address=cluster.coordinator,
         num_processes=cluster.num_processes,
         process_id=cluster.process_id,
+        local_device_ids=cluster.local_devices,
         coordinator_bind_address=bind_address if cluster.process_id == 0 else None,
         cluster_detection_method="deactivate",
     )
@@ -115,10 +121,40 @@ def find_cluster(
     Raises:
       ValueError, Unneeded: as `join`.
     """
+    if coordinator is not None and process_id is None and num_processes is None:
+        found = read_open_mpi(environment, coordinator)
+        if found is not None:
+            return found
     found = from_flags(coordinator, process_id, num_processes) or from_environment(environment)
     if found is None and environment.get("TF_CONFIG"):
         found = read_tf_config(environment["TF_CONFIG"])
-    return found
+    return found or read_open_mpi(environment)
+
+
+def create_mesh() -> Mesh:
+    """All devices, by processes and the devices of each: {"host": P, "device": D}, a slow axis and a fast one.
+
+        jaxtern.ternary_mean("host", fast_axis_name="device")
+
+    averages as floats inside a process, and sends trits between them.
+
+    Raises:
+      ValueError: if processes have different numbers of devices.
+    """
+    return Mesh(devices_by_process(), ("host", "device"))
+
+
+def devices_by_process() -> np.ndarray:
+    """Device[P, D].
+
+    Raises:
+      ValueError: if processes have different numbers of them.
+    """
+    counts = collections.Counter(device.process_index for device in jax.devices())
+    for process, count in counts.items():
+        if count != counts[0]:
+            raise ValueError(f"devices: process {process} has {count}, process 0 {counts[0]}; each must have as many")
+    return np.array(jax.devices()).reshape(len(counts), counts[0])
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from jaxtern.hosts.heartbeats import named
 from jaxtern.hosts.messages import gather_json
 from jaxtern.hosts.settings import shorten
 
@@ -29,7 +30,7 @@ def require_same(facts: dict[str, dict[str, Any]]) -> None:
         if differences:
             more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
             raise ValueError(
-                f"process {number} ({other['host']}) and process 0 ({first['host']}) do not train the same:"
+                f"{named(number, other['host'])} and {named(0, first['host'])} do not train the same:"
                 f" {'; '.join(differences[:_SHOWN])}{more}"
             )
 

@@ -14,11 +14,13 @@ class Cluster(NamedTuple):
       process_id: 0 to `num_processes` - 1.
       num_processes: in all.
       coordinator: host:port where process 0 listens; None for a process alone, or where JAX itself has found it.
+      local_devices: which of its host's GPUs are its own; None for those of JAX_LOCAL_DEVICE_IDS, or else all.
     """
 
     process_id: int
     num_processes: int
     coordinator: str | None
+    local_devices: tuple[int, ...] | None = None
 
 
 ALONE = Cluster(0, 1, None)
@@ -57,18 +59,17 @@ def detects(environment: Mapping[str, str]) -> str | None:
     """Which launcher of several processes JAX finds by itself; None where it finds none, or one process alone.
 
     Raises:
-      ValueError: for Open MPI from 5 on, which no longer tells where its first process is.
+      ValueError: for Open MPI from 5 on, which does not tell on which of several hosts its first process is.
     """
-    if _count(environment, "OMPI_COMM_WORLD_SIZE") > 1:
+    if count_of(environment, "OMPI_COMM_WORLD_SIZE") > 1:
         if "OMPI_MCA_orte_hnp_uri" not in environment:
             raise ValueError(
-                f"OMPI_COMM_WORLD_SIZE={environment['OMPI_COMM_WORLD_SIZE']}: this Open MPI does not tell where its"
-                " first process is; give --coordinator=HOST:PORT, --process_id=$OMPI_COMM_WORLD_RANK and"
-                " --num_processes=$OMPI_COMM_WORLD_SIZE"
+                f"OMPI_COMM_WORLD_SIZE={environment['OMPI_COMM_WORLD_SIZE']}: this Open MPI does not tell on which host"
+                " its first process is; give --coordinator=HOST:PORT with that host and a free port"
             )
         return "Open MPI"
     slurm = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID"  # of a step; a batch script is alone
-    if _count(environment, "SLURM_NTASKS") > 1 and all(name in environment for name in slurm):
+    if count_of(environment, "SLURM_NTASKS") > 1 and all(name in environment for name in slurm):
         return "SLURM"
     if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
         return "Kubernetes"
@@ -113,6 +114,12 @@ def parse_count(name: str, value: object) -> int:
     return int(value)  # pyright: ignore[reportArgumentType]
 
 
+def count_of(environment: Mapping[str, str], name: str) -> int:
+    """The count that a launcher's variable says; 0 where it says none."""
+    value = environment.get(name, "")
+    return int(value) if value.isascii() and value.isdecimal() else 0
+
+
 def shorten(value: object) -> str:
     """A value as errors show it: in one line that is not long."""
     shown = repr(value)
@@ -142,8 +149,3 @@ def _check(given: Mapping[str, str | int], shown: Mapping[str, str]) -> Cluster 
             raise ValueError(f"{shown[NUM_PROCESSES]}={count}: {shown[name]} must be given too")
     assert index is not None
     return Cluster(int(index), count, str(coordinator))
-
-
-def _count(environment: Mapping[str, str], name: str) -> int:
-    value = environment.get(name, "")
-    return int(value) if value.isascii() and value.isdecimal() else 0

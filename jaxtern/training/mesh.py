@@ -1,12 +1,11 @@
 """The mesh of a run: which devices its workers live on."""
 
-import collections
 import dataclasses
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
+from jaxtern.cluster import devices_by_process
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS
 
@@ -30,7 +29,8 @@ def create_mesh(recipe: Recipe) -> Mesh:
     Raises:
       ValueError: if there are fewer, or if the workers do not divide among devices and processes.
     """
-    fast, processes, of_process = recipe.worker_devices, jax.process_count(), _count_devices()
+    devices, fast = devices_by_process(), recipe.worker_devices
+    processes, of_process = devices.shape
     if processes > 1:
         _require_processes(recipe, processes, of_process)
     fitting = (size for size in range(fast, of_process * processes + 1, fast) if _fits(recipe, size))
@@ -47,26 +47,12 @@ def create_mesh(recipe: Recipe) -> Mesh:
         raise ValueError(
             "batch_norm='sync': with several workers on a device, virtual_workers='unrolled' must be 'vmapped'"
         )
-    devices = np.array(jax.devices()).reshape(processes, of_process)[:, : size // processes]
-    return Mesh(devices.reshape(-1, fast), (DEVICE_AXIS, FAST_AXIS))
+    return Mesh(devices[:, : size // processes].reshape(-1, fast), (DEVICE_AXIS, FAST_AXIS))
 
 
 def _fits(recipe: Recipe, size: int) -> bool:
     """Whether the workers divide on so many devices, and these among the processes."""
     return recipe.num_workers % (size // recipe.worker_devices) == 0 and size % jax.process_count() == 0
-
-
-def _count_devices() -> int:
-    """Of each process.
-
-    Raises:
-      ValueError: if one has more than another.
-    """
-    counts = collections.Counter(device.process_index for device in jax.devices())
-    for process, count in counts.items():
-        if count != counts[0]:
-            raise ValueError(f"devices: process {process} has {count}, process 0 {counts[0]}; each must have as many")
-    return counts[0]
 
 
 def _require_processes(recipe: Recipe, processes: int, of_process: int) -> None:

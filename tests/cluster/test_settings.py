@@ -191,6 +191,59 @@ def test_slurm_is_a_cluster_where_it_has_several_tasks(tasks: str, launcher: str
     assert detects(step | {"SLURM_NTASKS": tasks}) == launcher
 
 
-def test_open_mpi_that_does_not_tell_its_first_host_is_refused():
+def _open_mpi(rank: int, local_rank: int, local_size: int = 2, **more: str) -> dict[str, str]:
+    """What mpirun of version 5 sets in one of two processes."""
+    own = {"RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size, "SIZE": 2}
+    job = {"PMIX_NAMESPACE": "prterun-a-5948@1"}
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()} | job | more
+
+
+def test_open_mpi_on_one_host_needs_no_more():
+    first, second = (_find(**_open_mpi(rank, rank)) for rank in (0, 1))
+    assert first is not None
+    assert first == Cluster(0, 2, first.coordinator, (0,))
+    assert second == Cluster(1, 2, first.coordinator, (1,))
+    host, _, port = str(first.coordinator).partition(":")
+    assert host == "127.0.0.1"
+    assert 61440 <= int(port) < 65536
+    other = _find(**_open_mpi(0, 0, PMIX_NAMESPACE="prterun-a-5949@1"))
+    assert other is not None
+    assert other.coordinator != first.coordinator
+    assert _find(**_open_mpi(1, 1, JAX_COORDINATOR_PORT="2222")) == Cluster(1, 2, "127.0.0.1:2222", (1,))
+
+
+def test_open_mpi_gives_each_a_gpu_where_they_share_a_host_and_jax_is_told_of_none():
+    assert _find("a:1", None, None, **_open_mpi(1, 0, 1)) == Cluster(1, 2, "a:1")
+    assert _find("a:1", None, None, **_open_mpi(1, 1, JAX_LOCAL_DEVICE_IDS="0")) == Cluster(1, 2, "a:1")
+    assert _find("a:1", None, None, **_open_mpi(1, 1)) == Cluster(1, 2, "a:1", (1,))
+
+
+def test_open_mpi_on_several_hosts_needs_a_coordinator_and_no_more():
+    environment = _open_mpi(1, 0, 1)
+    assert _find(**environment) is None
     with pytest.raises(ValueError, match=r"OMPI_COMM_WORLD_SIZE=2: .* give --coordinator"):
-        detects({"OMPI_COMM_WORLD_SIZE": "2"})
+        detects(environment)
+    assert _find("a:1", None, None, **environment) == Cluster(1, 2, "a:1")
+    assert _find("a:1", None, None, OMPI_COMM_WORLD_SIZE="1") == ALONE
+
+
+def test_open_mpi_comes_after_all_that_is_said_to_jaxtern():
+    environment = _open_mpi(1, 1)
+    assert _find("a:1", 2, 3, **environment) == Cluster(2, 3, "a:1")
+    assert _find(None, None, 1, **environment) == ALONE
+    assert _find(**environment, **for_process("b:2", 2, 3)) == Cluster(2, 3, "b:2")
+    assert _find(**environment, TF_CONFIG=_tf_config(THREE)) == Cluster(1, 3, "a:1")
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "wrong", "rule"),
+    [
+        ("a", {}, "--coordinator='a': must be HOST:PORT"),
+        (None, {"JAX_COORDINATOR_PORT": "x"}, "JAX_COORDINATOR_PORT='127.0.0.1:x': must be HOST:PORT with a port"),
+        (None, {"OMPI_COMM_WORLD_RANK": "one"}, "OMPI_COMM_WORLD_RANK='one': must be a whole number"),
+        (None, {"OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK=2: must be below OMPI_COMM_WORLD_SIZE=2"),
+    ],
+)
+def test_open_mpi_that_does_not_fit_is_refused(coordinator: str | None, wrong: dict[str, str], rule: str):
+    with pytest.raises(ValueError, match=re.escape(rule)):
+        _find(coordinator, None, None, **(_open_mpi(1, 1) | wrong))

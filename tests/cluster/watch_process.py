@@ -19,7 +19,7 @@ STEPS = flags.DEFINE_integer("steps", 100_000, "how often to add")
 
 def main() -> int:
     jax.config.update("jax_platforms", "cpu")
-    process, count, _ = cluster_flags.join()
+    process, count, *_ = cluster_flags.join()
     cluster.before_leaving(lambda: HOW.value == "hook" and print("hook ran"))
     for step in range(STEPS.value):
         total = multihost_utils.process_allgather(np.int32(process)).sum()
