@@ -53,8 +53,10 @@ def _train(run: Run) -> Evaluation:
                 if loop.stopping and loop.taken < run.recipe.num_steps:
                     raise Stopped(signals.received, loop.taken)
         finally:
-            loop.close()
-            run.close()
+            try:
+                loop.close()
+            finally:
+                run.close()
     assert evaluation is not None  # of the last step
     return evaluation
 

@@ -3,9 +3,12 @@
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] made on import
+from tensorboardX.summary import scalar
 from tqdm import tqdm
 
 Scalars = dict[str, float]
@@ -18,25 +21,54 @@ class MetricWriter:
     """
 
     def __init__(self, workdir: Path, first_step: int):
-        """Opens both for records of steps after `first_step`."""
+        """Opens both for records of steps after `first_step`.
+
+        Raises:
+          OSError: if that cannot be written, here and below.
+        """
         self._path = workdir / "metrics.jsonl"
         kept = [record for record in read_metrics(workdir) if record["step"] <= first_step]
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(temporary, self._path)
         self._file = self._path.open("a")
-        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1, write_to_disk=True)
+        self._events = EventFile(workdir / "tensorboard", first_step + 1)
 
     def write(self, step: int, scalars: Scalars) -> None:
         """Writes the scalars of one step."""
         self._file.write(json.dumps({"step": step, **scalars}) + "\n")
         self._file.flush()
-        for name, value in scalars.items():
-            self._events.add_scalar(name, value, step)
+        self._events.write(step, scalars)
 
     def close(self) -> None:
-        self._file.close()
-        self._events.close()
+        try:
+            self._file.close()
+        finally:
+            self._events.close()
+
+
+class EventFile:
+    """TensorBoard's events of a start, written as they come.
+
+    Not by tensorboardX's SummaryWriter: its thread dies where the disk is full, and who adds to its queue waits for ever.
+    """
+
+    def __init__(self, folder: Path, first_step: int):
+        """Has TensorBoard forget what older files in the folder have of `first_step` and after."""
+        folder.mkdir(exist_ok=True)
+        self._writer = EventsWriter(str(folder / "events"))
+        self._writer.write_event(Event(step=first_step, file_version="brain.Event:2", wall_time=time.time()))
+        start = SessionLog(status=SessionLog.START)
+        self._writer.write_event(Event(step=first_step, session_log=start, wall_time=time.time()))
+
+    def write(self, step: int, scalars: Scalars) -> None:
+        """Writes the scalars of one step."""
+        for name, value in scalars.items():
+            self._writer.write_event(Event(step=step, summary=scalar(name, value), wall_time=time.time()))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def read_metrics(workdir: Path) -> list[dict]:

@@ -1,6 +1,7 @@
 """Where numbers go: metrics.jsonl reads as if never interrupted, TensorBoard gets the same."""
 
 import json
+import resource
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,20 @@ def test_metrics_cut_short_by_a_kill_are_dropped(tmp_path: Path, torn: str):
 
 def test_metrics_of_a_new_folder_are_none(tmp_path: Path):
     assert read_metrics(tmp_path) == []
+
+
+def test_metrics_that_cannot_be_written_are_an_error_and_no_wait(tmp_path: Path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = MetricWriter(tmp_path, 0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**15, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):  # noqa: PT012
+            for step in range(10_000):  # events are longer than records, and so meet the limit first
+                writer.write(step, {"loss": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    writer.close()
+    assert (tmp_path / "metrics.jsonl").stat().st_size < 2**15
 
 
 @pytest.mark.parametrize("log_compression", [False, True])
