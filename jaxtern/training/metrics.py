@@ -50,7 +50,7 @@ class MetricWriter:
 class EventFile:
     """TensorBoard's events of a start, written as they come.
 
-    Not by tensorboardX's SummaryWriter: its thread dies where the disk is full, and who adds to its queue waits for ever.
+    Not by tensorboardX's SummaryWriter, whose thread dies where the disk is full, and who adds to its queue waits on.
     """
 
     def __init__(self, folder: Path, first_step: int):
