@@ -2,7 +2,8 @@
 
 Every process keeps a connection to process 0. Both sides send a line a second, a last one before they leave in the
 regular way, and another before they leave because something failed. A connection that ends without one of these, or
-on which nothing has come for too long, has lost its other side. Process 0 judges once, and tells all.
+on which nothing has come for too long, has lost its other side; also after the last line, as JAX has all wait for each
+other in the end. Process 0 judges once, and tells all.
 """
 
 import asyncio
@@ -217,7 +218,7 @@ class Hub(Side):
     def _look_for_silence(self) -> None:
         for process in self._expected:
             member = self._members.get(process)
-            if member is not None and (member.finished or member.gone):
+            if member is not None and member.gone:
                 continue
             heard, host = (0.0, "") if member is None else (member.heard, member.host)
             if self._clock.now - heard > self._timeout:
@@ -308,7 +309,7 @@ class Spoke(Side):
             self._writer.write(encode_line(content))
 
     def _look_for_silence(self) -> None:
-        if not self._finished and self._clock.now - self._heard > self._timeout:
+        if not self._gone and self._clock.now - self._heard > self._timeout:
             self.judge(self._silent(0, self._host))
 
 

@@ -235,6 +235,24 @@ def test_a_process_that_never_comes_to_the_watch_is_lost():
     asyncio.run(pair.run(wait))
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_process_that_is_cut_off_after_its_goodbye_is_lost(lost: int, monkeypatch: pytest.MonkeyPatch):
+    async def part() -> None:
+        await asyncio.sleep(0.2)
+        pair.hub.tell_goodbye()
+        spoke.tell_goodbye()
+        await asyncio.sleep(1)
+        assert not pair.judged  # they live on, until JAX has seen all
+        monkeypatch.setattr((pair.hub, spoke)[lost], "_send_beat", lambda: None)
+        await pair.news.wait()
+        assert SILENT.partition(": ")[2] in pair.judged[1 - lost].reason
+        assert pair.judged[1 - lost].process == lost
+
+    pair = Pair(timeout=0.5)
+    spoke = pair.spoke()
+    asyncio.run(pair.run(part, spoke))
+
+
 def test_the_first_cause_that_is_told_holds():
     async def fail() -> None:
         await asyncio.sleep(0.2)
