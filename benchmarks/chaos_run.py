@@ -153,8 +153,9 @@ class Session:
                 self.wrong.append(f"hangs: processes {sorted(team.pids())} have not ended")
                 break
             time.sleep(_POLL_SECONDS)
-        if awaits and struck is not None:
-            self._have_ended(struck)
+        deadline = time.monotonic() + _ENDING_SECONDS  # those of a launcher that was killed take a moment
+        while awaits and struck is not None and not self._have_ended(struck) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
 
     def _have_ended(self, struck: Struck) -> bool:
         """Whether those that must end by themselves have; how long that took."""
