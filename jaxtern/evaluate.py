@@ -12,7 +12,7 @@ from absl import flags
 
 from jaxtern import command_line
 from jaxtern.artifact.predictions import rank, require_writable, write_predictions
-from jaxtern.json_files import parse_json
+from jaxtern.data.json_files import parse_json
 from jaxtern.training.evaluation import Evaluation, evaluate
 from jaxtern.training.saved_run import SavedRun
 from jaxtern.training.state import variables_of

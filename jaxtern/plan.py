@@ -27,7 +27,7 @@ from jaxtern.compression.codecs import Ternary
 from jaxtern.compression.cost import Network
 from jaxtern.compression.forecast import Cluster, Forecast, seconds
 from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
-from jaxtern.json_files import read_json
+from jaxtern.data.json_files import read_json
 from jaxtern.training.curves import plot_speed_up
 from jaxtern.training.inputs import open_inputs
 from jaxtern.training.recipe import Recipe

@@ -31,7 +31,7 @@ ARROWS = {  # what a part of jaxtern may import, besides itself and the version
     "artifact": {"data"},
     "training": PARTS,
     "configs": {"training"},
-    "command_line": set(),
+    "command_line": {"hosts"},
     "recipe_flags": {"training", "command_line", "configs"},
     "train": {*PARTS, "command_line", "recipe_flags", "cluster_flags"},
     "plan": {*PARTS, "command_line", "recipe_flags"},

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxtern.json_files import read_json
+from jaxtern.data.json_files import read_json
 
 FORMAT_VERSION = 1
 _MOST = 1 << 28  # classes, or numbers of an image

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from jaxtern.json_files import read_json
+from jaxtern.data.json_files import read_json
 from jaxtern.preparation.plan import Plan
 from jaxtern.preparation.shards import WORK, ShardResult, make_features, read_result, write_whole
 from jaxtern.preparation.source import Source

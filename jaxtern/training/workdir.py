@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from jaxtern.compression.cost import Network
-from jaxtern.json_files import read_json
+from jaxtern.data.json_files import read_json
 from jaxtern.training.recipe import Recipe
 
 WITHOUT_EFFECT = ("compare_every", "decode_threads", "decode_processes")  # on any bit of a run

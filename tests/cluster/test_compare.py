@@ -8,7 +8,7 @@ def test_processes_all_name_the_one_that_differs(open_script: Callable, end_of: 
     processes = [open_script("compare_process.py", *arguments, f"--process_id={i}") for i in range(3)]
     for process in processes:
         status, lines, errors = end_of(process)
-        assert status == 0, errors
+        assert status == 0, "\n".join(errors)
         same, different = lines[-2:]  # gloo has said something before
         assert same == "None"
         assert different.startswith("device ")

@@ -16,10 +16,10 @@ from jaxtern.training.checkpoints import Checkpoints, digest
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300  # seconds, on a machine that does other things too
 SMALL = {"num_steps": 6, "checkpoint_every": 3, "evaluate_every": 3, "log_every": 1, "num_workers": 4, "batch_size": 16}
-LAYOUTS = {
-    "ternary": {},
-    "delayed": {"delayed": True},
-    "hosts of two devices": {"num_workers": 2, "exchange": "scatter"},
+LAYOUTS = {  # processes, devices of each, fields
+    "a worker a process": (4, 1, {}),
+    "delayed": (2, 1, {"delayed": True}),
+    "hosts of two devices": (2, 2, {"num_workers": 2, "exchange": "scatter"}),
 }
 
 
@@ -64,19 +64,19 @@ def records(workdir: Path, *names: str) -> list[dict]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_processes_train_to_the_bits_of_one_process(train: Callable, tmp_path: Path, layout: str):
-    fields, devices = LAYOUTS[layout], 2 if layout == "hosts of two devices" else 1
-    status, out, err = finish(train("two", 2, devices, **fields))
+    processes, devices, fields = LAYOUTS[layout]
+    status, out, err = finish(train("many", processes, devices, **fields))
     assert status == 0, out + err
     same = {"devices_per_worker": 2, "num_devices": 4} if devices > 1 else {}
     status, _, err = finish(train("one", 1, 2 * devices, **fields | same))
     assert status == 0, err
-    assert digests(tmp_path / "two") == digests(tmp_path / "one")
+    assert digests(tmp_path / "many") == digests(tmp_path / "one")
     exact = "accuracy", "test/precision_at_1", "test/recall_at_5", "test/num_examples"
-    assert records(tmp_path / "two", *exact) == records(tmp_path / "one", *exact)
+    assert records(tmp_path / "many", *exact) == records(tmp_path / "one", *exact)
     for name in ("loss", "test/loss"):  # added in another order
-        two, one = ([line.get(name, 0) for line in records(tmp_path / run, name)] for run in ("two", "one"))
-        assert two == pytest.approx(one, rel=1e-6)
-    assert (tmp_path / "two" / "curves.png").is_file()
+        many, one = ([line.get(name, 0) for line in records(tmp_path / run, name)] for run in ("many", "one"))
+        assert many == pytest.approx(one, rel=1e-6)
+    assert (tmp_path / "many" / "curves.png").is_file()
 
 
 def test_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_in_another(train: Callable, tmp_path: Path):
