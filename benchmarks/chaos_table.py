@@ -12,7 +12,7 @@ _HEADER = [
     *("fault", "runs", "in start-up, steps, end", "went on", "restarted", "refused", "same bits", "wrong"),
     *("median s", "max s"),
 ]
-_PREFERRED = "error: process", "WARNING: checkpoint", "stopped by", "error:", "launch: process"
+_PREFERRED = "WARNING: checkpoint", "stopped by", "error: process", "error:", "launch: process"
 
 
 def make_table(results: Sequence[dict[str, Any]]) -> str:
