@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from jaxtern import train
 from jaxtern.models import create_model
 from jaxtern.training import checkpoints, loop
 from jaxtern.training.calls import Call
@@ -283,16 +282,3 @@ def test_difference_without_names_of_hosts_is_told_by_process():
     digests[1, 1:3] = 5
     words = "device 1 of process 1 differs from the other 2 devices in weights, frozen weights"
     assert find_difference(digests, devices(0, 1, 2)) == words
-
-
-def test_train_ends_with_status_1_in_one_line(
-    small_recipe: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
-    def diverge(run: Run) -> None:
-        run.close()
-        raise DivergenceError("step 5: device 2 differs")
-
-    monkeypatch.setattr(train, "ALLOW_CONFIG_CHANGE", SimpleNamespace(value=False))
-    monkeypatch.setattr(loop, "train", diverge)
-    assert train.train_and_report(small_recipe(**FOUR), tmp_path / "run") == 1
-    assert capsys.readouterr().err.splitlines()[-1] == "error: step 5: device 2 differs"
