@@ -38,7 +38,8 @@ def plain_steps(model: str, batch_size: int) -> Iterator[None]:
     """Takes a step whenever it is asked for the next: what a user would write."""
     data = load_split(make_synthetic(SHAPES[model], CLASSES, EXAMPLES).train, threads=1)
     images, labels = jnp.asarray(data.images), jnp.asarray(data.labels)
-    graph, params, moments = nnx.split(create_model(model, SHAPES[model], CLASSES, 0), nnx.Param, nnx.BatchStat)
+    graph, *variables = nnx.split(create_model(model, SHAPES[model], CLASSES, 0), nnx.Param, nnx.BatchStat)
+    params, moments = map(nnx.to_pure_dict, variables)
     optimizer = optax.adam(RATE)
     state = optimizer.init(params)
 
@@ -46,7 +47,8 @@ def plain_steps(model: str, batch_size: int) -> Iterator[None]:
         network = nnx.merge(graph, params, moments)
         logits = network(images.astype(jnp.float32) / 127.5 - 1, key)
         value = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-        return value, (nnx.state(network, nnx.BatchStat), (logits.argmax(-1) == labels).mean())
+        moments = nnx.to_pure_dict(nnx.state(network, nnx.BatchStat))
+        return value, (moments, (logits.argmax(-1) == labels).mean())
 
     @jax.jit
     def step(params, moments, state, examples, key):
