@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from jaxtern.training.checkpoints import Checkpoints, digest
+from jaxtern.training.checkpoints import Checkpoints
+from jaxtern.training.digests import digest
 from jaxtern.training.metrics import read_metrics
 
 _APART = ("examples_per_second", "sent_bits_per_element", "sent_bytes_per_step")  # the links decide what is sent

@@ -6,24 +6,23 @@ caught by a digest of all arrays and metadata, kept in the checkpoint and compar
 
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo
 
 from jaxtern.training.arrange import MisfitError, arrange
-from jaxtern.training.selection import path_of
+from jaxtern.training.digests import digest_of_all
+from jaxtern.training.retention import LastAndBest
 
 BEST_BY = "precision_at_1"
 logger = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             create=False,
             read_only=not self._writes,
-            preservation_policy=_LastAndBest(keep, keep_best, self._score) if keep else None,
+            preservation_policy=LastAndBest(keep, keep_best, self._score) if keep else None,
             multiprocessing_options=_this_process_alone(),
         )
         if self._writes:
@@ -102,7 +101,7 @@ class Checkpoints:
         _ignore_late_answers()
         arrays = jax.tree.map(np.asarray, state)
         metadata["metrics"] = metrics
-        metadata["digest"] = _digest_of_all(arrays, metadata)
+        metadata["digest"] = digest_of_all(arrays, metadata)
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
         self._scores[step] = None if metrics is None else metrics[BEST_BY]
         with self._reporting():
@@ -173,11 +172,11 @@ class Checkpoints:
             restored = self._manager.restore(step, args=items)
             state, metadata = restored["state"], dict(restored["metadata"])
             expected = metadata.pop("digest")
-            found = _digest_of_all(state, metadata)
+            found = digest_of_all(state, metadata)
         except Exception as error:  # orbax and tensorstore raise many kinds for unreadable files
             raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {_reason(error)}") from error
         if found != expected:
-            raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: its arrays do not match its digest")
+            raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: it does not match its digest")
         return Checkpoint(state, metadata)
 
     def use_latest(self, use: Callable[[int], T]) -> T | None:
@@ -256,22 +255,6 @@ class Checkpoints:
             raise CheckpointError(f"checkpoints cannot be written to {self._directory}: {_reason(error)}") from error
 
 
-class _LastAndBest:
-    """orbax's question which checkpoints to preserve, answered."""
-
-    def __init__(self, keep: int, keep_best: int, score: Callable[[int], float | None]):
-        """Keeps the last `keep`, and of those that have a score the `keep_best` highest, of equals the later."""
-        self._keep, self._keep_best, self._score = keep, keep_best, score
-
-    def should_preserve(self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: Any) -> list[bool]:
-        """Of every checkpoint, in the order of their steps."""
-        steps = sorted(info.step for info in checkpoints)
-        scored = [(score, step) for step in steps if self._keep_best and (score := self._score(step)) is not None]
-        best = sorted(scored, reverse=True)[: self._keep_best]
-        preserved = {*steps[-self._keep :], *(step for _, step in best)}
-        return [info.step in preserved for info in checkpoints]
-
-
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:
     """For orbax to wait for no other process of a cluster."""
     if jax.process_count() == 1:
@@ -300,17 +283,3 @@ def _ignore_late_answers() -> None:
             report(unraisable)
 
     sys.unraisablehook = report_others
-
-
-def _digest_of_all(state: Any, metadata: dict[str, Any]) -> str:
-    return digest({"state": state, "metadata": json.dumps(metadata, sort_keys=True)})
-
-
-def digest(tree: Any) -> str:
-    """BLAKE2b of every array's path, dtype, shape and bytes, the same of NamedTuples and of dicts of their fields."""
-    leaves = [(path_of(keys), np.asarray(leaf)) for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    state = hashlib.blake2b(digest_size=16)
-    for path, array in sorted(leaves, key=lambda leaf: leaf[0]):
-        state.update(f"{path} {array.dtype} {array.shape}".encode())
-        state.update(np.ascontiguousarray(array).tobytes())
-    return state.hexdigest()

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from jaxtern.training import loop
 from jaxtern.training.calls import Call, compresses_at, plan_calls
-from jaxtern.training.checkpoints import digest
+from jaxtern.training.digests import digest
 from jaxtern.training.metrics import read_metrics
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.run import Run

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from jaxtern.compression.transform import CompressedMeanState
-from jaxtern.training.checkpoints import CheckpointError, Checkpoints, digest
+from jaxtern.training.checkpoints import CheckpointError, Checkpoints
+from jaxtern.training.digests import digest
 from jaxtern.training.state import Averages, TrainState
 
 Damage = Callable[[Path], None]
@@ -149,7 +150,7 @@ def test_checkpoint_whose_metadata_say_another_number_is_refused(tmp_path: Path)
     assert checkpoint.metadata["examples_seen"] == 1600
     path = tmp_path / "checkpoints" / "1" / "metadata" / "metadata"
     path.write_text(path.read_text().replace("1600", "1700"))
-    with pytest.raises(ValueError, match="do not match its digest"):
+    with pytest.raises(ValueError, match="does not match its digest"):
         Checkpoints(tmp_path).restore(1, make_state(0))
 
 

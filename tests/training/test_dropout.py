@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxtern.training import loop
-from jaxtern.training.checkpoints import digest
+from jaxtern.training.digests import digest
 from jaxtern.training.gradients import create_local_gradients, dropout_key, example_keys
 from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe

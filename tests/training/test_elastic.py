@@ -16,7 +16,7 @@ from jaxtern.compression.transform import CompressedMeanState
 from jaxtern.training import loop
 from jaxtern.training.arrange import MisfitError
 from jaxtern.training.calls import plan_calls
-from jaxtern.training.checkpoints import digest
+from jaxtern.training.digests import digest
 from jaxtern.training.elastic import pending_mean
 from jaxtern.training.mesh import create_mesh
 from jaxtern.training.run import Run

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from jaxtern.training import loop
-from jaxtern.training.checkpoints import digest
 from jaxtern.training.curves import plot_curves
+from jaxtern.training.digests import digest
 from jaxtern.training.metrics import read_metrics
 from jaxtern.training.run import Run
 from jaxtern.training.stopping import Stopped

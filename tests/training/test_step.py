@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtern.compression import schedule
 from jaxtern.data.dataset import Split
 from jaxtern.kernels import dispatch
-from jaxtern.training.checkpoints import digest
+from jaxtern.training.digests import digest
 from jaxtern.training.gradients import example_keys
 from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxtern.models.transformer import Transformer
 from jaxtern.training import loop
-from jaxtern.training.checkpoints import digest
+from jaxtern.training.digests import digest
 from jaxtern.training.evaluation import evaluate
 from jaxtern.training.run import Run
 
