@@ -5,7 +5,7 @@
 
 FILE is any text in UTF-8 with at most 256 different characters, of which the last tenth is the test split.
 
-Measured: nothing yet.
+Measured: in 800 steps of 32 examples, test loss 2.02, float 1.93 (docs/results.md); not yet at its own length.
 Hardware: 2 CPU cores.
 """
 
