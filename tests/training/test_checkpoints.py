@@ -1,6 +1,5 @@
 """A checkpoint comes back bit for bit or not at all."""
 
-import gc
 import json
 import logging
 import os
@@ -308,7 +307,6 @@ def test_best_checkpoint_that_does_not_say_so_any_more_is_no_candidate(tmp_path:
     assert Checkpoints(tmp_path).steps() == [2, 3]
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")  # orbax's, of what it gives up
 @pytest.mark.parametrize("seen", ["save", "steps", "close"])
 def test_folder_that_is_lost_is_told_in_a_line(workdir: Path, seen: str):
     folder = workdir / "checkpoints"
@@ -322,7 +320,6 @@ def test_folder_that_is_lost_is_told_in_a_line(workdir: Path, seen: str):
     folder.unlink()
     (workdir / "elsewhere").rename(folder)
     assert_equal(Checkpoints(workdir).restore_latest(make_state(0)).state, make_state(3))
-    gc.collect()  # now, not in another test
 
 
 FULL = """

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from jaxtern.models import create_model
-from jaxtern.training import loop
+from jaxtern.training import digests, loop
 from jaxtern.training.calls import Call
 from jaxtern.training.divergence import DivergenceError, create_gather, digest, find_difference
 from jaxtern.training.mesh import create_mesh
@@ -234,12 +234,12 @@ def test_run_undisturbed_holds_one_state(prepare: Callable, extra: dict[str, Any
 
 
 def test_run_that_is_compared_leaves_the_bits_of_one_that_is_not(prepare: Callable, tmp_path: Path):
-    digests = set()
+    seen = set()
     for every in (1, 0):
         run = prepare(tmp_path / str(every), **FOUR | {"compare_every": every})
         loop.train(run)
-        digests.add(digests.digest(jax.device_get(run.state)))
-    assert len(digests) == 1
+        seen.add(digests.digest(jax.device_get(run.state)))
+    assert len(seen) == 1
 
 
 def devices(*processes: int) -> list[Any]:
