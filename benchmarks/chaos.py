@@ -2,17 +2,18 @@
 
     python -m benchmarks.chaos --runs=50 --data=FOLDER_OF_MNIST --out=runs/chaos
 
-LeNet, four workers in as many processes, 100 steps with a checkpoint every 25. The fault is drawn by --seed and the
-run's number: its kind, the process, and the moment, uniformly over the time that the undisturbed run takes, start and
-end included. When all processes have ended they are started again by the same command, until the run is finished. As
-root, every process has a host of its own (see `benchmarks.netlab`), and some runs go by jaxtern.launch; otherwise all
-do, without the faults of links and disks.
+LeNet, four workers in as many processes, 100 steps with a checkpoint every 25, over four times through the first 1,500
+examples of MNIST. The fault is drawn by --seed and the run's number: its kind, the process, and the moment, uniformly
+over the time that the undisturbed run takes, start and end included. When all processes have ended they are started
+again by the same command, until the run is finished. As root, every process has a host of its own (see
+`benchmarks.netlab`), and some runs go by jaxtern.launch; otherwise all do, without the faults of links and disks.
 
-A run is right if it ends with the bits of the undisturbed one in every checkpoint that both have, the same records of
-every step, each once, examples seen as steps have them, nothing left running or half written, and no silence beyond
-the limit; or if it refuses to go on as docs/reliability.md says. What came of each is a line of OUT/runs.jsonl, what it
-printed OUT/RUN.log; a folder is kept only where something was wrong. The same command goes on where it was stopped. The
-table is OUT/table.md.
+A run is right if every start went on from the newest checkpoint that was whole; if it ends with the bits of the
+undisturbed one in every checkpoint that both have, the same records of every step, each once, and examples seen as
+steps have them; if on hosts, where the examples of every step are noted, each comes once in every epoch; with nothing
+left running or half written, and no silence beyond the limit; or if it refuses to go on as docs/reliability.md says.
+What came of each is a line of OUT/runs.jsonl, what it printed OUT/RUN.log; a folder is kept only where something was
+wrong. The same command goes on where it was stopped. The table is OUT/table.md.
 """
 
 import argparse
@@ -29,14 +30,14 @@ from typing import Any
 
 import absl.logging
 
-from benchmarks import chaos_check, chaos_faults, chaos_table, netlab
+from benchmarks import chaos_check, chaos_examples, chaos_faults, chaos_table, netlab
 from benchmarks.chaos_faults import MEANING, ON_HOSTS, Fault
 from benchmarks.chaos_run import LIMIT, PEER_TIMEOUT, START_TIMEOUT, Session, Setting
 from benchmarks.netlab_system import PREFIX
 
 BATCH_SIZE = 64
 REFUSAL = "no checkpoint is whole"
-TOLD = re.compile(r"(error|WARNING|launch|stopped)\b")
+TOLD = re.compile(r"(error|WARNING|launch|stopped|[\d,]+ steps of)\b")
 
 
 def main() -> None:
@@ -50,7 +51,11 @@ def main() -> None:
     impossible = [kind for kind in kinds if kind in ON_HOSTS and not by_hosts]
     if impossible:
         sys.exit(f"chaos: {', '.join(impossible)}: {netlab.why_not() or 'not by jaxtern.launch'}")
-    setting = Setting(arguments.processes, make_flags(arguments), make_environment(out), out)
+    if arguments.data:
+        chaos_examples.take_few(arguments.data, out / "data")
+    every = max(arguments.steps // 4, 1)
+    flags = make_flags(arguments, every, out)
+    setting = Setting(arguments.processes, flags, make_environment(out), out, arguments.steps, every)
     undisturbed = find_undisturbed(setting, by_hosts)
     results = read_lines(out / "runs.jsonl")
     for run in sorted(set(range(arguments.runs)) - {result["run"] for result in results}):
@@ -65,20 +70,20 @@ def main() -> None:
     sys.exit(any(result["wrong"] for result in results))
 
 
-def make_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
+def make_flags(arguments: argparse.Namespace, checkpoint_every: int, out: Path) -> tuple[str, ...]:
     """Of jaxtern.train, in all runs."""
     fields: dict[str, Any] = {
         "num_workers": arguments.processes,
         "batch_size": BATCH_SIZE,
         "num_steps": arguments.steps,
-        "checkpoint_every": max(arguments.steps // 4, 1),
+        "checkpoint_every": checkpoint_every,
         "log_every": 1,
         "evaluate_every": 0,
         "network_latency": 1e-3,  # given, so that all take the same exchange, and programs are compiled once
         "network_bandwidth": 1e8,
     }
     if arguments.data:
-        fields["data_dir"] = Path(arguments.data).absolute()
+        fields["data_dir"] = out / "data"
     config = f"--config={'mnist' if arguments.data else 'digits'}"
     limits = f"--start_timeout={START_TIMEOUT}", f"--peer_timeout={PEER_TIMEOUT}"
     return (config, *(f"--config.{name}={value}" for name, value in fields.items()), *limits)
@@ -86,7 +91,7 @@ def make_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def make_environment(out: Path) -> dict[str, str]:
     """One device a process, and programs that are compiled once for all runs."""
-    own = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": ""}
+    own = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": "", "PYTHONFAULTHANDLER": "1"}
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(out / "compiled"))
     small = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     return own | small | {"JAX_COMPILATION_CACHE_DIR": cache}
@@ -111,7 +116,7 @@ def find_undisturbed(setting: Setting, by_hosts: bool) -> dict[str, Any]:
 
 
 def train_undisturbed(setting: Setting, name: str, by_hosts: bool) -> dict[str, Any]:
-    shutil.rmtree(setting.out / name, ignore_errors=True)
+    clear(setting.out, name)
     with laboratory(setting.processes, by_hosts) as lab:
         session = Session(setting, name, None, lab)
         facts = session.run()
@@ -125,7 +130,7 @@ def disturb(setting: Setting, fault: Fault, undisturbed: dict[str, Any]) -> dict
     """One run; a moment for which it is over too soon is drawn nearer."""
     name = f"{fault.run:03d}_{fault.kind}"
     while True:
-        shutil.rmtree(setting.out / name, ignore_errors=True)
+        clear(setting.out, name)
         with laboratory(setting.processes, fault.way == "hosts") as lab:
             session = Session(setting, name, fault, lab)
             facts = session.run()
@@ -137,13 +142,20 @@ def disturb(setting: Setting, fault: Fault, undisturbed: dict[str, Any]) -> dict
     wrong = session.wrong + judge(fault, facts, undisturbed["left"], refused)
     wrong += [f"namespace left: {path.name}" for path in left_namespaces()]
     if not wrong:
-        shutil.rmtree(setting.out / name)
+        clear(setting.out, name)
     told = [f"{line.start} [{line.process}] {line.text.replace(str(setting.out / name), 'RUN')}" for line in lines]
-    kept = {fact: facts[fact] for fact in ("phase", "did", "seconds", "restarts", "statuses")}
+    kept = {fact: facts[fact] for fact in ("phase", "did", "seconds", "restarts", "by_launcher", "from", "statuses")}
     kept["steps"] = len(undisturbed["timeline"]) - 1
     tracebacks = sum(line.text.startswith("Traceback") for line in session.printed.lines)
     outcome = "refused" if refused else "finished"
     return fault._asdict() | kept | {"outcome": outcome, "wrong": wrong, "tracebacks": tracebacks, "told": told[:24]}
+
+
+def clear(out: Path, name: str) -> None:
+    """Removes what a run has left, but for what it printed."""
+    shutil.rmtree(out / name, ignore_errors=True)
+    for path in out.glob(f"{name}.examples.*"):
+        path.unlink()
 
 
 def judge(fault: Fault, facts: dict[str, Any], undisturbed: dict[str, Any], refused: bool) -> list[str]:

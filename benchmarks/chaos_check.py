@@ -1,5 +1,6 @@
 """Is a run of benchmarks/chaos.py what the undisturbed one is, to the last bit?"""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,21 @@ def read_run(workdir: Path) -> dict[str, Any]:
         {name: value for name, value in record.items() if name not in _APART} for record in read_metrics(workdir)
     ]
     return {"digests": digests, "examples_seen": seen, "records": records}
+
+
+def find_newest(workdir: Path) -> int:
+    """Step of the newest checkpoint that is whole; 0 where there is none."""
+    if not Checkpoints.exist(workdir):
+        return 0
+    checkpoints = Checkpoints(workdir)
+    try:
+        for step in reversed(checkpoints.steps()):
+            with contextlib.suppress(ValueError):
+                checkpoints.restore_as_saved(step)
+                return step
+        return 0
+    finally:
+        checkpoints.close()
 
 
 def differences(run: dict[str, Any], undisturbed: dict[str, Any], batch_size: int) -> list[str]:

@@ -31,7 +31,7 @@ SIGNALS = {
     "terminate": signal.SIGTERM,
     "freeze": signal.SIGSTOP,
     "thaw": signal.SIGSTOP,
-    "flip": signal.SIGUSR1,  # see benchmarks/chaos_flip.py
+    "flip": signal.SIGUSR1,  # see benchmarks/chaos_train.py
 }
 DAMAGES = ("truncated", "one bit flipped", "deleted", "a page of zeros")
 DISK_MIB, BLINK_SECONDS, LAUNCHED_SHARE = 96, 1.0, 0.3

@@ -1,17 +1,19 @@
 """One run of benchmarks/chaos.py: started, struck, watched, undone, started again, up to its end."""
 
 import contextlib
+import functools
+import signal
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import chaos_check, chaos_faults
+from benchmarks import chaos_check, chaos_examples, chaos_faults
 from benchmarks.chaos_faults import Fault, Scene
 from benchmarks.chaos_team import Hosts, Launched, Printed, is_alive
 from benchmarks.netlab import Lab
 
 START_TIMEOUT, PEER_TIMEOUT = 60, 8
-START_LIMIT, QUIET_LIMIT = START_TIMEOUT + 60, 45  # seconds in which a run that lives has shown it by a step's line
+START_LIMIT, QUIET_LIMIT = START_TIMEOUT + 240, 60  # seconds in which a run that lives has shown it by a step's line
 LIMIT = PEER_TIMEOUT + 12  # from a fault in training until all have ended; before, START_TIMEOUT goes before it
 MAX_STARTS = 4
 USAGE_ERROR = 2
@@ -26,12 +28,16 @@ class Setting(NamedTuple):
       flags: of jaxtern.train, but for the folder.
       environment: in which it runs, beside this process's own.
       out: the runs' folder.
+      steps: of a run.
+      checkpoint_every: so many of them.
     """
 
     processes: int
     flags: tuple[str, ...]
     environment: dict[str, str]
     out: Path
+    steps: int
+    checkpoint_every: int
 
 
 class Struck(NamedTuple):
@@ -52,10 +58,11 @@ class Session:
 
     def __init__(self, setting: Setting, name: str, fault: Fault | None, lab: Lab | None):
         self.workdir, self._setting, self._fault, self._lab = setting.out / name, setting, fault, lab
-        self.printed = Printed(setting.out / f"{name}.log")
+        self._examples = setting.out / f"{name}.examples"
+        find_newest = functools.partial(chaos_check.find_newest, self.workdir)
+        self.printed = Printed(setting.out / f"{name}.log", find_newest, setting.checkpoint_every)
         self.wrong: list[str] = []
         self._facts: dict[str, Any] = {"seconds": None, "did": "", "phase": None}
-        self._module = "benchmarks.chaos_flip" if fault is not None and fault.kind == "flip" else "jaxtern.train"
         self._disk: chaos_faults.Disk | None = None
 
     def run(self) -> dict[str, Any]:
@@ -67,24 +74,29 @@ class Session:
             began = time.monotonic()
             while not self.wrong:
                 statuses.append(self._start(strikes=fault is not None and not statuses))
-                frees_disk = len(statuses) == 1 and self._disk is not None
-                if not any(statuses[-1]) or (USAGE_ERROR in statuses[-1] and not frees_disk):
+                if not any(statuses[-1]) or USAGE_ERROR in statuses[-1]:
                     break
                 if len(statuses) == MAX_STARTS:
                     self.wrong.append(f"not finished after {MAX_STARTS} starts")
             ended = time.monotonic()
+            if self._disk is not None:
+                self._disk.empty()  # also where it was filled too late to stop the run
             left = None if any(statuses[-1]) else self._inspect()
+        self.wrong += self.printed.wrong
         again = sum(line.text.startswith("launch: starting all again") for line in self.printed.lines)
         restarts = len(statuses) - 1 + again
         if not restarts:
             self._facts["seconds"] = None  # it went on
-        found = {"statuses": statuses, "restarts": restarts, "began": began, "ended": ended, "left": left}
-        return self._facts | found
+        found = {"statuses": statuses, "restarts": restarts, "by_launcher": again, "from": self.printed.began}
+        return self._facts | found | {"began": began, "ended": ended, "left": left}
 
     def _inspect(self) -> dict[str, Any] | None:
         """What a finished run has left."""
         try:
             self.wrong += chaos_check.left_behind(self.workdir)
+            if self._lab is not None:
+                noted = chaos_examples.read_examples(self._examples, self._setting.processes)
+                self.wrong += chaos_examples.find_faults(noted, self._setting.steps)
             return chaos_check.read_run(self.workdir)
         except (OSError, ValueError) as error:
             self.wrong.append(f"cannot be read: {error}")
@@ -94,8 +106,11 @@ class Session:
         """One start, to the end of all processes; their statuses."""
         self.printed.begin()
         flags = [*self._setting.flags, f"--workdir={self.workdir}"]
-        own = flags, self._setting.environment, self.printed
-        team = Launched(self._setting.processes, *own) if self._lab is None else Hosts(self._lab, self._module, *own)
+        own = flags, self._setting.environment | {chaos_examples.EXAMPLES: str(self._examples)}, self.printed
+        if self._lab is None:
+            team = Launched(self._setting.processes, *own)
+        else:
+            team = Hosts(self._lab, "benchmarks.chaos_train", *own)
         pids: set[int] = set()
         try:
             struck = self._strike(team, pids) if strikes else None
@@ -104,6 +119,7 @@ class Session:
         finally:
             team.close()
         self._require_none(pids)
+        self.printed.end()
         if struck is not None and self._fault is not None and (statuses is None or any(statuses)):
             scene = Scene(team, self.workdir, self._lab, self._disk)
             did = chaos_faults.undo(self._fault, scene)
@@ -151,11 +167,18 @@ class Session:
                 self.printed.moved = time.monotonic()
             if self._is_still():
                 self.wrong.append(f"hangs: processes {sorted(team.pids())} have not ended")
+                self._ask_where(team)
                 break
             time.sleep(_POLL_SECONDS)
         deadline = time.monotonic() + _ENDING_SECONDS  # those of a launcher that was killed take a moment
         while awaits and struck is not None and not self._have_ended(struck) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+
+    def _ask_where(self, team: Hosts | Launched) -> None:
+        """Has those that hang print where they stand (PYTHONFAULTHANDLER), and end."""
+        for pid in team.pids().values():
+            chaos_faults.send(pid, signal.SIGABRT)
+        time.sleep(_ENDING_SECONDS)
 
     def _have_ended(self, struck: Struck) -> bool:
         """Whether those that must end by themselves have; how long that took."""

@@ -1,16 +1,22 @@
-"""The tables of benchmarks/chaos.py: what came of each kind of fault, and what was printed."""
+"""The tables of benchmarks/chaos.py: what came of each kind of fault, and what was printed.
 
+python -m benchmarks.chaos_table docs/chaos.jsonl prints those of runs that were kept.
+"""
+
+import json
 import re
 import statistics
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks import study
 from benchmarks.chaos_faults import MEANING
 
 _HEADER = [
-    *("fault", "runs", "in start-up, steps, end", "went on", "restarted", "refused", "same bits", "wrong"),
-    *("median s", "max s"),
+    *("fault", "runs", "in start-up, steps, end", "went on", "was done", "started again", "by the launcher"),
+    *("refused", "same bits", "wrong", "median s", "max s"),
 ]
 _PREFERRED = "WARNING: checkpoint", "stopped by", "error: process", "error:", "launch: process"
 
@@ -30,8 +36,10 @@ def _row(name: str, results: Sequence[dict[str, Any]]) -> list[str]:
     counts = (
         len(results),
         ", ".join(str(sum(_phase(result) == phase for result in results)) for phase in range(3)),
-        sum(not result["restarts"] for result in results),
+        sum(not result["restarts"] and _phase(result) < 2 for result in results),
+        sum(not result["restarts"] and _phase(result) == 2 for result in results),
         sum(result["restarts"] > 0 for result in results) - len(refused),
+        sum(result["by_launcher"] > 0 for result in results),
         len(refused),
         sum(not result["wrong"] for result in results) - len(refused),
         sum(bool(result["wrong"]) for result in results),
@@ -53,3 +61,7 @@ def _example(results: Sequence[dict[str, Any]]) -> str:
             if line.startswith(start):
                 return "`" + re.sub(r"\(host [^)]*\)", "(host b)", line).replace("|", "\\|") + "`"
     return ""
+
+
+if __name__ == "__main__":
+    print(make_table([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]), end="")

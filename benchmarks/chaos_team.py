@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -16,6 +16,9 @@ from benchmarks.chaos_faults import send
 from benchmarks.netlab import Lab
 
 GRACE_SECONDS = 3
+_STEP, _STOPPED = re.compile(r"step (\d+): loss"), re.compile(r"stopped by .* at step (\d+)")
+_BEGINS = re.compile(r"[\d,]+ steps of \d+ examples, from (?:the start|step (\d+)), in ")
+_AGAIN = "launch: starting all again"
 _PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
 
 
@@ -29,18 +32,26 @@ class Line(NamedTuple):
 
 
 class Printed:
-    """All lines of a run, in the order in which they came.
+    """All lines of a run, in the order in which they came; of each start, whether it goes on where it should.
 
     Attributes:
       lines: so far.
+      began: from which step each start said that it goes on, also those of a launcher.
+      wrong: starts that went on from another than the newest whole checkpoint, or after which that was an older one
+        than what they had printed means; a line each.
       start: number of the start whose lines come now.
-      step: of the last step's line.
+      step: of the last step's line; 0 in start-up, also that of a launcher's second start.
       moved: when that came, or the start was.
       steps: when each came.
     """
 
-    def __init__(self, log: Path):
+    def __init__(self, log: Path, find_newest: Callable[[], int], checkpoint_every: int):
+        """With the step of the newest whole checkpoint, as it is found where a start begins or has ended."""
         self.lines: list[Line] = []
+        self.began: list[int] = []
+        self.wrong: list[str] = []
+        self._find_newest, self._every = find_newest, checkpoint_every
+        self._newest = self._saved = 0
         self.start, self.step, self.moved = -1, 0, time.monotonic()
         self.steps: list[float] = []
         self._log, self._lock = log, threading.Lock()
@@ -48,8 +59,14 @@ class Printed:
 
     def begin(self) -> None:
         """Another start."""
-        self.start += 1
+        self.start, self._newest = self.start + 1, self._find_newest()
         self.step, self.moved = 0, time.monotonic()
+
+    def end(self) -> None:
+        """A start has ended, and nothing has befallen the folder since."""
+        self._newest = self._find_newest()
+        if self._newest < self._saved:
+            self.wrong.append(f"the checkpoint of step {self._saved} is lost, the newest is that of {self._newest}")
 
     def follow(self, stream: IO[str], process: int | None) -> threading.Thread:
         """Reads until nobody writes any more; of a launcher (None) the lines of all processes."""
@@ -63,11 +80,26 @@ class Printed:
                 line = Line(time.monotonic(), start, *_split(whole.rstrip("\n"), process))
                 with self._lock:
                     self.lines.append(line)
-                    if re.match(r"step \d+: loss", line.text):
-                        self.step, self.moved = int(line.text.split()[1][:-1]), line.time
-                        self.steps.append(line.time)
+                    self._follow_steps(line)
                 log.write(f"{line.time:.3f} start {start} [{line.process}] {line.text}\n")
                 log.flush()
+
+    def _follow_steps(self, line: Line) -> None:
+        """What a line says of where the run stands."""
+        if found := _STEP.match(line.text):
+            self.step, self.moved = int(found[1]), line.time
+            self.steps.append(line.time)
+            # A step's line comes after its predecessor's checkpoint was begun, which waits for the one before that.
+            self._saved = max(self._saved, (self.step - 1) // self._every * self._every - self._every)
+        elif found := _STOPPED.match(line.text):
+            self._saved = max(self._saved, int(found[1]))
+        elif found := _BEGINS.match(line.text):
+            self.began.append(int(found[1] or 0))
+            if self.began[-1] != self._newest:
+                self.wrong.append(f"went on from step {self.began[-1]}, not from the newest, {self._newest}")
+        elif line.text.startswith(_AGAIN):
+            self.end()
+            self.step, self.moved = 0, time.monotonic()
 
 
 def _split(text: str, process: int | None) -> tuple[int | None, str]:

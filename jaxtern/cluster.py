@@ -16,19 +16,19 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from jaxtern.hosts import watch
+from jaxtern.hosts import messages, watch
 from jaxtern.hosts.open_mpi import read_open_mpi
 from jaxtern.hosts.roll_call import StartError, call_roll
 from jaxtern.hosts.settings import ALONE, Cluster, detects, from_environment, from_flags, parse_address
 from jaxtern.hosts.tf_config import Unneeded, read_tf_config
-from jaxtern.hosts.watch import before_leaving, finish, tell_failure
+from jaxtern.hosts.watch import before_leaving, say_goodbye, tell_failure
 
 __all__ = [
     "Cluster",
@@ -37,9 +37,9 @@ __all__ = [
     "before_leaving",
     "create_mesh",
     "find_cluster",
-    "finish",
     "join",
     "leaving_when_failed",
+    "say_goodbye",
     "tell_failure",
 ]
 
@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 _LOOPBACK = "localhost", "127.", "::1"
 _SLACK_SECONDS = 60  # that JAX would wait longer than we do, and then abort
-_STOPPED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # statuses with which all leave together
+# Statuses of `jaxtern.train` where a signal to one process has had all of them save and leave: nobody failed.
+_STOP_STATUSES = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _ANNOUNCEMENT_BYTES = 4096
 
 
@@ -77,7 +78,8 @@ def join(
       peer_timeout: seconds after which a process counts as lost that says nothing; process 0's holds for all.
 
     Raises:
-      ValueError: for settings that are malformed, incomplete or contradict each other, also among processes.
+      ValueError: for settings that are malformed, incomplete or contradict each other, also among processes, and if
+        these have different numbers of devices.
       StartError: if not all have come in time; in one line, which are missing.
       Unneeded: in a parameter server of TF_CONFIG.
     """
@@ -90,9 +92,17 @@ def join(
         _start(start_timeout, peer_timeout, launcher)
         if jax.process_count() > 1:
             _keep_watch_where_jax_found(peer_timeout)
+            messages.connect(create_mesh())
         return Cluster(jax.process_index(), jax.process_count(), None)
     if cluster is None or cluster.num_processes == 1:
         return ALONE
+    _start_where_told(cluster, start_timeout, peer_timeout)
+    messages.connect(create_mesh())
+    return cluster
+
+
+def _start_where_told(cluster: Cluster, start_timeout: float, peer_timeout: float) -> None:
+    """With a roll call first, in which all learn who is missing, and where the watch is."""
     assert cluster.coordinator is not None
     deadline = time.monotonic() + start_timeout
     bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", cluster.coordinator)
@@ -110,7 +120,6 @@ def join(
         coordinator_bind_address=bind_address if cluster.process_id == 0 else None,
         cluster_detection_method="deactivate",
     )
-    return cluster
 
 
 def find_cluster(
@@ -167,27 +176,39 @@ def leaving_when_failed() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        status = error.code if isinstance(error, SystemExit) else 1
+        status = _status_of(error)
         if not status or not (watch.is_kept() or jax.distributed.is_initialized()):
-            watch.finish()
+            watch.say_goodbye()
             raise
         try:
-            if status in _STOPPED:
-                watch.finish(leaves_now=True)
+            if status in _STOP_STATUSES:
+                watch.say_goodbye(awaits_others=True)
             else:
-                _tell_of(error)
-            if not isinstance(status, int) or not isinstance(error, SystemExit):
+                _tell_others_of(error, status)
+            if not isinstance(error, SystemExit):
                 traceback.print_exc()
+            elif not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
         finally:  # even if it is interrupted meanwhile
-            _end(status if isinstance(status, int) else 1)
+            _exit(status)
     else:
-        watch.finish()
+        watch.say_goodbye()
 
 
-def _tell_of(error: BaseException) -> None:
-    """Tells the others, where what failed did not tell them already."""
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        watch.tell_failure(f"it ended with status {error.code}", error.code)
+def _status_of(error: BaseException) -> int:
+    """With which Python ends for what nobody caught."""
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+def _tell_others_of(error: BaseException, status: int) -> None:
+    """Of this process's failure, where what failed did not tell them already."""
+    if isinstance(error, SystemExit):
+        said = f"it ended with status {status}" if isinstance(error.code, int) else str(error.code)
+        watch.tell_failure(said, status)
     elif isinstance(error, KeyboardInterrupt):
         watch.tell_failure("it was interrupted", 1, patience=0)
     else:
@@ -250,7 +271,7 @@ def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) ->
     if "JAX_CPU_COLLECTIVES_IMPLEMENTATION" not in os.environ:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     late = threading.Timer(
-        timeout, _give_up, [f"error: not all processes have joined jax.distributed ({where}) in {timeout:.0f} s"]
+        timeout, _fail_and_exit, [f"error: not all processes have joined jax.distributed ({where}) in {timeout:.0f} s"]
     )
     late.daemon = True
     late.start()
@@ -270,13 +291,13 @@ def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) ->
         signal.signal(signal.SIGTERM, terminate)  # JAX notes the signal as a preemption, and has the process go on
 
 
-def _give_up(line: str) -> None:
+def _fail_and_exit(line: str) -> NoReturn:
     watch.tell_failure(line.removeprefix("error: "), 1)
     print(line, file=sys.stderr)
-    _end(1)
+    _exit(1)
 
 
-def _end(status: int) -> None:
+def _exit(status: int) -> NoReturn:
     """Without what is to run at exit: jax.distributed waits there, and aborts in the end."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""python -m jaxtern.launch -n NUMBER [--max_restarts=R] -- FLAGS: so many processes of jaxtern.train, here."""
+"""python -m jaxtern.launch -n N [--max_restarts=R] -- FLAGS: runs N processes of jaxtern.train on this machine."""
 
 import sys
 

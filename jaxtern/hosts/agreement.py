@@ -11,7 +11,8 @@ from jaxtern.hosts.heartbeats import named
 from jaxtern.hosts.messages import gather_json
 from jaxtern.hosts.settings import shorten
 
-_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_LIBRARIES = "jax", "jaxlib", "flax", "optax", "numpy", "opencv-python-headless", "simplejpeg", "pillow"
+_SOURCES = "**/*.py", "**/*.c", "**/*.h"
 _SHOWN = 4  # differences
 
 
@@ -36,11 +37,20 @@ def require_same(facts: dict[str, dict[str, Any]]) -> None:
 
 
 def describe_code() -> dict[str, str]:
-    """Versions of Python libraries that a run's bits depend on, and a digest of each file of this package."""
+    """Versions of libraries that a run's bits depend on, and a digest of each source file of this package."""
     root = Path(__file__).parents[1]
-    versions = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-    files = glob.glob("**/*.py", root_dir=root, recursive=True)  # noqa: PTH207 Path.glob does not follow links
+    # Path.glob does not follow links
+    files = [name for each in _SOURCES for name in glob.glob(each, root_dir=root, recursive=True)]  # noqa: PTH207
+    versions = {library: _version(library) for library in _LIBRARIES}
     return versions | {name: _digest((root / name).read_bytes()) for name in sorted(files)}
+
+
+def _version(library: str) -> str:
+    """That of a library which may be there under another name, as OpenCV is."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _digest(content: bytes) -> str:

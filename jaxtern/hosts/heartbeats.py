@@ -1,11 +1,13 @@
 """Which processes of a cluster are alive, by lines that they send each other over TCP.
 
-Every process keeps a connection to process 0. Both sides send a line a second, a last one before they leave in the
-regular way, and another before they leave because something failed. A connection that ends without one of these, or
-on which nothing has come for too long, has lost its other side; also after the last line, as JAX has all wait for each
-other in the end. Process 0 judges once, and tells all.
+Every process keeps a connection to process 0. Both sides send a beat a second, a goodbye before they leave in the
+regular way, and a reason before they leave because something failed. A connection that closes without one of the last
+two has lost its other side; closed after a goodbye it has not, but process 0 must stay until all have said theirs. So
+has a connection on which nothing has come for too long; also after a goodbye, since beats go on until it closes: JAX
+has all wait for each other in the end. Process 0 judges once, and tells all.
 """
 
+import abc
 import asyncio
 import contextlib
 import hmac
@@ -52,26 +54,26 @@ class AwakeClock:
         self._last = now
 
 
-class Side:
+class Side(abc.ABC):
     """What both sides of the connections have in common; all but the constructor runs in one event loop.
 
     Attributes:
       verdict: why the cluster ends; None as long as it does not.
     """
 
-    def __init__(self, process: int, timeout: float, judged: Callable[[Verdict], None]):
+    def __init__(self, process: int, timeout: float, leave: Callable[[Verdict], None]):
         self.verdict: Verdict | None = None
-        self._process, self._timeout, self._judged = process, timeout, judged
+        self._process, self._timeout, self._leave = process, timeout, leave
         self._beat = min(1.0, timeout / 6)
         self._clock = AwakeClock(self._beat)
         self._finished = False
 
-    def judge(self, verdict: Verdict) -> None:
-        """The first verdict is final."""
+    def judge_and_leave(self, verdict: Verdict) -> None:
+        """Tells the others, and has this process leave; the first verdict is final, a later one does nothing."""
         if self.verdict is None:
             self.verdict = verdict
             self._tell_verdict(verdict)
-            self._judged(verdict)
+            self._leave(verdict)
 
     async def _keep_beating(self) -> None:
         while True:
@@ -80,34 +82,34 @@ class Side:
             self._send_beat()
             self._look_for_silence()
 
+    @abc.abstractmethod
     async def run(self) -> None:
         """For ever."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def tell_failure(self, reason: str, status: int) -> None:
-        """This process fails."""
-        raise NotImplementedError
+        """This process fails, and is about to leave by itself."""
 
+    @abc.abstractmethod
     def told_failure(self) -> bool:
         """Whether the others know of it, as far as that can be known."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def tell_goodbye(self) -> None:
         """This process is about to end in the regular way."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def alone(self) -> bool:
         """Whether those for whom this process stays have left."""
-        raise NotImplementedError
 
-    def _tell_verdict(self, verdict: Verdict) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _tell_verdict(self, verdict: Verdict) -> None: ...
 
-    def _send_beat(self) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _send_beat(self) -> None: ...
 
-    def _look_for_silence(self) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _look_for_silence(self) -> None: ...
 
     def _silent(self, process: int, host: str) -> Verdict:
         reason = f"has been silent for {self._timeout:g} s: it is frozen, or cut off from the network"
@@ -131,7 +133,7 @@ class Hub(Side):
       num_processes: in all.
       timeout: seconds after which a process that says nothing counts as lost.
       host: this one's name.
-      judged: is called with the verdict, once, in the event loop.
+      leave: is called with the verdict, once, in the event loop; not for this process's own failure.
     """
 
     def __init__(
@@ -141,9 +143,9 @@ class Hub(Side):
         num_processes: int,
         timeout: float,
         host: str,
-        judged: Callable[[Verdict], None],
+        leave: Callable[[Verdict], None],
     ):
-        super().__init__(0, timeout, judged)
+        super().__init__(0, timeout, leave)
         self._listener, self._token, self._host = listener, token, host
         self._expected = range(1, num_processes)
         self._members: dict[int, _Member] = {}
@@ -153,6 +155,7 @@ class Hub(Side):
             await self._keep_beating()
 
     def tell_failure(self, reason: str, status: int) -> None:
+        # no judge_and_leave: who calls this leaves, with its own words
         self.verdict = self.verdict or Verdict(0, status, failed(0, self._host, reason))
         self._tell_verdict(self.verdict)
 
@@ -181,10 +184,10 @@ class Hub(Side):
                 self._send(_as_json(self.verdict), member)
             with contextlib.suppress(OSError, ValueError):  # it was reset; a line is too long
                 while line := await reader.readline():
-                    self._heed(process, member, parse_line(line) or {})
+                    self._take_in(process, member, parse_line(line) or {})
             member.gone = True
             if not member.finished:
-                self.judge(_ended(process, member.host))
+                self.judge_and_leave(_ended(process, member.host))
 
     def _knows(self, hello: dict[str, Any]) -> bool:
         """Whether who connects is one of the cluster, and new."""
@@ -192,7 +195,7 @@ class Hub(Side):
         authentic = isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())
         return authentic and type(process) is int and process in self._expected and process not in self._members
 
-    def _heed(self, process: int, member: _Member, said: dict[str, Any]) -> None:
+    def _take_in(self, process: int, member: _Member, said: dict[str, Any]) -> None:
         member.heard = self._clock.now
         if "bye" in said:
             member.finished = True
@@ -200,9 +203,9 @@ class Hub(Side):
             member.acknowledged = True
         elif "failed" in said:
             self._send({"acknowledged": True}, member)
-            self.judge(Verdict(process, _status(said), failed(process, member.host, str(said["failed"]))))
+            self.judge_and_leave(Verdict(process, _status(said), failed(process, member.host, str(said["failed"]))))
         elif "given_up" in said:
-            self.judge(_expelled(0, self._host))
+            self.judge_and_leave(_expelled(0, self._host))
 
     def _tell_verdict(self, verdict: Verdict) -> None:
         self._send(_as_json(verdict))
@@ -222,7 +225,7 @@ class Hub(Side):
                 continue
             heard, host = (0.0, "") if member is None else (member.heard, member.host)
             if self._clock.now - heard > self._timeout:
-                self.judge(self._silent(process, host))
+                self.judge_and_leave(self._silent(process, host))
 
 
 class Spoke(Side):
@@ -234,7 +237,7 @@ class Spoke(Side):
       process: this one.
       timeout: seconds after which process 0 counts as lost, if it says nothing.
       host: this one's name.
-      judged: as `Hub`.
+      leave: as `Hub`.
     """
 
     def __init__(
@@ -244,9 +247,9 @@ class Spoke(Side):
         process: int,
         timeout: float,
         host: str,
-        judged: Callable[[Verdict], None],
+        leave: Callable[[Verdict], None],
     ):
-        super().__init__(process, timeout, judged)
+        super().__init__(process, timeout, leave)
         self._connection, self._host = connection, ""
         self._hello = {"token": token, "process_id": process, "host": host}
         self._heard, self._writer = 0.0, None
@@ -261,10 +264,10 @@ class Spoke(Side):
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError, ValueError):
             while line := await reader.readline():
-                self._heed(parse_line(line) or {})
+                self._take_in(parse_line(line) or {})
         self._gone = True
         if not (self._finished and self._left):
-            self.judge(_ended(0, self._host, "ended before the others had" if self._left else None))
+            self.judge_and_leave(_ended(0, self._host, "ended before the others had" if self._left else None))
 
     def tell_failure(self, reason: str, status: int) -> None:
         self._send({"failed": reason, "status": status})
@@ -283,7 +286,7 @@ class Spoke(Side):
         """Whether process 0 has answered."""
         return self._host != ""
 
-    def _heed(self, said: dict[str, Any]) -> None:
+    def _take_in(self, said: dict[str, Any]) -> None:
         self._heard = self._clock.now
         if "welcome" in said:
             self._host = str(said["welcome"])
@@ -295,7 +298,7 @@ class Spoke(Side):
             self._send({"acknowledged": True})
             process = int(said.get("process_id", 0))
             told = Verdict(process, _status(said), str(said["verdict"]))
-            self.judge(_expelled(process, self._hello["host"]) if process == self._process else told)
+            self.judge_and_leave(_expelled(process, self._hello["host"]) if process == self._process else told)
 
     def _tell_verdict(self, verdict: Verdict) -> None:
         if verdict.process == 0 and not self._gone:  # should it only have been frozen, it learns so when it thaws
@@ -310,7 +313,7 @@ class Spoke(Side):
 
     def _look_for_silence(self) -> None:
         if not self._gone and self._clock.now - self._heard > self._timeout:
-            self.judge(self._silent(0, self._host))
+            self.judge_and_leave(self._silent(0, self._host))
 
 
 def named(process: int, host: str) -> str:

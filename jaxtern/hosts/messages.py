@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 _PIECE_WORDS = 1 << 22  # of a broadcast at a time
 
@@ -53,6 +53,24 @@ def broadcast_arrays(tree: Any) -> Any:
 def meet() -> None:
     """Waits until all processes are here."""
     gather_json(None)
+
+
+def connect(mesh: Mesh) -> None:
+    """Has all processes connect to each other for the collectives over a mesh: along each of its axes, and all of them.
+
+    A first collective connects those that take part, for which gloo gives them 30 seconds; later ones wait for the last
+    process for longer. So this is to be called where all come at the same time, before work that may take one longer
+    than another.
+    """
+    if jax.process_count() == 1:
+        return
+    names, spec = mesh.axis_names, PartitionSpec(mesh.axis_names)
+
+    def add(one: jax.Array) -> list[jax.Array]:
+        return [jax.lax.psum(one, axes) for axes in (*names, names)]
+
+    ones = to_devices(np.ones(mesh.size, np.int32), NamedSharding(mesh, spec))
+    jax.block_until_ready(jax.jit(jax.shard_map(add, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(ones))
 
 
 def to_host(tree: Any) -> Any:

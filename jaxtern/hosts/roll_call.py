@@ -58,6 +58,7 @@ class _Roll:
     def __init__(self, cluster: Cluster, timeout: float, announce: Callable[[], Any]):
         self._cluster, self._timeout, self._announce, self._here = cluster, timeout, announce, {0}
         self._meetings: set[asyncio.Task] = set()
+        self._begun = time.monotonic()
         self.complete: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
     def receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,9 +72,12 @@ class _Roll:
         if not self.complete.done():
             logger.info("waiting for %s, for %g s at most", self._missing(), self._timeout)
 
-    def give_up(self) -> None:
-        """Has all fail, where they are not complete."""
-        self._fail(f"{self._missing()} did not come to {self._cluster.coordinator} in {self._timeout:g} s", wrong=False)
+    def give_up(self, process: int = 0) -> None:
+        """Has all fail, where they are not complete when the patience of this one is over."""
+        waited = f"{time.monotonic() - self._begun:.0f} s"
+        limit = f"; process {process} would wait no longer" if process else ""
+        reason = f"{self._missing()} did not come to {self._cluster.coordinator} in {waited}{limit}"
+        self._fail(reason, wrong=False)
 
     async def end(self) -> None:
         """Waits until all who are here are told, but not for strangers."""
@@ -94,7 +98,7 @@ class _Roll:
         with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):  # it has gone; its line is too long
             said = parse_line(await reader.readline())
             if said is not None and _is_number(said.get("process_id")) and _is_number(said.get("patience")):
-                patience = asyncio.get_running_loop().call_later(said["patience"], self.give_up)
+                patience = asyncio.get_running_loop().call_later(said["patience"], self.give_up, said["process_id"])
                 try:
                     await self._attend(said, reader, writer)
                 finally:
@@ -149,13 +153,14 @@ async def _hold(cluster: Cluster, bind_address: str, timeout: float, announce: C
         for timer in timers:
             timer.cancel()
     await roll.end()
-    return _heed(answer)
+    return _take_answer(answer)
 
 
 async def _listen(meet: Any, bind_address: str) -> asyncio.Server:
     host, port = parse_address("coordinator", bind_address)
     try:
-        return await asyncio.start_server(meet, host, port, limit=LONGEST_LINE)
+        # asyncio takes "::" as all addresses of IPv6 alone, None as all
+        return await asyncio.start_server(meet, None if host == "::" else host, port, limit=LONGEST_LINE)
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno == errno.EADDRINUSE:
@@ -182,7 +187,7 @@ async def _answer(cluster: Cluster, timeout: float) -> Any:
             reason = " ".join((error.strerror or str(error)).split())
         else:
             if answer is not None:
-                return _heed(answer)
+                return _take_answer(answer)
             reason = "what listens there is no run that is about to start"
         await asyncio.sleep(_RETRY_SECONDS)
     where = f"process 0 of {cluster.num_processes} did not come to {cluster.coordinator} in {timeout:g} s"
@@ -215,7 +220,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < 1e6
 
 
-def _heed(answer: dict[str, Any]) -> Any:
+def _take_answer(answer: dict[str, Any]) -> Any:
+    """What process 0 tells all, or the error that it tells."""
     if answer.get("wrong_settings"):
         raise ValueError(answer["error"])
     if "error" in answer:

@@ -24,7 +24,7 @@ from jaxtern.hosts.settings import shorten
 _CONNECT_SECONDS = 30.0
 _VERDICT_SECONDS = 3.0  # in which the watch hears of a process that has gone, where a collective has too
 _TELL_SECONDS = 2.0
-_ASIDE_SECONDS = 0.5  # so that who started the processes sees the end of the one that failed first
+_ASIDE_SECONDS = 0.5  # for which a process stays that leaves as another failed
 _LAST_SECONDS = 2.0  # for which process 0 stays: JAX aborts the others in the moment in which it goes
 _GOODBYE_SECONDS = 10.0
 _HOOK_SECONDS = 20.0
@@ -35,7 +35,7 @@ class Watch:
     """This process's part of the watch."""
 
     def __init__(self, make_side: Callable[[Callable[[Verdict], None]], Side]):
-        self._side = make_side(self._begin_leaving)
+        self._side = make_side(self._begin_exit)
         self._lock = threading.Lock()
         self._fails = self._leaves = False  # by itself, or as another is lost; never both
         self._verdict = threading.Event()
@@ -48,10 +48,10 @@ class Watch:
         """As the function below."""
         self._hooks.append(hook)
 
-    def finish(self, leaves_now: bool) -> None:
+    def say_goodbye(self, awaits_others: bool) -> None:
         """As the function below."""
         self._call(self._side.tell_goodbye)
-        if leaves_now and isinstance(self._side, Hub):
+        if awaits_others and isinstance(self._side, Hub):
             self.wait_for(self._side.alone, _GOODBYE_SECONDS)
 
     def tell_failure(self, reason: str, status: int, patience: float) -> None:
@@ -62,7 +62,7 @@ class Watch:
         with self._lock:
             self._fails = not self._leaves
         if not self._fails:
-            _wait_for_the_end()
+            _wait_to_be_ended()
         self._call(self._side.tell_failure, reason, status)
         self.wait_for(self._side.told_failure, _TELL_SECONDS)
 
@@ -86,30 +86,33 @@ class Watch:
             time.sleep(_STEP_SECONDS)
         return holds
 
-    def _begin_leaving(self, verdict: Verdict) -> None:
-        """In the watch's thread."""
+    def _begin_exit(self, verdict: Verdict) -> None:
+        """In the watch's thread; returns, and has that end this process."""
         with self._lock:
             self._leaves = not self._fails
         if self._leaves:
             self._verdict.set()
-            self._leaving = asyncio.ensure_future(self._leave(verdict))
+            self._exiting = asyncio.ensure_future(self._exit(verdict))
 
-    async def _leave(self, verdict: Verdict) -> None:
+    async def _exit(self, verdict: Verdict) -> None:
         # Should a lock or a full pipe hold up what follows, a thread of C that needs neither ends this process.
         with Path(os.devnull).open("w") as nowhere:
             limit = _LAST_SECONDS + _ASIDE_SECONDS + (_HOOK_SECONDS if self._hooks else 2.0)
             faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
             _speak_last(f"error: {verdict.reason}")
             os.dup2(nowhere.fileno(), 2)  # what fails in consequence is no news
-            await self._step_aside()
+            await self._stay_for_the_others()
             for hook in self._hooks:
                 with contextlib.suppress(Exception):
                     hook()
             sys.stdout.flush()
             os._exit(verdict.status)
 
-    async def _step_aside(self) -> None:
-        """Others wait for process 0 to go, at most; that waits at least, and then for the others to go."""
+    async def _stay_for_the_others(self) -> None:
+        """A short while, so that who started the processes sees the end of the one that failed first.
+
+        Process 0 goes last: it waits until the others have gone, the others no longer than until it has.
+        """
         await asyncio.sleep(_STEP_SECONDS)
         start, is_hub = time.monotonic(), isinstance(self._side, Hub)
         while (passed := time.monotonic() - start) < (_LAST_SECONDS if is_hub else _ASIDE_SECONDS):
@@ -125,12 +128,12 @@ def listen(host: str | None) -> tuple[socket.socket, dict[str, Any]]:
     """In process 0: where the others connect, and what they must know of it.
 
     Args:
-      host: the address to listen at, and on no other; None for all.
+      host: the address to listen at, and on no other; None or "::" for all.
 
     Returns:
       a listening socket; {"port", "token"}.
     """
-    listener = _listen_everywhere() if host is None else _listen_at(host)
+    listener = _listen_everywhere() if host in (None, "::") else _listen_at(host)
     return listener, {"port": listener.getsockname()[1], "token": secrets.token_hex(16)}
 
 
@@ -144,7 +147,7 @@ def start_hub(listener: socket.socket, token: str, num_processes: int, timeout: 
     """
     global _watch  # noqa: PLW0603
     host = socket.gethostname()
-    _watch = Watch(lambda judged: Hub(listener, token, num_processes, timeout, host, judged))
+    _watch = Watch(lambda leave: Hub(listener, token, num_processes, timeout, host, leave))
 
 
 def start_spoke(hosts: list[str], port: int, token: str, process: int, timeout: float) -> None:
@@ -162,8 +165,8 @@ def start_spoke(hosts: list[str], port: int, token: str, process: int, timeout: 
     global _watch  # noqa: PLW0603
     connection, spokes = _connect(hosts, port), []
 
-    def make_spoke(judged: Callable[[Verdict], None]) -> Spoke:
-        spokes.append(Spoke(connection, token, process, timeout, socket.gethostname(), judged))
+    def make_spoke(leave: Callable[[Verdict], None]) -> Spoke:
+        spokes.append(Spoke(connection, token, process, timeout, socket.gethostname(), leave))
         return spokes[0]
 
     _watch = Watch(make_spoke)
@@ -191,15 +194,16 @@ def tell_failure(reason: str, status: int, patience: float = _VERDICT_SECONDS) -
         _watch.tell_failure(shorten_line(reason), status, patience)
 
 
-def finish(leaves_now: bool = False) -> None:
-    """To be called before a process ends in the regular way, so that the others are not alarmed.
+def say_goodbye(awaits_others: bool = False) -> None:
+    """To be called before a process ends in the regular way, so that the others are not alarmed. It returns.
 
     Args:
-      leaves_now: whether it ends before jax.distributed has seen that all others end too; process 0 then waits for
-        them for a while, as JAX aborts those that have lost it.
+      awaits_others: to be given where the process then exits without waiting, as jax.distributed does in a regular end,
+        for all others: process 0 waits here for their exit, for 10 seconds at most, as JAX aborts those that have lost
+        it.
     """
     if _watch is not None:
-        _watch.finish(leaves_now)
+        _watch.say_goodbye(awaits_others)
 
 
 def before_leaving(hook: Callable[[], Any]) -> None:
@@ -217,7 +221,7 @@ def shorten_line(text: str) -> str:
     return line if len(line) <= 500 else f"{line[:497]}..."
 
 
-def _wait_for_the_end() -> NoReturn:
+def _wait_to_be_ended() -> NoReturn:
     while True:
         time.sleep(60)
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class CheckpointError(OSError):
-    """A checkpoint cannot be written."""
+    """A checkpoint cannot be written; `errno` is the system's reason, where it has one."""
 
 
 class Checkpoint(NamedTuple):
@@ -45,7 +45,7 @@ class Checkpoint(NamedTuple):
     metadata: dict[str, Any]
 
 
-Fit = Callable[[Checkpoint, Any], Any]
+Refit = Callable[[Checkpoint, Any], Any]
 
 
 class Checkpoints:
@@ -66,6 +66,8 @@ class Checkpoints:
         self._damaged = Path(workdir).absolute() / "checkpoints_damaged"
         self._writes = keep is not None
         self._scores: dict[int, float | None] = {}
+        self._opened: int | None = None  # the folder that is written to: no other can get its number while it is open
+        self._last: int | None = None  # step of the checkpoint that must still be there
         options = ocp.CheckpointManagerOptions(
             create=False,
             read_only=not self._writes,
@@ -75,6 +77,7 @@ class Checkpoints:
         if self._writes:
             with self._reporting():
                 self._directory.mkdir(parents=True, exist_ok=True)
+                self._opened = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._manager = ocp.CheckpointManager(self._directory, options=options)
         except RecursionError:  # of JSON in JSON, which orbax reads here
@@ -96,7 +99,7 @@ class Checkpoints:
           metadata: what JSON can hold.
 
         Raises:
-          CheckpointError: if it cannot be written, or the one before could not.
+          CheckpointError: if it cannot be written, the one before could not, or that or the folder is gone.
         """
         _ignore_late_answers()
         arrays = jax.tree.map(np.asarray, state)
@@ -105,7 +108,9 @@ class Checkpoints:
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
         self._scores[step] = None if metrics is None else metrics[BEST_BY]
         with self._reporting():
+            self._finish()  # orbax would make a folder that is gone anew, and train on without what was in it
             self._manager.save(step, args=items)
+        self._last = step
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are complete on disk, rising; waits for one that is being written.
@@ -137,13 +142,13 @@ class Checkpoints:
                 self._scores[step] = None
         return self._scores[step]
 
-    def restore(self, step: int, like: Any, fit: Fit | None = None) -> Checkpoint:
+    def restore(self, step: int, like: Any, refit: Refit | None = None) -> Checkpoint:
         """The checkpoint of `step`.
 
         Args:
           step: one of `steps()`.
           like: a state of the same structure, shapes and dtypes.
-          fit: makes such a state of one that is otherwise; None: there is no other.
+          refit: makes such a state of one that is otherwise; None: there is no other.
 
         Raises:
           MisfitError: if the state is another.
@@ -151,7 +156,7 @@ class Checkpoints:
         """
         saved = self._read(step)
         try:
-            state = arrange(saved.state, like) if fit is None else fit(saved, like)
+            state = arrange(saved.state, like) if refit is None else refit(saved, like)
         except MisfitError as error:
             raise MisfitError(f"checkpoint {self._directory / str(step)} {error}") from None
         return Checkpoint(state, saved.metadata)
@@ -191,11 +196,11 @@ class Checkpoints:
                 logger.warning("%s; taking the one before it", error)
         return None
 
-    def restore_latest(self, like: Any, fit: Fit | None = None) -> Checkpoint | None:
+    def restore_latest(self, like: Any, refit: Refit | None = None) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None where there is none; damaged newer ones are set aside.
 
         Args:
-          like, fit: as in `restore`.
+          like, refit: as in `restore`.
 
         Raises:
           MisfitError: if that is of another state.
@@ -204,7 +209,7 @@ class Checkpoints:
         damaged = []
         for step in reversed(self.steps()):
             try:
-                checkpoint = self.restore(step, like, fit)
+                checkpoint = self.restore(step, like, refit)
             except MisfitError:
                 raise
             except ValueError as error:
@@ -213,6 +218,7 @@ class Checkpoints:
                 continue
             for newer in damaged:
                 self._set_aside(newer)
+            self._last = step
             return checkpoint
         if damaged:
             raise ValueError(f"{self._directory}: no checkpoint is whole of {damaged}; start again in another workdir")
@@ -229,22 +235,37 @@ class Checkpoints:
         """Until all is written.
 
         Raises:
-          CheckpointError: if something could not be.
+          CheckpointError: if something could not be, or is gone.
         """
         with self._reporting():
-            self._manager.wait_until_finished()
+            self._finish()
 
     def close(self) -> None:
         """Waits likewise, and lets go of the folder.
 
         Raises:
-          CheckpointError: if something could not be written.
+          CheckpointError: if something could not be written, or is gone.
         """
         with self._reporting():
             try:
-                self._manager.wait_until_finished()
+                self._finish()
             finally:
                 self._manager.close()
+                if self._opened is not None:
+                    os.close(self._opened)
+                    self._opened = None
+
+    def _finish(self) -> None:
+        """Waits until all is written, and requires that it is where it was written."""
+        last, self._last = self._last, None  # one that could not be written is told once
+        self._manager.wait_until_finished()
+        if self._opened is None:
+            return
+        if not os.path.samestat(os.fstat(self._opened), self._directory.stat()):
+            raise FileNotFoundError("something else has taken the folder's place")
+        if last is not None and not (self._directory / str(last)).is_dir():
+            raise FileNotFoundError(f"the last one, of step {last}, is gone")
+        self._last = last
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -252,7 +273,9 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # of orbax, tensorstore or the system
-            raise CheckpointError(f"checkpoints cannot be written to {self._directory}: {_reason(error)}") from error
+            told = CheckpointError(f"checkpoints cannot be written to {self._directory}: {_reason(error)}")
+            told.errno = _number(error)
+            raise told from error
 
 
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:
@@ -265,12 +288,18 @@ def _this_process_alone() -> ocp.options.MultiprocessingOptions:
 
 def _reason(error: BaseException) -> str:
     """The first line of what went wrong, in the system's own words where it says."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    code = re.search(r"os_error_code='(\d+)'", str(error))  # tensorstore's, behind all paths that it had to do with
-    if code:
-        return os.strerror(int(code[1]))
+    number = _number(error)
+    if number is not None:
+        return os.strerror(number)
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _number(error: BaseException) -> int | None:
+    """The system's, of what went wrong, where it says."""
+    if isinstance(error, OSError):
+        return error.errno
+    code = re.search(r"os_error_code='(\d+)'", str(error))  # tensorstore's, behind all paths that it had to do with
+    return int(code[1]) if code else None
 
 
 @functools.cache

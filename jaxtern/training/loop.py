@@ -88,11 +88,13 @@ class _Loop:
 
     def take(self, call: Call) -> Evaluation | None:
         """Runs a call's steps; evaluates and saves where that is due, after the last one, and before a stop."""
-        run, recipe, stops = self._run, self._run.recipe, self._signals.ask()
+        run, recipe, stops = self._run, self._run.recipe, self._signals.tell()
         run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches), call, stops)
         run.examples_seen += call.num_steps * recipe.batch_size
         self._read_pending()
         before, self.taken = self.taken, self.taken + call.num_steps
+        # Decided by the calls before, as it decides whether this one's metrics are read at once. A stop that stands in
+        # these is acted on after the next call, in all processes alike, whether they were read here or there.
         finished, self.stopping = self.taken == recipe.num_steps, self._signals.agreed
         saves = finished or self.stopping or self.taken % recipe.checkpoint_every == 0
         digests = run.guard.compare(run.state, before, self.taken, saves)
@@ -103,6 +105,8 @@ class _Loop:
         evaluation = self._evaluate(self.taken) if evaluates else None
         # After all records of this step: a run that resumes here keeps them and does not write them again.
         if saves:
+            if self._writer is not None:
+                self._writer.sync()
             run.save(self.taken, evaluation)
         return evaluation
 

@@ -41,8 +41,8 @@ def create_mesh(recipe: Recipe) -> Mesh:
     if size % fast:
         raise ValueError(f"num_devices={size}: must be a multiple of devices_per_worker={fast}")
     if recipe.num_workers % (size // fast):
-        groups = f"{size // fast} groups of " if fast > 1 else ""
-        raise ValueError(f"num_workers={recipe.num_workers}: must divide among {groups}num_devices={size}")
+        groups = f"the {size // fast} groups of " if fast > 1 else ""
+        raise ValueError(f"num_workers={recipe.num_workers}: must be a multiple of {groups}num_devices={size}")
     if recipe.batch_norm == "sync" and recipe.virtual_workers == "unrolled" and recipe.num_workers > size // fast:
         raise ValueError(
             "batch_norm='sync': with several workers on a device, virtual_workers='unrolled' must be 'vmapped'"

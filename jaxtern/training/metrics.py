@@ -1,15 +1,18 @@
 """Where numbers go: a line of the log, metrics.jsonl, TensorBoard, a progress bar."""
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] made on import
 from tensorboardX.summary import scalar
 from tqdm import tqdm
+
+from jaxtern.data.json_files import parse_json
+from jaxtern.training.durable import replace_durably, sync
 
 Scalars = dict[str, float]
 
@@ -28,9 +31,7 @@ class MetricWriter:
         """
         self._path = workdir / "metrics.jsonl"
         kept = [record for record in read_metrics(workdir) if record["step"] <= first_step]
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        os.replace(temporary, self._path)
+        replace_durably(self._path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self._path.open("a")
         self._events = EventFile(workdir / "tensorboard", first_step + 1)
 
@@ -40,9 +41,14 @@ class MetricWriter:
         self._file.flush()
         self._events.write(step, scalars)
 
+    def sync(self) -> None:
+        """Waits until all records are on the disk, as they should be before a checkpoint that comes after them."""
+        sync(self._file)
+
     def close(self) -> None:
         try:
-            self._file.close()
+            with self._file:
+                self.sync()
         finally:
             self._events.close()
 
@@ -72,17 +78,28 @@ class EventFile:
 
 
 def read_metrics(workdir: Path) -> list[dict]:
-    """The records of `<workdir>/metrics.jsonl`; a last line cut short by a kill is left out."""
+    """The records of `<workdir>/metrics.jsonl`; lines that are none, as one cut short by a kill, are left out."""
     path = workdir / "metrics.jsonl"
     if not path.exists():
         return []
     records = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = parse_json(line)
+        except ValueError:
             continue
+        if _is_record(record):
+            records.append(record)
     return records
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is what `MetricWriter` writes."""
+    return (
+        isinstance(value, dict)
+        and type(value.get("step")) is int
+        and all(isinstance(scalar, int | float) for scalar in value.values())
+    )
 
 
 class Progress:

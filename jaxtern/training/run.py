@@ -4,6 +4,7 @@ Process 0 alone touches the run's folder. What it has restored goes to the other
 common.
 """
 
+import contextlib
 import dataclasses
 import functools
 import socket
@@ -21,9 +22,9 @@ from jaxtern.compression.report import WireReport, wire_report
 from jaxtern.data.fingerprint import fingerprint
 from jaxtern.data.rendering import Batch, Share
 from jaxtern.hosts import agreement, messages
-from jaxtern.models import MODELS
+from jaxtern.models import MODELS, describe_source
 from jaxtern.training.calls import Call
-from jaxtern.training.checkpoints import Checkpoint, Checkpoints, Fit
+from jaxtern.training.checkpoints import Checkpoint, Checkpoints, Refit
 from jaxtern.training.divergence import DivergenceGuard
 from jaxtern.training.elastic import carry_over
 from jaxtern.training.evaluation import Evaluation, evaluate
@@ -130,24 +131,34 @@ class Folder:
       restored: the newest, None where there is none.
     """
 
-    def __init__(self, workdir: Path, recipe: Recipe, like: TrainState, fit: Fit, allow_config_change: bool):
-        """Claims it, for a recipe as it was given; `like` and `fit` as in `Checkpoints.restore`.
+    def __init__(self, workdir: Path, recipe: Recipe, fresh: TrainState, refit: Refit, allow_config_change: bool):
+        """Claims it, for a recipe as it was given, and reads the newest checkpoint.
+
+        Args:
+          workdir: the folder.
+          recipe: of the run.
+          fresh: a state of no step, of the same structure as those to be read.
+          refit: as in `Checkpoints.restore`.
+          allow_config_change: whether it may hold a run of another recipe.
 
         Raises:
           ValueError, OSError: if it holds another run, or is not to be had.
         """
-        self._claim = claim_workdir(workdir, recipe, allow_config_change)
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(claim_workdir(workdir, recipe, allow_config_change))
             self.checkpoints = Checkpoints(workdir, recipe.keep_checkpoints, recipe.keep_best)
-            self.restored: Checkpoint | None = self.checkpoints.restore_latest(like, fit)
+            opened.callback(self.checkpoints.close)
+            self.restored: Checkpoint | None = self.checkpoints.restore_latest(fresh, refit)
             write_recipe(workdir, recipe)  # not before the run's state is found to fit
-        except BaseException:
-            self._claim.close()
-            raise
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
-        self.checkpoints.close()
-        self._claim.close()
+        """Waits until all is written, and frees the folder, also where something could not be.
+
+        Raises:
+          CheckpointError: if something could not be written.
+        """
+        self._opened.close()
 
 
 def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False) -> Run:
@@ -161,10 +172,12 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     """
     recipe, is_first = lay_out(given), jax.process_index() == 0
     mesh = create_mesh(recipe)
+    messages.connect(mesh)
     inputs = open_inputs(recipe)
     if jax.process_count() > 1:
         config = {name: value for name, value in given.to_dict().items() if name not in _OF_A_HOST}
         facts = {"config": config, "data": fingerprint(inputs.dataset), "code": agreement.describe_code()}
+        facts["network"] = describe_source(recipe.model)
         agreement.require_same(facts)
     feed = Feed(recipe, inputs, mesh)
     model = create_network(recipe, inputs)
@@ -174,38 +187,44 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     wire = report_wire(recipe, state.params, network)
     float_wire = report_wire(dataclasses.replace(recipe, codec="float"), state.params, None)
-    first, folder = messages.to_host(state), None
-    if is_first:
-        fit = functools.partial(carry_over, recipe=recipe, network=network)
-        folder = Folder(workdir, given, first, fit, allow_config_change)
-        write_network(workdir, network)
-    start, seen = share_start(first, folder and folder.restored)
-    state = place_state(start, recipe, mesh)
-    train_step = create_train_steps(recipe, program, mesh)
-    guard = DivergenceGuard(recipe, mesh, messages.gather_json(socket.gethostname()))
-    run = Run(
-        recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wire, float_wire, guard,
-        network, folder, int(start.step),
-    )  # fmt: skip
-    if seen is None:
-        run.save(0)
+    fresh, folder = messages.to_host(state), None
+    with contextlib.ExitStack() as opened:
+        if is_first:
+            refit = functools.partial(carry_over, recipe=recipe, network=network)
+            folder = Folder(workdir, given, fresh, refit, allow_config_change)
+            opened.callback(folder.close)
+            write_network(workdir, network)
+        start, seen = share_start(fresh, folder and folder.restored)
+        state = place_state(start, recipe, mesh)
+        train_step = create_train_steps(recipe, program, mesh)
+        guard = DivergenceGuard(recipe, mesh, messages.gather_json(socket.gethostname()))
+        run = Run(
+            recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wire, float_wire, guard,
+            network, folder, int(start.step),
+        )  # fmt: skip
+        if seen is None:
+            run.save(0)
+        opened.pop_all()  # the run has the folder now
     return run
 
 
-def share_start(first: TrainState, restored: Checkpoint | None) -> tuple[TrainState, int | None]:
-    """State and examples seen where the run goes on; the first state, with None, where it begins.
+def share_start(fresh: TrainState, restored: Checkpoint | None) -> tuple[TrainState, int | None]:
+    """State and examples seen where the run goes on; the fresh state, with None, where it begins.
 
     Args:
-      first: the state at the begin; process 0's counts.
+      fresh: a state of no step; process 0's is where a run begins.
       restored: in process 0 the checkpoint from which the run goes on, if there is one.
+
+    Returns:
+      What process 0 has, in all processes.
     """
-    own = first if restored is None else restored.state
-    told = {"seen": restored and restored.metadata["examples_seen"], "carries": own.compressor.carried is not None}
-    told = messages.broadcast_json(told)
-    if told["carries"] and own.compressor.carried is None:
-        room = jax.tree.map(np.zeros_like, own.params)
-        own = own._replace(compressor=own.compressor._replace(carried=room))
-    return messages.broadcast_arrays(own), told["seen"]
+    state = fresh if restored is None else restored.state
+    carries = state.compressor.carried is not None
+    facts = messages.broadcast_json({"seen": restored and restored.metadata["examples_seen"], "carries": carries})
+    if facts["carries"] and not carries:  # all must send trees of the same structure
+        zeros = jax.tree.map(np.zeros_like, state.params)
+        state = state._replace(compressor=state.compressor._replace(carried=zeros))
+    return messages.broadcast_arrays(state), facts["seen"]
 
 
 def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:

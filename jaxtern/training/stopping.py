@@ -29,7 +29,7 @@ class StopSignals:
 
     Attributes:
       received: the signal that this process was sent.
-      agreed: whether all are to stop, and know it.
+      agreed: whether all are to stop, and know it; where there are others, whoever reads a call's metrics sets it.
     """
 
     def __init__(self, mesh: Mesh):
@@ -43,8 +43,8 @@ class StopSignals:
             values = (np.full(mesh.shape[DEVICE_AXIS], value, np.float32) for value in (0, 1))
             self._flags = [to_devices(value, places) for value in values]
 
-    def ask(self) -> jax.Array | None:
-        """What to tell the next call; None for a process alone."""
+    def tell(self) -> jax.Array | None:
+        """What to tell the next call, so that all know of a signal; None for a process alone, which then agrees."""
         received = self.received is not None  # read once
         if self._flags:
             return self._flags[received]

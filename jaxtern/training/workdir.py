@@ -3,12 +3,12 @@
 import dataclasses
 import fcntl
 import json
-import os
 from pathlib import Path
 from typing import IO
 
 from jaxtern.compression.cost import Network
 from jaxtern.data.json_files import read_json
+from jaxtern.training.durable import replace_durably
 from jaxtern.training.recipe import Recipe
 
 WITHOUT_EFFECT = ("compare_every", "decode_threads", "decode_processes")  # on any bit of a run
@@ -34,11 +34,13 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
     """Takes `workdir` for a run of this recipe; the file that comes back holds the claim while it is open.
 
     Raises:
-      ValueError: if another process trains there, or another recipe's run lies there and `allow_change` is false.
+      ValueError: if another process trains there, another recipe's run lies there and `allow_change` is false, or no
+        folder can be there.
+      OSError: if the system cannot make it.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise ValueError(f"workdir={str(workdir)!r}: cannot be made: {error.strerror}") from None
     lock, path = (workdir / "lock").open("w"), workdir / "config.json"
     try:
@@ -48,7 +50,7 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
     except BlockingIOError:
         lock.close()
         raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None
-    except ValueError:
+    except BaseException:
         lock.close()
         raise
     return lock
@@ -81,9 +83,7 @@ def write_network(workdir: Path, network: Network | None) -> None:
 
 
 def _write_json(path: Path, content: dict) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(temporary, path)
+    replace_durably(path, json.dumps(content, indent=2) + "\n")
 
 
 def _require_same(workdir: Path, old: Recipe, new: Recipe) -> None:

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from jaxtern.hosts import watch
 from jaxtern.hosts.heartbeats import AwakeClock, Hub, Spoke, Verdict
 
 Open = Callable[..., subprocess.Popen]
 EndOf = Callable[[subprocess.Popen], tuple[int, list[str], list[str]]]
 HOST = socket.gethostname()
 SILENT = "has been silent for 3 s: it is frozen, or cut off from the network"
+SOON = 30  # seconds, also on a busy machine; JAX itself would wait minutes
+BEAT = 0.5  # seconds between two words, where 3 s of silence are too long: the last may be so old
 KILLED = "ended without a word: it was killed, or its host went down"
 
 
@@ -57,7 +60,7 @@ def test_a_killed_process_is_named_at_once_by_all_others(start: Callable, end_of
         assert (status, err[-1]) == (1, f"error: process {victim} (host {HOST}) {KILLED}")
         assert len(err) == 1 or victim == 0  # whose end JAX tells too, in many lines
         assert not any("Traceback" in line for line in err)
-    assert time.monotonic() - since < 10
+    assert time.monotonic() - since < SOON
 
 
 def test_a_killed_process_is_named_where_jax_found_the_cluster(start: Callable, end_of: EndOf):
@@ -76,7 +79,7 @@ def test_a_frozen_process_is_named_in_time_and_leaves_when_it_thaws(start: Calla
     for process in processes:
         status, _, err = end_of(process)
         assert (status, err) == (1, [f"error: process {victim} (host {HOST}) {SILENT}"])
-    assert 3 <= time.monotonic() - since < 10
+    assert 3 - BEAT <= time.monotonic() - since < SOON
     frozen.send_signal(signal.SIGCONT)
     status, _, err = end_of(frozen)
     assert status != 0
@@ -100,6 +103,7 @@ def test_processes_that_stood_still_together_go_on(start: Callable, end_of: EndO
         (2, "usage", 2, "workdir='x': holds a run with another config"),
         (1, "exception", 1, "RuntimeError: a bug"),
         (0, "exit", 7, "it ended with status 7"),
+        (1, "words", 1, "a reason in words"),
     ],
 )
 def test_a_failure_of_one_is_told_by_all_others(
@@ -114,7 +118,14 @@ def test_a_failure_of_one_is_told_by_all_others(
             assert err[0].startswith("Traceback")
             assert err[-1] == "RuntimeError: a bug"
         else:
-            assert err == ([f"error: {reason}"] if how == "usage" else [])
+            assert err == {"usage": [f"error: {reason}"], "words": [reason], "exit": []}[how]
+
+
+@pytest.mark.parametrize("host", [None, "::", "0.0.0.0", "127.0.0.1"])
+def test_watch_that_listens_at_all_addresses_is_reached_by_ipv4(host: str | None):
+    listener, told = watch.listen(host)
+    with listener:
+        socket.create_connection(("127.0.0.1", told["port"]), timeout=5).close()
 
 
 @pytest.mark.parametrize("who", [0, 1])

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from jaxtern import cluster, cluster_flags, command_line
 
 WHO = flags.DEFINE_integer("who", -1, "process that does what is asked")
-HOW = flags.DEFINE_string("how", "", "usage, exception, exit, late, stop, starve or hook")
+HOW = flags.DEFINE_string("how", "", "usage, exception, exit, words, late, stop, starve or hook")
 STEPS = flags.DEFINE_integer("steps", 100_000, "how often to add")
 
 
@@ -43,6 +43,8 @@ def misbehave(how: str) -> None:
             raise RuntimeError("a bug")
         case "exit":
             sys.exit(7)
+        case "words":
+            sys.exit("a reason in words")
         case "starve":
             re.match(r"(a+)+$", "a" * 24 + "b")  # holds on to the interpreter for some seconds
 

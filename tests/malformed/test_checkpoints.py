@@ -125,6 +125,17 @@ def test_evaluate_refuses_evaluations(refuses: Callable, run_copy: Path, line: s
     refuses("evaluate", "--workdir=run", cwd=run_copy.parent, names=["evaluations.jsonl", "line 1"])
 
 
+def test_train_goes_on_without_records_that_are_none(run_door: Callable, recipe_flags: list, run_copy: Path):
+    metrics = run_copy / "metrics.jsonl"
+    metrics.write_bytes(b"\n".join([b"5", b"\xff\xfe", b"[" * 100_000, metrics.read_bytes(), b'{"step": "2"}', b"\0"]))
+    shutil.rmtree(run_copy / "checkpoints" / "2")
+    answer = run_door("train", *recipe_flags, "--workdir=run", cwd=run_copy.parent)
+    assert answer.status == 0, answer.err
+    assert "from step 1" in answer.out
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [record["step"] for record in records if "loss" in record] == [1, 2]
+
+
 @pytest.mark.parametrize("case", ["another bit", "half of every file", "fewer examples than none", "empty folders"])
 def test_train_sets_the_newest_aside_where_one_before_is_whole(
     run_door: Callable, recipe_flags: list, run_copy: Path, case: str

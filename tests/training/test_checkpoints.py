@@ -1,5 +1,7 @@
 """A checkpoint comes back bit for bit or not at all."""
 
+import contextlib
+import errno
 import json
 import logging
 import os
@@ -307,19 +309,45 @@ def test_best_checkpoint_that_does_not_say_so_any_more_is_no_candidate(tmp_path:
     assert Checkpoints(tmp_path).steps() == [2, 3]
 
 
+LOSSES: dict[str, tuple[Damage, str]] = {
+    "moved": (lambda folder: folder.rename(folder.with_name("elsewhere")), "No such file or directory"),
+    "with the run": (lambda folder: shutil.rmtree(folder.parent), "No such file or directory"),
+    "a file": (lambda folder: [shutil.rmtree(folder), folder.write_text("")], "something else has taken"),
+    "another": (lambda folder: [shutil.rmtree(folder), folder.mkdir()], "something else has taken"),
+    "a copy": (lambda folder: [shutil.copytree(folder, "copy"), shutil.rmtree(folder), Path("copy").rename(folder)],
+               "something else has taken"),
+    "emptied": (lambda folder: [shutil.rmtree(path) for path in folder.iterdir()], "the last one, of step 4, is gone"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("seen", ["save", "steps", "close"])
-def test_folder_that_is_lost_is_told_in_a_line(workdir: Path, seen: str):
-    folder = workdir / "checkpoints"
+@pytest.mark.parametrize("loss", LOSSES)
+def test_folder_that_is_lost_is_told_in_a_line_and_not_made_anew(
+    workdir: Path, loss: str, seen: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(workdir.parent)
+    folder, (lose, reason) = workdir / "checkpoints", LOSSES[loss]
     checkpoints = Checkpoints(workdir, keep=3)
-    folder.rename(workdir / "elsewhere")
-    folder.write_text("")
-    later = {"save": lambda: checkpoints.save(5, make_state(5)), "steps": checkpoints.steps, "close": checkpoints.close}
-    with pytest.raises(CheckpointError, match=f"^checkpoints cannot be written to {folder}: Not a directory$"):
-        _ = checkpoints.save(4, make_state(4)), later[seen]()
+    checkpoints.save(4, make_state(4))
+    checkpoints.wait()
+    lose(folder)
+    left = tree_of(workdir)
+    sees = {"save": lambda: checkpoints.save(5, make_state(5)), "steps": checkpoints.steps, "close": checkpoints.close}
+    with pytest.raises(CheckpointError, match=f"^checkpoints cannot be written to {folder}: {reason}[^\n]*$"):
+        sees[seen]()
+    with contextlib.suppress(CheckpointError):
+        checkpoints.close()
     checkpoints.close()  # a second time it has nothing to say
-    folder.unlink()
-    (workdir / "elsewhere").rename(folder)
-    assert_equal(Checkpoints(workdir).restore_latest(make_state(0)).state, make_state(3))
+    assert tree_of(workdir) == left
+
+
+def test_folder_in_which_the_checkpoint_is_gone_from_which_the_run_went_on_is_told(workdir: Path):
+    checkpoints = Checkpoints(workdir, keep=3)
+    assert_equal(checkpoints.restore_latest(make_state(0)).state, make_state(3))
+    shutil.rmtree(workdir / "checkpoints" / "3")
+    with pytest.raises(CheckpointError, match="the last one, of step 3, is gone"):
+        checkpoints.save(4, make_state(4))
+    checkpoints.close()
 
 
 FULL = """
@@ -337,6 +365,7 @@ try:
     checkpoints.close()
 except CheckpointError as error:
     print(error)
+    print(error.errno)
 """
 
 
@@ -346,7 +375,9 @@ def test_file_that_cannot_be_written_to_its_end_is_told_and_the_others_stay_whol
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     script = [sys.executable, "-c", FULL, str(workdir)]
     result = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=300, check=True)
-    assert result.stdout == f"checkpoints cannot be written to {workdir / 'checkpoints'}: File too large\n"
+    assert result.stdout == (
+        f"checkpoints cannot be written to {workdir / 'checkpoints'}: File too large\n{errno.EFBIG}\n"
+    )
     assert Checkpoints(workdir).steps() == [2, 3, 4]
     assert tree_of(workdir / "checkpoints" / "3") == before
 

@@ -1,7 +1,6 @@
 """A run that goes on with other workers: no example twice, no gradient lost, the bits of a run of those workers."""
 
 import functools
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -255,9 +254,7 @@ def test_delayed_run_that_was_not_starts_with_nothing_sent(go_on: Callable):
     [({"optimizer": "sgd"}, "holds 'optimizer/"), ({"precision": "float16"}, "lacks 'loss_scale/factor'")],
     ids=str,
 )
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the lock of the run that was not made
 def test_state_that_is_another_is_refused_in_a_line(go_on: Callable, fields: dict[str, Any], reason: str):
     take(go_on(), 1)
     with pytest.raises(MisfitError, match=rf"^checkpoint [^\n]*checkpoints/1 {reason}[^\n]*$"):
         go_on(**fields)
-    gc.collect()

@@ -1,7 +1,7 @@
 """The run: where it stops, what it has saved by then, and that going on is as if it had never stopped."""
 
-import gc
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtern.training import loop
+from jaxtern.training import loop, run as run_module
+from jaxtern.training.checkpoints import CheckpointError
 from jaxtern.training.curves import plot_curves
 from jaxtern.training.digests import digest
 from jaxtern.training.metrics import read_metrics
@@ -132,15 +133,29 @@ def test_run_refuses_what_does_not_fit_before_it_touches_the_folder(prepare: Cal
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the lock of the run that was not made
 def test_run_whose_state_does_not_fit_another_config_changes_nothing(prepare: Callable, tmp_path: Path):
     finish(prepare(num_steps=2))
     config = (tmp_path / "run" / "config.json").read_text()
     with pytest.raises(ValueError, match="checkpoints/2 lacks 'optimizer/"):
         prepare(num_steps=2, optimizer="adam", allow_config_change=True)
-    gc.collect()
     assert (tmp_path / "run" / "config.json").read_text() == config
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["0", "2"]
+
+
+def test_run_gives_its_folder_back_though_its_checkpoints_are_lost(prepare: Callable, tmp_path: Path):
+    run = prepare(num_steps=2)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(CheckpointError):
+        run.close()
+    finish(prepare(num_steps=2))
+
+
+def test_run_that_cannot_be_made_gives_its_folder_back(prepare: Callable, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "write_network", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(num_steps=2)
+    finish(prepare(num_steps=2))
 
 
 def test_curves_are_a_picture(prepare: Callable, tmp_path: Path):

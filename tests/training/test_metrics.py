@@ -47,11 +47,20 @@ def test_metrics_after_the_step_of_a_resumed_run_are_dropped(tmp_path: Path):
     assert [record["step"] for record in read_metrics(tmp_path)] == [1]
 
 
-@pytest.mark.parametrize("torn", ['{"step": 4, "lo', "{", '{"step": 4, "loss": 0.2'])
-def test_metrics_cut_short_by_a_kill_are_dropped(tmp_path: Path, torn: str):
+LINES = {
+    "cut short": [b'{"step": 4, "lo', b"{", b'{"step": 4, "loss": 0.2'],
+    "not UTF-8": [b"\xff\xfe{}", b'{"step": 4, "\x80": 1}'],
+    "no object": [b"5", b"null", b"[]", b'"step"', b"[" * 100_000, b"9" * 5000, bytes(100)],
+    "no step": [b"{}", b'{"step": null}', b'{"step": "4"}', b'{"step": 4.0}', b'{"step": true}'],
+    "no number": [b'{"step": 4, "loss": "low"}', b'{"step": 4, "loss": null}', b'{"step": 4, "loss": [1]}'],
+}
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_metrics_that_are_no_records_as_after_a_kill_are_dropped(tmp_path: Path, kind: str):
     write(tmp_path, 0, 1, 2, 3)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write(torn)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b"\n".join(LINES[kind]))
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2, 3]
     write(tmp_path, 3, 4)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()

@@ -1,0 +1,43 @@
+"""A run goes on in more processes and with another number of workers: the bits of one process with as many."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxtern.training import loop
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.run import prepare_run
+
+EndOf = Callable[..., tuple[int, list[str], list[str]]]
+FIELDS: dict[str, Any] = {
+    "dataset": "synthetic", "synthetic_classes": 3, "synthetic_examples": 64, "batch_size": 16, "delayed": True,
+    "exchange": "gather", "log_every": 1, "checkpoint_every": 1, "evaluate_every": 0,
+}  # fmt: skip
+FLAGS = "--config=default", "--allow_config_change"
+
+
+def test_run_of_4_workers_goes_on_in_2_processes_with_2_or_8_as_in_one(
+    train: Callable, digests: Callable, end_of: EndOf, tmp_path: Path
+):
+    """What the 4 had sent, delayed, goes on as a mean that process 0 alone has read, and sends to the other."""
+
+    def run_here(name: str, num_workers: int, num_steps: int) -> dict[int, str]:
+        recipe = Recipe(
+            **FIELDS, synthetic_shape=(8, 8, 1), num_devices=1, num_workers=num_workers, num_steps=num_steps
+        )
+        run = prepare_run(recipe, tmp_path / name, allow_config_change=True)
+        loop.train(run)
+        run.close()
+        return digests(tmp_path / name)
+
+    assert list(run_here("first", 4, 2)) == [0, 1, 2]
+    for workers in (2, 8):
+        for name in (f"{workers} here", f"{workers} in two"):
+            shutil.copytree(tmp_path / "first", tmp_path / name)
+        expected = run_here(f"{workers} here", workers, 4)
+        fields = FIELDS | {"synthetic_shape": "8,8,1", "num_workers": workers, "num_steps": 4}
+        status, out, err = end_of(train(f"{workers} in two", 2, flags=FLAGS, **fields), 300)
+        assert status == 0, [out, err]
+        assert list(expected) == [2, 3, 4]
+        assert digests(tmp_path / f"{workers} in two") == expected
