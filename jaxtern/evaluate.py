@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from jaxtern import command_line
+from jaxtern import command_line, own_networks
 from jaxtern.artifact.predictions import rank, require_writable, write_predictions
 from jaxtern.data.json_files import parse_json
 from jaxtern.training.evaluation import Evaluation, evaluate
@@ -26,11 +26,13 @@ POLL_SECONDS = flags.DEFINE_float("poll_seconds", 2.0, "time between looks for a
 BEST = flags.DEFINE_bool("best", False, "of the checkpoints evaluated in training, that of best precision@1")
 DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
 PREDICTIONS = flags.DEFINE_string("predictions", None, "file for the five best labels of every example, .csv or .json")
+flags.adopt_module_key_flags(own_networks)
 _TOP = 5
 
 
 def main() -> int:
     workdir, predictions = Path(WORKDIR.value), Path(PREDICTIONS.value) if PREDICTIONS.value else None
+    own_networks.add_networks()
     try:
         if predictions is not None:
             require_writable(predictions)
@@ -113,8 +115,7 @@ class Evaluator:
         if record is None or predictions is not None:
             result = self._measure(step, predictions)
             if record is None:
-                with self._path.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
+                self._append(result)
             record = result
         print(
             f"step {step}: {self._split_name} loss {record['loss']:.4f}, precision@1 {record['precision_at_1']:.2%},"
@@ -153,7 +154,7 @@ class Evaluator:
           ValueError: for a line that is none.
         """
         records = []
-        for number, line in enumerate(self._path.read_bytes().splitlines() if self._path.exists() else (), 1):
+        for number, line in enumerate(self._read_lines()[0].splitlines(), 1):
             try:
                 record = parse_json(line)
                 _ = [float(record[name]) for name in Evaluation._fields]
@@ -161,6 +162,20 @@ class Evaluator:
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"{self._path}: line {number} is no evaluation: {error}; delete it") from None
         return records
+
+    def _read_lines(self) -> tuple[bytes, bytes]:
+        """The whole lines of before, and the beginning of one that a kill cut short."""
+        text = self._path.read_bytes() if self._path.exists() else b""
+        end = text.rfind(b"\n") + 1
+        return text[:end], text[end:]
+
+    def _append(self, record: dict[str, Any]) -> None:
+        """Adds a record, in the place of a line that a kill cut short."""
+        whole, unfinished = self._read_lines()
+        with self._path.open("ab") as file:
+            if unfinished:
+                file.truncate(len(whole))
+            file.write(json.dumps(record).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxtern import command_line
+from jaxtern import command_line, own_networks
 from jaxtern.artifact.saved_model import require_tensorflow, write_saved_model
 from jaxtern.artifact.storage import Artifact, require_new, write_artifact
 from jaxtern.training.exporting import export_run
@@ -20,11 +20,13 @@ BEST = flags.DEFINE_bool("best", False, "take the checkpoint of best precision@1
 AVERAGED = flags.DEFINE_bool("averaged", True, "take the moving averages of the weights, where the run keeps them")
 SAVED_MODEL = flags.DEFINE_string("saved_model", None, "folder to be made for a TensorFlow SavedModel of it, too")
 DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
+flags.adopt_module_key_flags(own_networks)
 
 
 def main() -> int:
     if OUT.value is None:
         raise command_line.UsageError("--out is missing: give the folder to be made (--help tells more)")
+    own_networks.add_networks()
     out, saved_model = Path(OUT.value), Path(SAVED_MODEL.value) if SAVED_MODEL.value else None
     try:
         if BEST.value and STEP.value is not None:

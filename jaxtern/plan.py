@@ -25,7 +25,7 @@ from jaxtern.compression.buckets import BUCKET_SIZE
 from jaxtern.compression.codec_speed import measure_codec_speed
 from jaxtern.compression.codecs import Ternary
 from jaxtern.compression.cost import Network
-from jaxtern.compression.forecast import Cluster, Forecast, seconds
+from jaxtern.compression.forecast import Forecast, Scenario, seconds
 from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
 from jaxtern.data.json_files import read_json
 from jaxtern.training.curves import plot_speed_up
@@ -91,9 +91,18 @@ def main() -> int:
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse("fast_rate", FAST_RATE.value or ""))
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
         speed = measure_codec_speed(job.codec) if speed is None else speed
-        links = (HOSTS.value, DEVICES.value, network, fast)
-        cluster = Cluster(*links, speed, job.compute_seconds, job.overlap, job.bucket_size, HIDDEN.value)
-        forecast = Forecast(job.codec, job.sizes, job.floats, cluster)
+        scenario = Scenario(
+            hosts=HOSTS.value,
+            devices=DEVICES.value,
+            network=network,
+            fast=fast,
+            speed=speed,
+            compute_seconds=job.compute_seconds,
+            overlap=job.overlap,
+            bucket_size=job.bucket_size,
+            hidden=HIDDEN.value,
+        )
+        forecast = Forecast(job.codec, job.sizes, job.floats, scenario)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from None
     report(job, forecast)
@@ -185,21 +194,21 @@ def parse_speed(text: str) -> CodecSpeed:
 
 def report(job: Job, forecast: Forecast) -> None:
     """Prints the forecast and draws it."""
-    cluster = forecast.cluster
+    scenario = forecast.scenario
     if AS_JSON.value:
         print(json.dumps(forecast.to_json(), indent=2))
     else:
-        devices = f" of {cluster.devices} devices" if cluster.devices > 1 else ""
+        devices = f" of {scenario.devices} devices" if scenario.devices > 1 else ""
         print(
             f"{job.name}: {sum(job.sizes):,} elements compressed, {sum(job.floats):,} float\n"
-            f"{cluster.hosts:,} hosts{devices}, {cluster.network.bandwidth / 125e6:.4g} Gbit/s,"
-            f" {seconds(cluster.network.latency)} a message; a step without exchange takes"
-            f" {seconds(cluster.compute_seconds)}{', which hides the wire' if cluster.overlap else ''}\n\n"
+            f"{scenario.hosts:,} hosts{devices}, {scenario.network.bandwidth / 125e6:.4g} Gbit/s,"
+            f" {seconds(scenario.network.latency)} a message; a step without exchange takes"
+            f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}\n\n"
             f"{forecast}\n\n{forecast.recommendation()}"
         )
     if OUT.value:
         parameters = sum(job.sizes) + sum(job.floats)
-        title = f"{job.name}, {parameters:,} parameters, {cluster.network.bandwidth / 125e6:.3g} Gbit/s"
+        title = f"{job.name}, {parameters:,} parameters, {scenario.network.bandwidth / 125e6:.3g} Gbit/s"
         path = plot_speed_up(forecast, title, Path(OUT.value))
         print(f"plot in {path}", file=sys.stderr if AS_JSON.value else sys.stdout)
 

@@ -1,9 +1,14 @@
 """The flag --config of the doors that take a recipe."""
 
+import dataclasses
 import os
+import re
 import runpy
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -20,8 +25,23 @@ def run(main: Callable[..., int]) -> None:
     command_line.run(main, resolve=_resolve, more_help=_describe_config)
 
 
+class _OrNone(flags.ArgumentParser):
+    """Takes None too, which ml_collections lets a recipe set, but not the command line."""
+
+    def __init__(self, parser: flags.ArgumentParser):
+        self._parser = parser
+
+    def parse(self, argument: Any) -> Any:
+        return None if argument == "None" else self._parser.parse(argument)
+
+    def flag_type(self) -> str:
+        return self._parser.flag_type()
+
+
 def define_config() -> flags.FlagHolder:
     """The flag --config and its --config.field overrides."""
+    for kind, parser in ((int, flags.IntegerParser()), (float, flags.FloatParser()), (str, flags.ArgumentParser())):
+        config_flags.register_flag_parser_for_type(kind, _OrNone(parser))
     return config_flags.DEFINE_config_file("config", None, "path of a recipe, or the bare name of an installed one")
 
 
@@ -31,8 +51,12 @@ def recipe_from_config(config: flags.FlagHolder) -> Recipe:
     Raises:
       UsageError: for a field that does not exist or a value out of its range.
     """
+    return _to_recipe(config.value)
+
+
+def _to_recipe(config: ConfigDict) -> Recipe:
     try:
-        return Recipe.from_dict(config.value.to_dict())
+        return Recipe.from_dict(config.to_dict())
     except ValueError as error:
         raise UsageError(f"config: {error}") from None
 
@@ -43,8 +67,16 @@ def recipe_name() -> str:
 
 
 def _describe_config() -> str:
-    installed = ", ".join(_installed_recipes())
-    return f"\n--config=RECIPE (installed: {installed}) and --config.FIELD=VALUE:\n{Recipe.__doc__}"
+    """Every field, with the value that the recipe of --config gives it."""
+    path = _given_path(_resolve(sys.argv[1:]))
+    values = dataclasses.asdict(_to_recipe(_load_config(path)))
+
+    def add_value(found: re.Match[str]) -> str:
+        return f"{found[1]}{found[2]}={values[found[2]]!r}:" if found[2] in values else found[0]
+
+    described = re.sub(r"^( {6})(\w+):", add_value, Recipe.__doc__ or "", flags=re.MULTILINE)
+    installed = textwrap.fill(f"--config=RECIPE, a file or one of {', '.join(_installed_recipes())}", 120)
+    return f"\n\n{installed}\n--config.FIELD=VALUE, here with the values of {Path(path).stem}:\n\n{described}"
 
 
 def _resolve(arguments: list[str]) -> list[str]:
@@ -55,12 +87,17 @@ def _resolve(arguments: list[str]) -> list[str]:
     resolved = [_resolve_config(argument) for argument in _join_config(arguments)]
     if not any(argument.startswith("--config=") for argument in resolved):
         resolved.insert(0, f"--config={_recipe_path(DEFAULT_RECIPE)}")
-    given = [argument.removeprefix("--config=") for argument in resolved if argument.startswith("--config=")]
-    fields = _load_fields(given[-1])
+    path = _given_path(resolved)
+    fields = list(_load_config(path))
     for name in (argument.lstrip("-").partition("=")[0] for argument in resolved):
         if name.startswith("config.") and name.removeprefix("config.") not in fields:
-            raise UsageError(f"--{name}: is not set by --config={given[-1]}, so that it cannot be set otherwise")
+            raise UsageError(f"--{name}: is not set by --config={path}, so that it cannot be set otherwise")
     return resolved
+
+
+def _given_path(resolved: list[str]) -> str:
+    """Of the recipe, the last one where several are given."""
+    return [argument.removeprefix("--config=") for argument in resolved if argument.startswith("--config=")][-1]
 
 
 def _join_config(arguments: list[str]) -> list[str]:
@@ -69,8 +106,8 @@ def _join_config(arguments: list[str]) -> list[str]:
     return [f"--config={next(rest, '')}" if each in ("--config", "-config") else each for each in rest]
 
 
-def _load_fields(path: str) -> list[str]:
-    """The fields that a recipe sets; it is run here because ml_collections answers its errors with a traceback, too.
+def _load_config(path: str) -> ConfigDict:
+    """What a recipe sets; it is run here because ml_collections answers its errors with a traceback, too.
 
     Raises:
       UsageError: for a file that is no recipe.
@@ -83,7 +120,7 @@ def _load_fields(path: str) -> list[str]:
         raise UsageError(f"--config={path}: is no recipe: {type(error).__name__}: {error}") from None
     if not isinstance(config, ConfigDict) or not all(isinstance(name, str) for name in config):
         raise UsageError(f"--config={path}: is no recipe: get_config() must return a ConfigDict of fields")
-    return list(config)
+    return config
 
 
 def _resolve_config(argument: str) -> str:
@@ -112,12 +149,13 @@ def _recipe_path(name: str) -> Path:
         return Path(name)
     path = _recipe_folder() / f"{name}.py"
     if not path.is_file():
-        raise UsageError(f"--config={name}: no such recipe is installed; there is {', '.join(_installed_recipes())}")
+        raise UsageError(f"--config={name}: no such recipe is installed; available: {', '.join(_installed_recipes())}")
     return path
 
 
 def _installed_recipes() -> list[str]:
-    return sorted(path.stem for path in _recipe_folder().glob("*.py") if path.stem != "__init__")
+    """All but `default`, from which the others start."""
+    return sorted(path.stem for path in _recipe_folder().glob("*.py") if path.stem not in ("__init__", "default"))
 
 
 def _recipe_folder() -> Path:

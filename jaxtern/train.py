@@ -1,5 +1,7 @@
 """python -m jaxtern.train --config=RECIPE --config.field=value --workdir=FOLDER: trains, evaluates, draws curves."""
 
+import errno
+import logging
 import sys
 from pathlib import Path
 
@@ -22,6 +24,11 @@ ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
     "allow_config_change", False, "continue the run in workdir although its config was another"
 )
 flags.adopt_module_key_flags(cluster_flags)
+_WRONG_PATH = {  # or None, of our own; all other errors are the system's, and starting again may mend them
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EINVAL,
+    errno.ENAMETOOLONG,
+}  # fmt: skip
+logger = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -38,6 +45,8 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     try:
         run = prepare_run(recipe, workdir, ALLOW_CONFIG_CHANGE.value)
     except (ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in {None, *_WRONG_PATH}:
+            return fail(describe_error(error, workdir))
         raise command_line.UsageError(str(error)) from None
     if run.folder is not None:
         cluster.before_leaving(run.folder.checkpoints.wait)
@@ -47,15 +56,9 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     except DataError as error:
         raise command_line.UsageError(str(error)) from None
     except (loop.NonFiniteError, DivergenceError) as error:
-        cluster.tell_failure(str(error), 1)
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return fail(str(error))
     except OSError as error:  # a disk that is full, a folder that is gone
-        is_told = error.filename or not error.strerror
-        line = str(error) if is_told else f"{workdir}: {error.strerror}"
-        cluster.tell_failure(line, 1)
-        print(f"error: {line}", file=sys.stderr)
-        return 1
+        return fail(describe_error(error, workdir))
     except Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal_number
@@ -64,17 +67,36 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     return 0
 
 
+def fail(line: str) -> int:
+    """Says why to the other processes and to the user; the exit status."""
+    cluster.tell_failure(line, 1)
+    print(f"error: {line}", file=sys.stderr)
+    return 1
+
+
+def describe_error(error: OSError, workdir: Path) -> str:
+    """A line that names the file, or else the run's folder."""
+    return f"{error.filename or workdir}: {error.strerror}" if error.strerror else str(error)
+
+
 def report(run: Run, result: Evaluation) -> None:
     """What came of it."""
     recipe, workdir = run.recipe, run.workdir
-    curves = plot_curves(workdir, f"{recipe.model} on {recipe.dataset}, {recipe.num_workers} workers, {recipe.codec}")
     print(
         f"test accuracy {result.precision_at_1:.2%} (recall@5 {result.recall_at_5:.2%}, loss {result.loss:.4f})"
         f" on {result.num_examples} examples\n"
         f"sent {run.wire.summary()}\n"
-        f"curves in {curves}\n"
-        f"checkpoints in {workdir / 'checkpoints'}"
+        f"checkpoints in {workdir / 'checkpoints'}",
+        flush=True,
     )
+    title = f"{recipe.model} on {recipe.dataset}, {recipe.num_workers} workers, {recipe.codec}"
+    try:
+        curves = plot_curves(workdir, title)
+    except (OSError, ValueError, OverflowError) as error:  # the run is whole without its picture
+        reason = describe_error(error, workdir) if isinstance(error, OSError) else error
+        logger.warning("curves cannot be drawn: %s", reason)
+    else:
+        print(f"curves in {curves}")
 
 
 def rehearse_and_report(recipe: Recipe) -> int:

@@ -1,7 +1,9 @@
 """The networks, by name."""
 
+import hashlib
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -50,13 +52,28 @@ def draw_weights(create: Callable[[], Model]) -> Model:
     return nnx.merge(graph, draw())
 
 
+def describe_source(name: str) -> dict[str, str]:
+    """The files in which a network and the networks that it derives from are written, with digests; {} for no network.
+
+    By these hosts see that theirs differ. Modules that such a file imports are not looked at.
+    """
+    classes = [each for each in MODELS[name].__mro__ if issubclass(each, Model)] if name in MODELS else []
+    functions = [inspect.unwrap(each) for own in classes for each in vars(own).values() if callable(each)]
+    paths = {Path(each.__code__.co_filename) for each in functions if inspect.isfunction(each)}
+    return {path.name: _digest(path) for path in sorted(paths)}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=4).hexdigest() if path.is_file() else "no file"
+
+
 def create_model(
     name: str, input_shape: tuple[int, ...], num_classes: int, seed: int, dropout_rate: float | None = None
 ) -> Model:
     """A network with fresh weights.
 
     Args:
-      name: one of MODELS.
+      name: one of MODELS, to which networks of a user's own may have been added.
       input_shape: of one example; of an image height, width, channels; of text, how many characters.
       num_classes: width of the logits.
       seed: of the weights.
@@ -67,7 +84,9 @@ def create_model(
         its range, or one for a network that drops nothing.
     """
     if name not in MODELS:
-        raise ValueError(f"model={name!r}: must be one of {', '.join(MODELS)}")
+        raise ValueError(
+            f"model={name!r}: must be one of {', '.join(MODELS)}, or added to jaxtern.models.MODELS (--networks)"
+        )
     takes, given = (_KINDS[is_text] for is_text in (MODELS[name].takes_text, len(input_shape) == 1))
     if takes != given:
         raise ValueError(f"model={name!r}: takes {takes}, and preprocessing gives {given}")

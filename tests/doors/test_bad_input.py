@@ -15,6 +15,14 @@ from typing import NamedTuple
 
 import pytest
 
+OWN_RECIPE = """
+from jaxtern.configs import default
+
+def get_config():
+    config = default.get_config()
+    config.{}
+    return config
+"""
 SERVER = """
 import json, os, runpy, sys, warnings
 import absl.flags, flax.nnx, jax, ml_collections.config_flags, optax, orbax.checkpoint, tensorboardX, tqdm
@@ -209,3 +217,38 @@ def test_door_explains_itself(run_door: Callable, tmp_path: Path, door: str):
     assert "--workdir" in done.stdout
     assert done.stderr == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_help_has_the_values_of_the_recipe_that_is_asked_for(run_door: Callable, tmp_path: Path):
+    done = run_door("train", "--help", "--config", "imagenet_resnet50_lars_32k", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    words = " ".join(done.stdout.split())
+    assert "here with the values of imagenet_resnet50_lars_32k: " in words
+    assert ' optimizer=\'lars\': "sgd", "momentum", ' in words
+    assert " batch_size=32768: examples of one step over all workers." in words
+
+
+@pytest.mark.parametrize(
+    ("recipe", "answer"),
+    [
+        ("nothing", "error: --config=nothing: no such recipe is installed; "),
+        ("./own.py", "error: config: batch_size=-1: "),
+    ],
+)
+def test_help_refuses_a_recipe_that_does_not_fit_in_one_line(
+    run_door: Callable, tmp_path: Path, recipe: str, answer: str
+):
+    (tmp_path / "own.py").write_text(OWN_RECIPE.format("batch_size = -1"))
+    done = run_door("train", "--help", f"--config={recipe}", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(answer)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_optional_field_is_taken_back_by_none(run_door: Callable, tmp_path: Path):
+    """Where ml_collections itself takes only a number once a recipe has set one."""
+    (tmp_path / "own.py").write_text(OWN_RECIPE.format("block_size = 64"))
+    flags = ["--config=./own.py", "--config.block_size=None", "--config.num_steps=1", "--workdir=run"]
+    done = run_door("train", *flags, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["block_size"] is None

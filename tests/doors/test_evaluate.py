@@ -34,6 +34,18 @@ def test_evaluator_finds_what_training_found_and_evaluates_once(workdir: Path, r
     assert read(workdir / "evaluations.jsonl") == [record]
 
 
+def test_evaluator_goes_on_from_a_line_that_a_kill_cut_short(workdir: Path, run_door: Callable):
+    path = workdir / "evaluations.jsonl"
+    first = run_door("evaluate", f"--workdir={workdir}")
+    text = path.read_bytes()
+    path.write_bytes(text + text[: len(text) // 2])
+    again = run_door("evaluate", f"--workdir={workdir}")
+    assert (again.returncode, again.stdout, again.stderr) == (0, first.stdout, "")
+    train = run_door("evaluate", f"--workdir={workdir}", "--split=train")
+    assert (train.returncode, train.stderr) == (0, "")
+    assert [(record["step"], record["split"]) for record in read(path)] == [(60, "test"), (60, "train")]
+
+
 def test_evaluator_takes_the_checkpoint_before_a_damaged_one(workdir: Path, run_door: Callable, snapshot: Callable):
     files = [path for path in (workdir / "checkpoints" / "60" / "state").rglob("*") if path.is_file()]
     path = max(files, key=lambda path: path.stat().st_size)

@@ -101,7 +101,7 @@ def test_export_says_what_the_network_is_and_comes_from(digits: Path):
 def test_export_names_the_steps_that_there_are(digits: Path, run_door: Callable):
     done = run_door("export", "--workdir=run", "--out=other", "--step=1", cwd=digits)
     assert done.returncode == 2
-    assert done.stderr == "error: step=1: workdir='run' holds no such checkpoint; there is 3, 4\n"
+    assert done.stderr == "error: step=1: workdir='run' holds no such checkpoint; available: 3, 4\n"
     assert not (digits / "other").exists()
 
 

@@ -3,7 +3,9 @@
 import functools
 import inspect
 import re
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxtern.models import MODELS, create_model
+from jaxtern.models import MODELS, create_model, describe_source
 
 # The smallest images of which all layers get something, but for those that take any. Deeper ResNets have no code of
 # their own.
@@ -196,3 +198,31 @@ def test_model_of_images_takes_no_text_nor_the_other_way_round(name: str, shape:
 def test_dropout_rate_out_of_its_range_is_refused(rate: float):
     with pytest.raises(ValueError, match=f"dropout_rate={rate}: must be from 0 to below 1"):
         create_model("mnistnet", (28, 28, 1), 10, seed=0, dropout_rate=rate)
+
+
+def test_source_of_a_network_is_told_by_file_and_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """So that hosts with files that differ do not train together."""
+    path = tmp_path / "mine.py"
+    told = []
+    for width in (3, 4):
+        own = f"class Mine(Model):\n    def width(self):\n        return {width}\n"
+        path.write_text(f"from jaxtern.models import Model\n{own}")
+        monkeypatch.setitem(MODELS, "mine", runpy.run_path(str(path))["Mine"])
+        told.append(describe_source("mine"))
+    assert [list(each) for each in told] == [["mine.py", "model.py"]] * 2
+    assert told[0]["mine.py"] != told[1]["mine.py"]
+    assert told[0]["model.py"] == told[1]["model.py"]
+    path.unlink()
+    assert describe_source("mine")["mine.py"] == "no file"
+    assert list(describe_source("lenet")) == ["lenet.py", "model.py"]
+    assert describe_source("nothing") == {}
+
+
+def test_source_of_a_network_is_that_of_the_networks_it_derives_from_too(monkeypatch: pytest.MonkeyPatch):
+    class Own(MODELS["lenet"]):
+        @nnx.jit
+        def __call__(self, images: jax.Array) -> jax.Array:
+            return super().__call__(images)
+
+    monkeypatch.setitem(MODELS, "own", Own)
+    assert set(describe_source("own")) == {Path(__file__).name, "lenet.py", "model.py"}

@@ -1,0 +1,60 @@
+"""A user's own network, as docs/training.md writes it: trained, evaluated, exported, used."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Path:
+    """Where the page's file lies, and `run`, which it has trained."""
+    folder = tmp_path_factory.mktemp("own")
+    pages = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), flags=re.DOTALL)
+    (recipe,) = (page for page in pages if "class TwoLayers" in page)
+    (folder / "two_layers.py").write_text(recipe)
+    done = run_door("train", "--config=./two_layers.py", "--config.num_steps=100", "--workdir=run", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "hidden/kernel" in done.stdout
+    return folder
+
+
+def test_own_network_is_evaluated_and_exported_from_its_file(folder: Path, run_door: Callable):
+    evaluated = run_door("evaluate", "--workdir=run", "--networks=two_layers.py", cwd=folder)
+    assert (evaluated.returncode, evaluated.stderr) == (0, "")
+    (found,) = re.findall(r"precision@1 (.*?)%", evaluated.stdout)
+    assert float(found) > 80
+    exported = run_door("export", "--workdir=run", "--networks=two_layers.py", "--out=exported", cwd=folder)
+    assert (exported.returncode, exported.stderr) == (0, "")
+    assert exported.stdout.startswith("two_layers of step 100 (9,610 numbers)")
+    (folder / "two_layers.py").rename(folder / "gone.py")
+    try:
+        predicted = run_door("predict", "exported", "--dataset=digits", "--out=predicted.csv", cwd=folder)
+    finally:
+        (folder / "gone.py").rename(folder / "two_layers.py")
+    assert (predicted.returncode, predicted.stderr) == (0, "")
+    assert len((folder / "predicted.csv").read_text().splitlines()) == 361
+
+
+@pytest.mark.parametrize("door", ["evaluate", "export"])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "error: model='two_layers': must be one of lenet, "),
+        (["--networks=nowhere.py"], "error: --networks=nowhere.py: FileNotFoundError: "),
+        (["--networks=broken.py"], "error: --networks=broken.py: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_network_that_is_not_there_ends_in_a_line(
+    folder: Path, run_door: Callable, door: str, flags: list[str], words: str
+):
+    (folder / "broken.py").write_text("1 / 0\n")
+    out = ["--out=refused"] if door == "export" else []
+    done = run_door(door, "--workdir=run", *flags, *out, cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.startswith(words)
+    assert done.stderr.count("\n") == 1
+    assert not (folder / "refused").exists()
