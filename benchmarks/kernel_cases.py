@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxtern.kernels import Segments, derive_key, moments, num_words, pack, shard_sum, ternary_decode, ternary_encode
+from jaxtern.kernels import (
+    Segments,
+    decode_span,
+    derive_key,
+    moments,
+    num_words,
+    pack,
+    shard_sum,
+    ternary_decode,
+    ternary_encode,
+)
 
 
 class Case(NamedTuple):
@@ -20,6 +30,7 @@ class Case(NamedTuple):
     run: Callable
     arguments: tuple[jax.Array, ...]
     plain: Callable | None = None  # the same without jaxtern
+    in_place: bool = False  # the result takes the first argument's memory
 
 
 def bytes_to_move(op: str, elements: int, dtype: str, rows: int = 1, radix: int = 3, residual: bool = False) -> int:
@@ -77,9 +88,19 @@ def decode_cases(rows: jax.Array, total: jax.Array, elements: int, dtype: str, r
         (f"decode {workers} workers summed", total, workers, radix),
     ):
         moved = bytes_to_move("ternary_decode", elements, dtype, len(words), own_radix)
-        options = {"segments": Segments((elements,)), "num_workers": num_workers, "radix": own_radix, "dtype": dtype}
+        options = {"segments": Segments((elements,)), "num_workers": num_workers, "radix": own_radix}
         arguments = words, jnp.full(1, 2.5, jnp.float32)
-        yield Case("ternary_decode", name, dtype, moved, partial(ternary_decode, **options), arguments)
+        run = partial(ternary_decode, dtype=dtype, **options)
+        yield Case("ternary_decode", name, dtype, moved, run, arguments)
+        if dtype == "float32" and jax.devices()[0].platform == "cpu":  # GPUs have no kernel that decodes in place
+            run = partial(decode_in_place, size=elements, **options)
+            arguments = jnp.zeros(elements), *arguments
+            yield Case("ternary_decode", f"{name}, in place", dtype, moved, run, arguments, in_place=True)
+
+
+def decode_in_place(vector: jax.Array, words: jax.Array, scales: jax.Array, **options: Any) -> jax.Array:
+    """Decodes into a vector that is there, as the pieces of a mean on CPUs do."""
+    return decode_span(words, scales, into=[vector], start=0, **options)[0]
 
 
 def plain_moments(gradient: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -146,7 +146,7 @@ def is_refused(case: Case, implementation: str) -> bool:
 def measure(function: Callable, case: Case, copy: Program, repeats: int) -> dict:
     """Figures of one program; where it fails, why, as the rest of a long run is still worth having."""
     try:
-        return summarize(prepare(function, case.arguments, case.moved), copy, repeats)
+        return summarize(prepare(function, case.arguments, case.moved, case.in_place), copy, repeats)
     except Exception as error:  # noqa: BLE001 a compiler and a driver fail in many ways, all of which end up in the row
         return {"error": one_line(error)}
 

@@ -18,27 +18,30 @@ from typing import Any
 from benchmarks import study
 
 VARIANTS = {
-    "float": {"codec": "float"},
-    "ternary": {"clip_sigmas": 2.5},
+    "float": {"codec": "float", "block_size": None},
+    "ternary": {"block_size": None, "clip_sigmas": 2.5},
+    "ternary_1.25": {"block_size": None, "clip_sigmas": 1.25},
     "block512": {"block_size": 512, "clip_sigmas": 2.5},
     "block512_unclipped": {"block_size": 512, "clip_sigmas": 0.0},
     "block64": {"block_size": 64, "clip_sigmas": 2.5},
+    "block64_1.25": {"block_size": 64, "clip_sigmas": 1.25},
     "block64_unclipped": {"block_size": 64, "clip_sigmas": 0.0},
-    "levels2": {"levels": 2, "clip_sigmas": 2.5},
-    "levels7": {"levels": 7, "clip_sigmas": 2.5},
+    "levels2": {"block_size": None, "levels": 2, "clip_sigmas": 2.5},
+    "levels7": {"block_size": None, "levels": 7, "clip_sigmas": 2.5},
 }
 NAMES = {
     "float": "float",
     "ternary": "ternary, c = 2.5",
+    "ternary_1.25": "ternary, c = 1.25",
     "block512": "blocks of 512, c = 2.5",
     "block512_unclipped": "blocks of 512",
     "block64": "blocks of 64, c = 2.5",
+    "block64_1.25": "blocks of 64, c = 1.25",
     "block64_unclipped": "blocks of 64",
     "levels2": "2 levels a side, c = 2.5",
     "levels7": "7 levels a side, c = 2.5",
 }
-COLORS = ("black", "tab:blue", "tab:orange", "tab:red", "tab:green", "tab:olive", "tab:purple", "tab:pink")
-STYLES = dict(zip(VARIANTS, COLORS, strict=True))
+STYLES = {name: "black" if name == "float" else f"C{number}" for number, name in enumerate(VARIANTS)}
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ from benchmarks.training_step import create_network
 from jaxtern import Network, Ternary
 from jaxtern.compression.buckets import BUCKET_SIZE
 from jaxtern.compression.cost import step_traffic
-from jaxtern.compression.planning import CodecSpeed, Layout, predict_step, wire_seconds
+from jaxtern.compression.planning import CodecSpeed, Placement, predict_step, wire_seconds
 
 PAYLOAD = 1448 / 1514  # of a full Ethernet packet with TCP's time stamps
 
@@ -211,7 +211,7 @@ def traffic(row: dict) -> Any:
 
 
 def wire(row: dict, arguments: argparse.Namespace) -> float:
-    return wire_seconds(Ternary(), row["exchange"], sizes_of(row), (), Layout(row["hosts"]), links(row, arguments))
+    return wire_seconds(Ternary(), row["exchange"], sizes_of(row), (), Placement(row["hosts"]), links(row, arguments))
 
 
 def shared(speed: CodecSpeed, hosts: int, arguments: argparse.Namespace) -> CodecSpeed:

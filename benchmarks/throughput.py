@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from jaxtern import Network, Ternary
 from jaxtern.compression.cost import all_reduce
-from jaxtern.compression.planning import CodecSpeed, Layout, predict_step
+from jaxtern.compression.planning import CodecSpeed, Placement, predict_step
 
 GTX_1080, P100 = 8.87e12, 10.6e12  # float32 operations a second, by the data sheets
 
@@ -171,7 +171,7 @@ def compute_for(speed_up: float, model: Model, cluster: Cluster, nodes: int) -> 
 def ring_speed_up(exchange: str, model: Model, cluster: Cluster, nodes: int) -> float:
     """Of an exchange of this package over its ring of floats."""
     compute = compute_seconds(model, cluster)
-    where = (model.parameters,), (), Layout(nodes, GPUS, True, cluster.inside), cluster.between
+    where = (model.parameters,), (), Placement(nodes, GPUS, True, cluster.inside), cluster.between
     floats, trits = (predict_step(Ternary(), name, *where, NO_COST, compute).total for name in ("float", exchange))
     return floats / trits
 

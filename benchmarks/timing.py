@@ -22,13 +22,17 @@ class Program(NamedTuple):
     arguments: list[tuple[jax.Array, ...]]
     moved: int
     calls: int = 1
+    in_place: bool = False
 
 
-def prepare(function: Callable, arguments: tuple[jax.Array, ...], moved: int) -> Program:
-    """Compiles it, and finds out how many calls take long enough."""
+def prepare(function: Callable, arguments: tuple[jax.Array, ...], moved: int, in_place: bool = False) -> Program:
+    """Compiles it, and finds out how many calls take long enough.
+
+    In place: the first argument is donated to every call, and its result is the next one's.
+    """
     copies = min(-(-ROTATED_BYTES // moved), MAX_COPIES) if on_gpu() else 1
-    rotated = [arguments, *((jnp.copy(arguments[0]), *arguments[1:]) for _ in range(copies - 1))]
-    program = Program(jax.jit(function), rotated, moved)
+    rotated = [(jnp.copy(arguments[0]), *arguments[1:]) for _ in range(copies)]
+    program = Program(jax.jit(function, donate_argnums=0 if in_place else ()), rotated, moved, in_place=in_place)
     call_seconds(program)
     while on_gpu() and program.calls < MAX_CALLS and call_seconds(program) * program.calls < BATCH_SECONDS:
         program = program._replace(calls=2 * program.calls)
@@ -42,11 +46,14 @@ def prepare_copy(elements: int) -> Program:
 
 def call_seconds(program: Program) -> float:
     """Of one call in a batch; as many results are kept as there are arguments, so that memory rotates too."""
-    function, rotated, _, calls = program
+    function, rotated, _, calls, in_place = program
     kept = collections.deque(maxlen=len(rotated))
     start = time.perf_counter()
     for call in range(calls):
-        kept.append(function(*rotated[call % len(rotated)]))
+        arguments = rotated[call % len(rotated)]
+        kept.append(function(*arguments))
+        if in_place:
+            rotated[call % len(rotated)] = kept[-1], *arguments[1:]
     jax.block_until_ready(list(kept))
     return (time.perf_counter() - start) / calls
 

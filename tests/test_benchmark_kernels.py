@@ -64,7 +64,8 @@ def test_bytes_are_those_of_arguments_and_results(cases: ModuleType):
     assert {case.op for case in created} == set(OPS)
     for case in created:
         results = jax.eval_shape(partial(case.run, implementation="reference"), *case.arguments)
-        large = [case.arguments[0], *(each for each in jax.tree.leaves(results) if each.size > 1)]
+        sent = case.arguments[1 if case.in_place else 0]
+        large = [sent, *(each for each in jax.tree.leaves(results) if each.size > 1)]
         moved = sum(each.size * each.dtype.itemsize for each in large)
         assert case.moved == moved, case.name
 
@@ -76,6 +77,7 @@ def test_table_and_figures_hold_every_operation(run: Callable, tmp_path: Path, c
     found = {(row["operation"], row["implementation"]) for row in record["rows"]}
     encodes = {"encode, radix 3", "encode, radix 9", "encode with residual"}
     decodes = {"decode one worker", "decode 4 workers gathered", "decode 4 workers summed"}
+    decodes |= {f"{name}, in place" for name in decodes}
     ours = {(name, "reference") for name in {"moments", "sum 4 workers' shards", *encodes, *decodes}}
     if not why_not_native():
         ours |= {(name, "native") for name, _ in ours if name != "encode with residual"}
