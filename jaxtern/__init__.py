@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxtern import cluster as cluster
     from jaxtern.compression.calibration import calibrate as calibrate
     from jaxtern.compression.codecs import Codec as Codec
     from jaxtern.compression.codecs import Ternary as Ternary
@@ -29,10 +30,13 @@ _HOMES = {
     "state_specs": "transform",
     "ternary_mean": "transform",
 }
+_MODULES = ("cluster",)
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are asked for: what only predicts needs no optax, nor the time it takes."""
+    if name in _MODULES:
+        return importlib.import_module(f"jaxtern.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxtern' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"jaxtern.compression.{_HOMES[name]}"), name)
@@ -41,4 +45,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_MODULES})

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import inspect
 import subprocess
 import sys
 import tarfile
@@ -37,7 +38,10 @@ ARROWS = {  # what a part of jaxtern may import, besides itself and the version
     "plan": {*PARTS, "command_line", "recipe_flags"},
     "predict": {"artifact", "data", "command_line"},
     "prepare": {"preparation", "data", "training", "command_line"},
-    **{door: {*PARTS, "command_line"} for door in ("evaluate", "export", "launch")},
+    "own_networks": {"command_line"},
+    "__main__": {"command_line"},
+    **{door: {*PARTS, "command_line", "own_networks"} for door in ("evaluate", "export")},
+    "launch": {*PARTS, "command_line"},
     "": PARTS,  # jaxtern/__init__.py, the public names
 }
 
@@ -159,9 +163,21 @@ def test_imports_follow_the_arrows():
 def test_public_names_are_those_that_type_checkers_see():
     seen = {name.rpartition(".")[2] for name in list_imports("jaxtern") if lies_in(name, "jaxtern")}
     assert seen == set(dir(jaxtern)) & seen
-    assert not [name for name in seen if getattr(jaxtern, name).__module__.split(".")[0] != "jaxtern"]
+    homes = {name: inspect.getmodule(getattr(jaxtern, name)) for name in seen}
+    assert not [name for name, home in homes.items() if home is None or not lies_in(home.__name__, "jaxtern")]
     with pytest.raises(AttributeError, match="module 'jaxtern' has no attribute 'nothing'"):
         _ = jaxtern.nothing
+
+
+def test_public_names_are_imported_when_they_are_asked_for():
+    """In a process that has imported nothing else of jaxtern."""
+    code = """
+import sys, jaxtern
+assert not {"jax", "optax", "jaxtern.cluster"} & set(sys.modules)
+assert callable(jaxtern.cluster.join) and callable(jaxtern.cluster.create_mesh)
+assert "optax" not in sys.modules and callable(jaxtern.ternary_mean)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_configs_are_known_to_the_doors_alone():

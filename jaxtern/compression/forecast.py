@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jaxtern.compression import cost
 from jaxtern.compression.codecs import Codec
 from jaxtern.compression.cost import Network
-from jaxtern.compression.planning import CodecSpeed, Layout, StepTime, predict_step
+from jaxtern.compression.planning import CodecSpeed, Placement, StepTime, predict_step
 
 MOST_WORKERS = 1024
 
@@ -17,16 +17,12 @@ class Way(NamedTuple):
     exchange: str
     hierarchical: bool
 
-    @property
-    def is_exact(self) -> bool:
-        return self.exchange in cost.EXACT
-
     def __str__(self) -> str:
         return f"{self.exchange}, hierarchical" if self.hierarchical else self.exchange
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class Scenario:
     """What a forecast is made from.
 
     Attributes:
@@ -51,10 +47,10 @@ class Cluster:
     bucket_size: int | None = None
     hidden: float = 1.0
 
-    def layout(self, workers: int, hierarchical: bool) -> Layout:
+    def placement(self, workers: int, hierarchical: bool) -> Placement:
         """So many devices, host after host."""
         devices = min(workers, self.devices)
-        return Layout(workers // devices, devices, hierarchical, self.fast)
+        return Placement(workers // devices, devices, hierarchical, self.fast)
 
     def worker_counts(self) -> list[int]:
         """One, then whole hosts, doubled up to MOST_WORKERS devices."""
@@ -67,37 +63,37 @@ class Cluster:
 class Forecast:
     """Step times of all exchanges on a cluster and on smaller and larger ones of its kind."""
 
-    def __init__(self, codec: Codec, sizes: tuple[int, ...], floats: tuple[int, ...], cluster: Cluster):
+    def __init__(self, codec: Codec, sizes: tuple[int, ...], floats: tuple[int, ...], scenario: Scenario):
         """Predicts all of them.
 
         Args:
           codec: of the compressed tensors.
           sizes: of those, elements.
           floats: of tensors that stay float.
-          cluster: where, on what links, how fast.
+          scenario: where, on what links, how fast.
         """
-        self.codec, self.sizes, self.floats, self.cluster = codec, sizes, floats, cluster
+        self.codec, self.sizes, self.floats, self.scenario = codec, sizes, floats, scenario
         first = ("float", *(name for name in cost.EXCHANGES if name != "float"))
-        kinds = (False, True) if cluster.devices > 1 else (False,)
+        kinds = (False, True) if scenario.devices > 1 else (False,)
         self.ways = [Way(name, hierarchical) for hierarchical in kinds for name in first]
-        self.here = self.predict(cluster.hosts * cluster.devices)
-        self.scaling = {count: self.predict(count) for count in cluster.worker_counts()}
+        self.here = self.predict(scenario.hosts * scenario.devices)
+        self.scaling = {count: self.predict(count) for count in scenario.worker_counts()}
 
     def predict(self, workers: int) -> dict[Way, StepTime]:
         """Step times of so many devices, by exchange; without those that cannot add so many."""
         found = {}
         for way in self.ways:
-            layout = self.cluster.layout(workers, way.hierarchical)
-            if way.exchange in ("sum", "scatter") and not self.codec.can_add(layout.num_workers):
+            placement = self.scenario.placement(workers, way.hierarchical)
+            if way.exchange in ("sum", "scatter") and not self.codec.can_add(placement.num_workers):
                 continue
-            c = self.cluster
-            arguments = self.codec, way.exchange, self.sizes, self.floats, layout, c.network, c.speed
+            c = self.scenario
+            arguments = self.codec, way.exchange, self.sizes, self.floats, placement, c.network, c.speed
             found[way] = predict_step(*arguments, c.compute_seconds, c.overlap, c.bucket_size, c.hidden)
         return found
 
     def speed_up(self, workers: int, way: Way) -> float:
         """Throughput over one worker's, which exchanges nothing; 0 where the exchange cannot add so many."""
-        time, alone = self.scaling[workers].get(way), self.cluster.compute_seconds
+        time, alone = self.scaling[workers].get(way), self.scenario.compute_seconds
         return workers * alone / time.total if time and time.total else 0.0
 
     def best(self, names: tuple[str, ...]) -> Way:
@@ -107,7 +103,7 @@ class Forecast:
     def recommendation(self) -> str:
         """One sentence: the best exact exchange, and what is faster still."""
         best, plain, two_way = self.best(cost.EXACT), self.best(("float",)), self.best(("two_way",))
-        if self.cluster.hosts * self.cluster.devices == 1:
+        if self.scenario.hosts * self.scenario.devices == 1:
             return "one worker exchanges nothing: take float"
         exact, base, other = (self.here[way].total for way in (best, plain, two_way))
         if base <= exact:
@@ -129,7 +125,7 @@ class Forecast:
 
         best = self.best(cost.EXACT)
         return {
-            "cluster": dataclasses.asdict(self.cluster),
+            "cluster": dataclasses.asdict(self.scenario),
             "elements": {"compressed": sum(self.sizes), "float": sum(self.floats)},
             "step": [row(way, time) for way, time in self.here.items()],
             "scaling": [

@@ -88,7 +88,7 @@ INSIDE_HOST = Network(latency=1e-5, bandwidth=10e9)  # links between devices, if
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Placement:
     """Where the workers of a step are.
 
     Attributes:
@@ -121,7 +121,7 @@ def predict_step(
     exchange: str,
     sizes: tuple[int, ...],
     floats: tuple[int, ...],
-    num_workers: int | Layout,
+    num_workers: int | Placement,
     network: Network,
     speed: CodecSpeed,
     compute_seconds: float,
@@ -150,40 +150,45 @@ def predict_step(
     """
     if not 0 <= hidden <= 1:
         raise ValueError(f"hidden={hidden!r}: must be from 0 to 1")
-    layout = num_workers if isinstance(num_workers, Layout) else Layout(num_workers)
-    workers = layout.num_workers
+    placement = num_workers if isinstance(num_workers, Placement) else Placement(num_workers)
+    workers = placement.num_workers
     if exchange in ("sum", "scatter") and not codec.can_add(workers):
         raise ValueError(f"exchange={exchange!r}: the words of {workers} workers of {codec} do not add")
-    wire = wire_seconds(codec, exchange, sizes, floats, layout, network)
-    work = codec_seconds(codec, exchange, sizes, floats, layout, speed)
+    wire = wire_seconds(codec, exchange, sizes, floats, placement, network)
+    work = codec_seconds(codec, exchange, sizes, floats, placement, speed)
     if overlap:
         wire = max(0.0, wire - compute_seconds)
     elif exchange != "float" and bucket_size and workers > 1 and sum(sizes):
-        pieces, largest = _pieces(codec, sizes, layout, bucket_size)
+        pieces, largest = _pieces(codec, sizes, placement, bucket_size)
         messages = cost.step_traffic(codec, exchange, sizes, floats, workers).words.messages
-        wire += (pieces - 1) * messages * (network if layout.hosts > 1 else layout.fast).latency
+        wire += (pieces - 1) * messages * (network if placement.hosts > 1 else placement.fast).latency
         beside = work - sum(sizes) * (speed.scales + (speed.flatten if len(sizes) > 1 else 0.0))  # both come first
         wire -= hidden * min(wire, beside) * (1 - largest / sum(sizes))
     return StepTime(compute_seconds, work, wire)
 
 
-def _pieces(codec: Codec, sizes: tuple[int, ...], layout: Layout, bucket_size: int) -> tuple[int, int]:
+def _pieces(codec: Codec, sizes: tuple[int, ...], placement: Placement, bucket_size: int) -> tuple[int, int]:
     """How many pieces of buckets are sent one after the other, and elements of the largest."""
     tree = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes]
     planned = buckets.plan_layout(tree, 1, None, bucket_size)
-    devices, found = layout.hosts * layout.devices, []
+    devices, found = placement.hosts * placement.devices, []
     for bucket in planned.buckets:
         total = sum(planned.sizes(bucket.compressed))
-        found += [size for _, size in cut(total, bucket_size, codec, devices, layout.num_workers)]
+        found += [size for _, size in cut(total, bucket_size, codec, devices, placement.num_workers)]
     return len(found), max(found)
 
 
 def codec_seconds(
-    codec: Codec, exchange: str, sizes: tuple[int, ...], floats: tuple[int, ...], layout: Layout, speed: CodecSpeed
+    codec: Codec,
+    exchange: str,
+    sizes: tuple[int, ...],
+    floats: tuple[int, ...],
+    placement: Placement,
+    speed: CodecSpeed,
 ) -> float:
     """Of one device in one step; a host's devices each encode and decode all."""
-    n, workers, others = sum(sizes), layout.num_workers, (layout.num_workers - 1) / layout.num_workers
-    inside = (layout.devices - 1) / layout.devices if layout.hierarchical else 0.0
+    n, workers, others = sum(sizes), placement.num_workers, (placement.num_workers - 1) / placement.num_workers
+    inside = (placement.devices - 1) / placement.devices if placement.hierarchical else 0.0
     added = speed.add * (n + sum(floats)) * inside  # by the float mean of a host's devices
     if exchange == "float":
         return added + speed.add * (n + sum(floats)) * others
@@ -191,7 +196,7 @@ def codec_seconds(
     rows = workers if exchange == "gather" else 1
     seconds = n * (speed.scales + speed.encode + speed.decode + rows * speed.decode_row)
     seconds += n * speed.flatten if len(sizes) > 1 else 0.0
-    share = layout.devices if layout.hierarchical else 1  # a host's devices add a part of its shard each
+    share = placement.devices if placement.hierarchical else 1  # a host's devices add a part of its shard each
     if exchange == "sum":
         added += speed.add * codec.num_words(sizes, workers) * others / share
     elif exchange == "scatter":
@@ -202,36 +207,38 @@ def codec_seconds(
 
 
 def wire_seconds(
-    codec: Codec, exchange: str, sizes: tuple[int, ...], floats: tuple[int, ...], layout: Layout, network: Network
+    codec: Codec, exchange: str, sizes: tuple[int, ...], floats: tuple[int, ...], placement: Placement, network: Network
 ) -> float:
     """Of one step: between the hosts and, hierarchical or on a single host, between a host's devices."""
-    workers, n = layout.num_workers, sum(sizes) + sum(floats)
-    if not layout.hierarchical:
+    workers, n = placement.num_workers, sum(sizes) + sum(floats)
+    if not placement.hierarchical:
         traffic = cost.step_traffic(codec, exchange, sizes, floats, workers)
-        links = network if layout.hosts > 1 else layout.fast
-        return links.seconds(_of_host(codec, exchange, sizes, traffic, layout))
-    if layout.devices == 1:
+        links = network if placement.hosts > 1 else placement.fast
+        return links.seconds(_of_host(codec, exchange, sizes, traffic, placement))
+    if placement.devices == 1:
         return network.seconds(cost.step_traffic(codec, exchange, sizes, floats, workers).total)
-    inside = layout.fast.seconds(cost.all_reduce(n, layout.devices))
+    inside = placement.fast.seconds(cost.all_reduce(n, placement.devices))
     if exchange == "float":
         return inside + network.seconds(cost.step_traffic(codec, exchange, sizes, floats, workers).total)
     if workers > 1:  # what each device has received, to the others of its host
         added = workers if exchange in ("sum", "scatter") else 1
         received = codec.num_words(sizes, added) * (workers if exchange == "gather" else 1)
-        inside += layout.fast.seconds(cost.all_gather(received / layout.devices, layout.devices))
-    traffic = cost.step_traffic(codec, exchange, sizes, floats, workers, layout.devices)
+        inside += placement.fast.seconds(cost.all_gather(received / placement.devices, placement.devices))
+    traffic = cost.step_traffic(codec, exchange, sizes, floats, workers, placement.devices)
     return inside + network.seconds(traffic.total)
 
 
-def _of_host(codec: Codec, exchange: str, sizes: tuple[int, ...], traffic: StepTraffic, layout: Layout) -> Traffic:
+def _of_host(
+    codec: Codec, exchange: str, sizes: tuple[int, ...], traffic: StepTraffic, placement: Placement
+) -> Traffic:
     """What a host sends if each of its devices is a worker of its own.
 
     A ring enters and leaves a host once, so a host sends what one worker does. In the all-to-all of "scatter" and
     "two_way", which also carries half of what float tensors take, each device sends to all devices of other hosts.
     """
     total = traffic.total
-    if exchange not in ("scatter", "two_way") or layout.devices == 1 or layout.hosts == 1:
+    if exchange not in ("scatter", "two_way") or placement.devices == 1 or placement.hosts == 1:
         return total
-    direct = cost.all_to_all(codec.num_words(sizes, 1), layout.num_workers).bytes + traffic.floats.bytes / 2
-    copies = layout.devices * (layout.num_workers - layout.devices) / (layout.num_workers - 1)
+    direct = cost.all_to_all(codec.num_words(sizes, 1), placement.num_workers).bytes + traffic.floats.bytes / 2
+    copies = placement.devices * (placement.num_workers - placement.devices) / (placement.num_workers - 1)
     return total._replace(bytes=total.bytes + (copies - 1) * direct)

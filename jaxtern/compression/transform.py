@@ -1,6 +1,6 @@
 """The optax transformations: local gradients in, their mean on every worker out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +37,7 @@ def state_specs(axis_name: str | tuple[str, ...]) -> CompressedMeanState:
     """PartitionSpecs over a mesh of the state of a delayed `compressed_mean`, for `shard_map`; of any other it is P().
 
         specs = (jaxtern.state_specs("data"), P())  # of optax.chain(compressed_mean("data", delayed=True), adam)
-        state = jax.shard_map(optimizer.init, mesh=mesh, in_specs=P(), out_specs=specs)(params)
+        state = jax.jit(jax.shard_map(optimizer.init, mesh=mesh, in_specs=P(), out_specs=specs))(params)
 
     Args:
       axis_name: of `compressed_mean`, without the fast axes.
@@ -62,6 +62,7 @@ def ternary_mean(
     levels: int = 1,
     exchange: str = "auto",
     fast_axis_name: str | tuple[str, ...] | None = None,
+    network: Network | None = None,
     seed: int = 0,
 ) -> optax.GradientTransformation:
     """The mean of ternary gradients over `axis_name`, in place of `lax.pmean`.
@@ -84,6 +85,7 @@ def ternary_mean(
         mean once more before it is sent back: unbiased still, but noisier. "float" compresses nothing.
       fast_axis_name: axes of `shard_map` over the devices of one worker, such as those inside a host. Gradients are
         first averaged over them as floats; then each device exchanges its part of the words (hierarchical).
+      network: the links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
       seed: of the noise, 0 to 2^32 - 1.
 
     Returns:
@@ -102,6 +104,7 @@ def ternary_mean(
         codec=codec,
         exchange=exchange,
         fast_axis_name=fast_axis_name,
+        network=network,
         min_size=min_size,
         exclude=exclude,
         seed=seed,
@@ -129,9 +132,8 @@ def compressed_mean(
     exact exchange and however workers lie on devices.
 
     Args:
-      axis_name: as in `ternary_mean`, with `fast_axis_name`, `min_size`, `exclude`, `exchange` and `seed`.
+      axis_name: as in `ternary_mean`, with `fast_axis_name`, `network`, `min_size`, `exclude`, `exchange` and `seed`.
       codec: a `Codec`, "ternary", or "float" for a plain pmean.
-      network: the links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
       bucket_size: elements; gradients travel in buckets of about so many, the last tensors of the tree first, so that
         one can be on its way while others are still computed, encoded or decoded. On a CPU, buckets that are larger
         travel in pieces. None: all in one. Noise, and so the mean's last digits, depend on it.
@@ -155,13 +157,27 @@ def compressed_mean(
 
     def plan(tree: Any) -> schedule.Plan:
         layout = buckets.plan_layout(tree, min_size, exclude, bucket_size)
-        return schedule.plan_update(
-            layout, codec, exchange, axes, network or Network(), virtual_workers or 1, bucket_size
-        )
+        links = network or Network()
+        return schedule.plan_update(layout, codec, exchange, axes, links, virtual_workers or 1, bucket_size)
+
+    return _create_transformation(plan, axes, seed, virtual_workers, delayed, statistics)
+
+
+def _create_transformation(
+    plan: Callable[[Any], schedule.Plan],
+    axes: Axes,
+    seed: int,
+    virtual_workers: int | None,
+    delayed: bool,
+    statistics: bool,
+) -> optax.GradientTransformation:
+    """`compressed_mean`, its arguments checked; `plan` decides how a tree of gradients travels."""
 
     def init(params: Any) -> CompressedMeanState:
-        pending = mean_lib.nothing_sent(plan(params), params) if delayed else None
-        return _first_state(statistics, pending)
+        if not delayed:
+            return _first_state(statistics, None)
+        _require_axes_for_init(axes)
+        return _first_state(statistics, mean_lib.nothing_sent(plan(params), params))
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
         del params
@@ -223,6 +239,15 @@ def _as_axes(axis_name: str | tuple[str, ...], fast_axis_name: str | tuple[str, 
     if set(axes.workers) & set(axes.fast):
         raise ValueError(f"fast_axis_name={fast_axis_name!r}: must name other axes than axis_name={axis_name!r}")
     return axes
+
+
+def _require_axes_for_init(axes: Axes) -> None:
+    """Refuses a delayed mean's `init` where the axes are not."""
+    try:
+        exchange_lib.count_workers(axes.workers + axes.fast)
+    except ValueError as error:
+        where = "with delayed=True, `init` must run inside shard_map, too (see jaxtern.state_specs)"
+        raise ValueError(f"{error}; {where}") from None
 
 
 def _require_schedule(bucket_size: int | None, delayed: bool, statistics: bool) -> None:

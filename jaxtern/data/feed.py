@@ -108,7 +108,7 @@ def require_batch(batch_size: int, num_examples: int, share: Share) -> None:
     if batch_size > num_examples:
         raise ValueError(f"batch_size={batch_size}: must be at most the {num_examples} examples of the training split")
     if batch_size % share.num_hosts:
-        raise ValueError(f"batch_size={batch_size}: must divide among {share.num_hosts} hosts")
+        raise ValueError(f"batch_size={batch_size}: must be a multiple of the {share.num_hosts} hosts")
 
 
 def evaluation_batches(

@@ -122,7 +122,7 @@ def open_builder(builder: Any, train_split: str, test_split: str | None) -> Data
     label, image = features.get("label"), features.get("image")
     if image is None or len(image.shape) != 3 or label is None or not hasattr(label, "num_classes"):
         have = ", ".join(features)
-        raise ValueError(f"dataset={str(path)!r}: must have features image and label, with classes; there is {have}")
+        raise ValueError(f"dataset={str(path)!r}: must have features image and label, with classes; available: {have}")
     whole = {name.partition("[")[0] for name in (train_split, test_split)}
     _raise_file_limit(sum(len(info.splits[name].shard_lengths) for name in whole))
     for name in whole:
@@ -173,7 +173,7 @@ def _require_split(dataset: str, argument: str, name: str, splits: Any) -> None:
     if size == 0:
         found = ", ".join(splits) or "none"
         raise ValueError(
-            f"{dataset}: has no split {name!r}; there is {found}: set {argument}, to a part as 'train[90%:]' if need be"
+            f"{dataset}: has no split {name!r}; available: {found}; set {argument}, perhaps to a part: 'train[90%:]'"
         )
 
 

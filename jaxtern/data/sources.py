@@ -70,4 +70,4 @@ def _hint(name: str) -> str:
 def _refuse(name: str, **arguments: str | None) -> None:
     for argument, value in arguments.items():
         if value is not None:
-            raise ValueError(f"{argument}={value!r}: dataset={name!r} takes none")
+            raise ValueError(f"{argument}={value!r}: dataset={name!r} takes no {argument}")

@@ -47,7 +47,7 @@ def export_run(
         state = run.restore(step)
     else:
         there = ", ".join(map(str, run.steps())) or "none"
-        raise ValueError(f"step={step}: workdir={str(workdir)!r} holds no such checkpoint; there is {there}")
+        raise ValueError(f"step={step}: workdir={str(workdir)!r} holds no such checkpoint; available: {there}")
     averaged = averaged and run.recipe.average_decay > 0
     return export_network(run.recipe, run.inputs, run.graph, variables_of(state, averaged), step, averaged)
 

@@ -31,7 +31,7 @@ class Recipe:
         resident where the preprocessing takes whole images, and all of them together are at most 1 GiB.
       decode_threads: that decode at the same time, in each process; None: one, without processes one a core.
       decode_processes: to decode in; 0: in the trainer's own. Neither changes any bit of a run.
-      model: name of the network.
+      model: name of the network, of those that `jaxtern.models.MODELS` and docs/training.md list.
       dropout_rate: share of activations that are dropped in training; None: as the network has it.
       batch_norm: whose moments normalise in training: "local" (each worker's own; the moving ones are averaged over the
         workers), "first" (likewise, but the moving ones are worker 0's) or "sync" (those of all workers' examples).
@@ -88,7 +88,7 @@ class Recipe:
       power: of "polynomial": rate (1 - t/T)^power.
       end_rate: of "polynomial" and "cosine".
       warmup_steps: in which the rate rises linearly from `warmup_rate` to what the schedule has behind them.
-      warmup_rate: see there.
+      warmup_rate: rate at step 0 of the warm-up.
       weight_decay: factor of L2 over what is decayed.
       weight_decay_mode: "loss": weight_decay * sum(w^2) / 2 is part of every worker's loss, so of what is compressed;
         "decoupled": rate * weight_decay * w is taken off the weights. "adamw", "lars" and "lamb" decay by themselves.
@@ -212,5 +212,5 @@ def require_field(name: str) -> None:
     known = [field.name for field in dataclasses.fields(Recipe)]
     if name not in known:
         near = difflib.get_close_matches(name[:80], known, cutoff=0.4)
-        hint = f"; there is {', '.join(near)}" if near else ""
+        hint = f"; available: {', '.join(near)}" if near else ""
         raise ValueError(f"{name!r} is no field of a recipe{hint} (--help names all)")

@@ -110,11 +110,11 @@ def _require_ranges(recipe: Any) -> None:
 def _require_batch(recipe: Any) -> None:
     """Refuses a batch that does not divide among all workers, their devices, and the parts of an accumulation."""
     if recipe.batch_size % recipe.num_workers:
-        raise ValueError(f"batch_size={recipe.batch_size}: must divide among num_workers={recipe.num_workers}")
+        raise ValueError(f"batch_size={recipe.batch_size}: must be a multiple of num_workers={recipe.num_workers}")
     of_worker = recipe.batch_size // recipe.num_workers
     if of_worker % recipe.worker_devices:
         raise ValueError(
-            f"batch_size={recipe.batch_size}: each worker's part must divide among"
+            f"batch_size={recipe.batch_size}: each worker's part must be a multiple of"
             f" devices_per_worker={recipe.devices_per_worker}"
         )
     of_device = of_worker // recipe.worker_devices

@@ -37,4 +37,4 @@ def require_match(name: str, pattern: str, paths: Sequence[str], entry: str | No
     """
     if not any(matches((pattern,), path) for path in paths):
         near = difflib.get_close_matches(pattern, paths, cutoff=0.4) or paths[:3]
-        raise ValueError(f"{name}={entry or pattern!r}: must match the path of a tensor; there is {', '.join(near)}")
+        raise ValueError(f"{name}={entry or pattern!r}: must match the path of a tensor; available: {', '.join(near)}")

@@ -18,17 +18,17 @@ class TrainStep:
     """A compiled step: called with a state, the images that lie on the devices or None, a batch, and where several
     processes train float32[devices of different workers], 1 on those that ask for a stop.
 
-    It gives the next state and metrics, and takes the memory of the state that it is given; but for the weights on
-    CPUs, where XLA copies donated ones first, as it still reads them when it writes.
+    It gives the next state and metrics, and takes the memory of the state that it is given; on CPUs only of what the
+    compressor carries, as XLA copies there what it still reads when it writes into its place.
     """
 
     def __init__(self, step: Callable[[TrainState, Any, Batch, Any], tuple[TrainState, Metrics]], is_cpu: bool):
         """Compiles `step` at its first call."""
 
-        def step_of_parts(params: Any, rest: TrainState, *others: Any) -> tuple[TrainState, Metrics]:
-            return step(rest._replace(params=params), *others)
+        def step_of_parts(compressor: Any, rest: TrainState, *others: Any) -> tuple[TrainState, Metrics]:
+            return step(rest._replace(compressor=compressor), *others)
 
-        self._jitted = jax.jit(step_of_parts, donate_argnums=1 if is_cpu else (0, 1))
+        self._jitted = jax.jit(step_of_parts, donate_argnums=0 if is_cpu else (0, 1))
 
     def __call__(
         self, state: TrainState, images: jax.Array | None, batch: Batch, stops: jax.Array | None = None
@@ -42,8 +42,8 @@ class TrainStep:
     def arguments(
         self, state: TrainState, images: jax.Array | None, batch: Batch, stops: jax.Array | None = None
     ) -> tuple:
-        """What the program takes: weights apart from the rest of the state."""
-        return state.params, state._replace(params=None), images, batch, stops
+        """What the program takes: what the compressor carries apart from the rest of the state."""
+        return state.compressor, state._replace(compressor=None), images, batch, stops
 
 
 def create_train_step(

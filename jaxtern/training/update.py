@@ -117,5 +117,8 @@ def statistics_as_metrics(statistics: Statistics) -> Metrics:
 
 
 def _nonfinite(tree: Any) -> jax.Array:
-    """bool[leaves]: which leaves hold a NaN or an infinity."""
-    return jnp.stack([~jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)])
+    """bool[leaves]: which leaves hold a NaN or an infinity.
+
+    They are counted in floats, which XLA adds in one pass; booleans it writes out first.
+    """
+    return jnp.stack([jnp.sum(jnp.where(jnp.isfinite(leaf), 0.0, 1.0)) > 0 for leaf in jax.tree.leaves(tree)])

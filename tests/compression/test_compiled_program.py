@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxtern import Codec, Network, Ternary, compressed_mean
+from jaxtern import Codec, Network, Ternary, compressed_mean, ternary_mean
 from jaxtern.compression import cost
 from jaxtern.kernels import num_words
 
@@ -96,6 +96,15 @@ def test_over_slow_links_the_all_to_all_is_rounds_of_pairs(workers: Callable, wi
     ((kind, dtype, words),) = direct
     assert (kind, dtype) == ("all-to-all", "u32")
     assert rounds == [("all-reduce add", "u32", words // 4)] * 3
+
+
+@pytest.mark.parametrize(("network", "kind"), [(Network(latency=1.0), "all-gather"), (None, "all-to-all")])
+def test_auto_goes_by_the_links_that_it_is_given(workers: Callable, wire: Callable, network: Network | None, kind: str):
+    placed = workers("mesh:8")
+    transformation = ternary_mean(placed.names, network=network)
+    gradients = {"a": jax.ShapeDtypeStruct((8, 1_000_000), jnp.float32)}
+    update = placed.replicated(transformation.update, check_vma=False)
+    assert _read(wire, update, gradients, transformation.init(None))[1][0] == kind
 
 
 @pytest.mark.parametrize("check_vma", [True, False])

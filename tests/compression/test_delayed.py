@@ -1,6 +1,7 @@
 """Means one step late: the same as without delay, a step later; each worker's words in the state."""
 
 import functools
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
+import jaxtern
 from jaxtern import compressed_mean, state_specs, ternary_mean
 
 SHAPES = {"kernel": (40, 7), "bias": (3,), "head": (9,)}
@@ -111,6 +113,25 @@ def test_a_chain_with_delayed_means_keeps_its_state_across_calls(workers: Callab
     second, _ = compiled(gradients, state)
     np.testing.assert_array_equal(first["w"], 0)
     assert np.corrcoef(-second["w"], gradients.mean(axis=0))[0, 1] > 0.3
+
+
+def test_the_example_of_state_specs_makes_a_state(workers: Callable):
+    placed = workers("mesh:2")
+    optimizer = optax.chain(compressed_mean(placed.names[0], delayed=True), optax.adam(1e-3))
+    example = [line for line in str(state_specs.__doc__).splitlines() if line.startswith("        ")]
+    names = {"optimizer": optimizer, "mesh": placed.mesh(), "params": {"w": jnp.zeros(50)}}
+    names |= {"jax": jax, "jaxtern": jaxtern, "P": PartitionSpec}
+    exec(textwrap.dedent("\n".join(example)).replace('"data"', repr(placed.names[0])), names)
+    state: Any = names["state"]
+    pending = state[0].pending
+    assert not pending.local[0][0].sharding.is_fully_replicated  # each worker's own words
+    assert all(scales.sharding.is_fully_replicated for scales in pending.shared)
+
+
+def test_init_of_a_delayed_mean_outside_of_the_workers_is_refused():
+    message = r"axis_name='data': no such axis here; .*; with delayed=True, `init` must run inside shard_map, too"
+    with pytest.raises(ValueError, match=message):
+        compressed_mean("data", delayed=True).init(jnp.zeros(7))
 
 
 def test_a_state_of_other_gradients_is_refused():

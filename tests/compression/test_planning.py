@@ -7,8 +7,8 @@ import pytest
 from jaxtern import Network, Ternary
 from jaxtern.compression import cost
 from jaxtern.compression.codec_speed import measure_codec_speed
-from jaxtern.compression.forecast import Cluster, Forecast, Way, seconds
-from jaxtern.compression.planning import CodecSpeed, Layout, predict_step
+from jaxtern.compression.forecast import Forecast, Scenario, Way, seconds
+from jaxtern.compression.planning import CodecSpeed, Placement, predict_step
 
 SPEED = CodecSpeed(3e-10, 1e-10, 2e-10, 4e-11, 3e-11, 2e-11, 4e-10, 1e-10)
 ELEMENTS = 10**7
@@ -16,13 +16,13 @@ NO_WIRE = Network(latency=0.0, bandwidth=1e300)
 SLOW = Network(latency=1e-4, bandwidth=125e6)
 
 
-def predict(exchange: str, workers: int | Layout = 4, network: Network = SLOW, speed: CodecSpeed = SPEED, **options):
+def predict(exchange: str, workers: int | Placement = 4, network: Network = SLOW, speed: CodecSpeed = SPEED, **options):
     return predict_step(Ternary(), exchange, (ELEMENTS,), (), workers, network, speed, 0.1, **options)
 
 
 def forecast(network: Network = SLOW, speed: CodecSpeed = SPEED, hosts: int = 8, devices: int = 1) -> Forecast:
-    cluster = Cluster(hosts, devices, network, Network(1e-5, 10e9), speed, 0.1)
-    return Forecast(Ternary(), (ELEMENTS,), (), cluster)
+    scenario = Scenario(hosts, devices, network, Network(1e-5, 10e9), speed, 0.1)
+    return Forecast(Ternary(), (ELEMENTS,), (), scenario)
 
 
 @pytest.mark.parametrize("exchange", cost.EXCHANGES)
@@ -55,17 +55,19 @@ def test_a_known_step_on_two_hosts_of_one_gigabit():
 
 
 @pytest.mark.parametrize("exchange", cost.EXCHANGES)
-@pytest.mark.parametrize("layout", [Layout(1), Layout(8), Layout(4, 4), Layout(4, 4, True), Layout(1, 4, True)])
-def test_a_faster_link_never_takes_longer(exchange: str, layout: Layout):
-    times = [predict(exchange, layout, Network(1e-4, rate)).total for rate in (1e6, 1e7, 1e8, 1e9)]
+@pytest.mark.parametrize(
+    "placement", [Placement(1), Placement(8), Placement(4, 4), Placement(4, 4, True), Placement(1, 4, True)]
+)
+def test_a_faster_link_never_takes_longer(exchange: str, placement: Placement):
+    times = [predict(exchange, placement, Network(1e-4, rate)).total for rate in (1e6, 1e7, 1e8, 1e9)]
     assert times == sorted(times, reverse=True)
-    assert (times[0] > times[-1]) == (layout.hosts > 1)
+    assert (times[0] > times[-1]) == (placement.hosts > 1)
 
 
 @pytest.mark.parametrize("exchange", cost.EXCHANGES)
 def test_one_worker_has_no_wire(exchange: str):
     assert predict(exchange, 1).wire == 0
-    assert predict(exchange, Layout(1, 1, True)).wire == 0
+    assert predict(exchange, Placement(1, 1, True)).wire == 0
 
 
 def test_wire_beside_the_computation_costs_what_it_takes_longer():
@@ -98,17 +100,17 @@ def test_buckets_hide_the_shorter_of_codec_and_wire_but_for_the_largest():
 
 def test_a_host_with_one_device_is_the_same_hierarchical_or_not():
     for exchange in cost.EXCHANGES:
-        assert predict(exchange, Layout(4, 1, True)) == predict(exchange, Layout(4)) == predict(exchange, 4)
+        assert predict(exchange, Placement(4, 1, True)) == predict(exchange, Placement(4)) == predict(exchange, 4)
 
 
 def test_a_host_of_devices_sends_one_worker_s_ring_and_all_devices_messages():
-    flat = predict("gather", Layout(2, 4), Network(0.0, 1e8), CodecSpeed()).wire
+    flat = predict("gather", Placement(2, 4), Network(0.0, 1e8), CodecSpeed()).wire
     assert flat == pytest.approx(cost.step_traffic(Ternary(), "gather", (ELEMENTS,), (), 8).total.bytes / 1e8)
     traffic = cost.step_traffic(Ternary(), "two_way", (ELEMENTS,), (), 8).total.bytes
     direct = 4 * 500_096 * (7 / 8)  # of one device to all others, of which 4/7 leave the host, times 4 devices
-    two_way = predict("two_way", Layout(2, 4), Network(0.0, 1e8), CodecSpeed()).wire
+    two_way = predict("two_way", Placement(2, 4), Network(0.0, 1e8), CodecSpeed()).wire
     assert two_way == pytest.approx((traffic + (4 * 4 / 7 - 1) * direct) / 1e8, rel=1e-3)
-    assert predict("two_way", Layout(2, 4, True)).wire < two_way
+    assert predict("two_way", Placement(2, 4, True)).wire < two_way
 
 
 @pytest.mark.parametrize("rate", [1e6, 1e8, 1e10, 1e12])
@@ -134,13 +136,13 @@ def test_the_forecast_scales_from_one_worker_by_whole_hosts():
     assert found.speed_up(1, Way("float", False)) == 1
     assert forecast(hosts=1).recommendation() == "one worker exchanges nothing: take float"
     assert found.predict(32) == found.here
-    assert forecast(devices=3).cluster.worker_counts() == [1, *(3 * 2**k for k in range(9))]
+    assert forecast(devices=3).scenario.worker_counts() == [1, *(3 * 2**k for k in range(9))]
     assert all(len(line) <= 100 for line in str(found).splitlines())
 
 
 def test_an_exchange_that_cannot_add_so_many_is_left_out():
-    cluster = Cluster(1024, 1, SLOW, SLOW, CodecSpeed(), 0.0)
-    found = Forecast(Ternary(levels=100), (1000,), (), cluster)
+    scenario = Scenario(1024, 1, SLOW, SLOW, CodecSpeed(), 0.0)
+    found = Forecast(Ternary(levels=100), (1000,), (), scenario)
     assert {way.exchange for way in found.here} == {"float", "gather", "two_way"}
     assert found.best(cost.EXACT).exchange == "gather"
     with pytest.raises(ValueError, match=r"^exchange='sum': the words of 1024 workers"):
@@ -157,7 +159,7 @@ def test_codec_speed_refuses_what_is_no_time():
     with pytest.raises(ValueError, match=r"^encode=-1: must be a finite number of 0 or more, seconds an element$"):
         CodecSpeed(encode=-1)
     with pytest.raises(ValueError, match=r"^hosts=0: must be an integer of 1 or more$"):
-        Layout(0)
+        Placement(0)
 
 
 def test_codec_speed_is_measured_in_every_stage():

@@ -47,7 +47,7 @@ def _run(num_processes: int) -> list[dict]:
         for process in range(num_processes)
     ]
     try:
-        outputs = [process.communicate(timeout=180) for process in processes]
+        outputs = [process.communicate(timeout=600) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -56,7 +56,9 @@ def _run(num_processes: int) -> list[dict]:
     return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
 
 
-@pytest.mark.parametrize("num_processes", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize(
+    "num_processes", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_processes_give_the_same_bits_as_virtual_workers(workers: Callable, worker: ModuleType, num_processes: int):
     found = _run(num_processes)
     placed = workers(f"mesh:1 unrolled:{num_processes}")

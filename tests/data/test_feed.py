@@ -173,7 +173,7 @@ def test_damaged_image_is_named(
     ("batch", "num_hosts", "words"),
     [
         (24, 1, "batch_size=24: must be at most the 23 examples of the training split"),
-        (8, 3, "batch_size=8: must divide among 3 hosts"),
+        (8, 3, "batch_size=8: must be a multiple of the 3 hosts"),
     ],
 )
 def test_batch_that_cannot_be_shared_is_refused(dataset: Dataset, batch: int, num_hosts: int, words: str):

@@ -126,7 +126,7 @@ def test_folder_that_is_not_whole_is_refused(photos: Path, tmp_path: Path, harm:
     ("arguments", "words"),
     [
         (("./nowhere", None), "'./nowhere': no such folder"),
-        (("{photos}", None, "train", "test"), "has no split 'test'; there is train, validation: set test_split"),
+        (("{photos}", None, "train", "test"), "has no split 'test'; available: train, validation; set test_split"),
         (("{photos}", None, "train[90]"), "train_split='train[90]'"),
         (("{photos}", None, "training"), "has no split 'training'"),
         (("{photos}", None, "train[:0]"), "has no split 'train[:0]'"),
@@ -165,7 +165,7 @@ def test_features_that_are_no_labelled_images_are_refused(photos: Path, tmp_path
     shutil.copytree(photos, tmp_path / "names")
     features = tfds.features.FeaturesDict({"file_name": tfds.features.Text()})
     (tmp_path / "names" / "features.json").write_text(json.dumps(features.to_json()))
-    with pytest.raises(ValueError, match="must have features image and label, with classes; there is file_name"):
+    with pytest.raises(ValueError, match="must have features image and label, with classes; available: file_name"):
         open_folder(tmp_path / "names")
 
 

@@ -129,6 +129,18 @@ def test_quality_is_that_of_the_encoder(make):
     assert sizes[0] < sizes[1]
 
 
+def test_jpegs_have_huffman_tables_of_their_own(make):
+    """Fewer bytes for the same pixels."""
+    pixels = cv2.resize(make.pixels(4, 12, 16), (160, 120))
+    content = store_image(make.file(Image.fromarray(pixels), "PNG"), JPEG).content
+    done, usual = cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
+    assert done
+    assert isinstance(content, bytes)
+    assert len(content) < len(usual)
+    assert simplejpeg.decode_jpeg_header(content)[2:] == ("YCbCr", "420")
+    np.testing.assert_array_equal(simplejpeg.decode_jpeg(content), simplejpeg.decode_jpeg(usual.tobytes()))
+
+
 def test_pixels_of_an_array_are_stored_without_loss(make):
     for channels in (1, 3):
         pixels = make.pixels(8, channels=channels)

@@ -68,7 +68,7 @@ def test_head_starts_fresh_where_it_is_excluded(prepare: Callable, trained: Run,
     state = prepare(**fields, **start, init_exclude=("fc2/.*",)).state
     assert_equal(state.params["fc2"], fresh.params["fc2"])
     assert_equal(state.params["fc1"], trained.state.averages.params["fc1"])
-    with pytest.raises(ValueError, match="init_exclude='fc3/kernel': must match the path of a tensor; there is "):
+    with pytest.raises(ValueError, match="init_exclude='fc3/kernel': must match the path of a tensor; available: "):
         prepare(tmp_path / "refused", **fields, **start, init_exclude=("fc3/kernel",))
 
 

@@ -142,10 +142,10 @@ def test_masks_need_only_shapes():
 @pytest.mark.parametrize(
     ("train_only", "freeze", "words"),
     [
-        (("conv3/.*",), (), "train_only='conv3/.*': must match the path of a tensor; there is conv"),
-        ((), ("fc1",), "freeze='fc1': must match the path of a tensor; there is fc1/bias"),
-        ((), ("zzz",), "freeze='zzz': must match the path of a tensor; there is conv1/bias, conv1/kernel, conv2/"),
-        ((), ("conv3/kernel[0]",), "freeze='conv3/kernel[0]': must match the path of a tensor; there is conv"),
+        (("conv3/.*",), (), "train_only='conv3/.*': must match the path of a tensor; available: conv"),
+        ((), ("fc1",), "freeze='fc1': must match the path of a tensor; available: fc1/bias"),
+        ((), ("zzz",), "freeze='zzz': must match the path of a tensor; available: conv1/bias, conv1/kernel, conv2/"),
+        ((), ("conv3/kernel[0]",), "freeze='conv3/kernel[0]': must match the path of a tensor; available: conv"),
         ((), ("fc1/kernel[6]",), "freeze='fc1/kernel[6]': must be within fc1/kernel, whose shape is (6, 4)"),
         ((), ("fc1/kernel[:, -5]",), "freeze='fc1/kernel[:, -5]': must be within fc1/kernel, whose shape is (6, 4)"),
         ((), ("fc1/kernel[:7]",), "freeze='fc1/kernel[:7]': must be within fc1/kernel, whose shape is (6, 4)"),

@@ -153,7 +153,7 @@ def test_recipe_explains_every_field_and_every_choice():
         ({"num_workers": -4}, "num_workers=-4: must be 1 or more"),
         ({"num_devices": 0}, "num_devices=0: must be 1 or more"),
         ({"batch_size": 0}, "batch_size=0: must be 1 or more"),
-        ({"batch_size": 62}, "batch_size=62: must divide among num_workers=4"),
+        ({"batch_size": 62}, "batch_size=62: must be a multiple of num_workers=4"),
         ({"num_steps": 0}, "num_steps=0: must be 1 or more"),
         ({"learning_rate": float("nan")}, "learning_rate=nan: must be"),
         ({"learning_rate": float("inf")}, "learning_rate=inf: must be"),
@@ -178,7 +178,7 @@ def test_recipe_explains_every_field_and_every_choice():
         ({"weight_decay_mode": "l1"}, "weight_decay_mode='l1': must be one of loss, decoupled"),
         ({"virtual_workers": "scanned"}, "virtual_workers='scanned': must be one of unrolled, vmapped"),
         ({"exclude": ("(",)}, "exclude='(': is no regular expression"),
-        ({"learning_rat": 0.1}, "'learning_rat' is no field of a recipe; there is learning_rate"),
+        ({"learning_rat": 0.1}, "'learning_rat' is no field of a recipe; available: learning_rate"),
     ],
 )
 def test_recipe_with_a_wrong_value_is_refused(fields: dict[str, Any], words: str):

@@ -123,7 +123,7 @@ def test_step_compresses_weight_decay_in_the_loss_and_no_tensor_that_stays_float
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"num_workers": 4, "num_devices": 3}, "num_workers=4: must divide among num_devices=3"),
+        ({"num_workers": 4, "num_devices": 3}, "num_workers=4: must be a multiple of num_devices=3"),
         ({"num_workers": 16, "num_devices": 16}, "num_devices=16: there are 8"),
     ],
 )
