@@ -2,15 +2,16 @@
 
     python -m benchmarks.gradient_noise runs/digits [--clip_sigmas 0 1.25 2.5] [--block_sizes 0 64] [--levels 1]
 
-Takes the newest checkpoint of a run and the gradients g of so many batches of one worker there. With s the scale, q the
-gradient clipped to it, and u = s / L, a digit rounds |q| stochastically to a multiple of u, which adds the variance
-u^2 f (1 - f), f being the fraction of |q| / u; no random number is drawn. Means and variances are over batches. Cells:
+Takes the newest checkpoint of a run, and the gradients of every worker there in so many batches. With s the scale that
+they share, q a worker's gradient clipped to it, and u = s / L, a digit rounds |q| stochastically to a multiple of u,
+which adds the variance u^2 f (1 - f), f being the fraction of |q| / u; no random number is drawn. Let now g and q be
+means over the workers; means and variances are over batches. Cells:
 
     cosine  of the mean of q and the mean of g: what clipping does to the direction, which averaging does not mend
     kept    signal over noise, of what is sent over that of g: ((mean q . mean g) / |mean g|^2)^2 var(g) / var(sent)
 
 1 is best in both. Where `kept` is .5, a step has as much noise as one of half the batch. Only tensors that the run
-compresses have a row, and the last row is their mean, weighted by elements.
+compresses and that have gradients are listed, and the last row is their mean, weighted by elements.
 """
 
 import argparse
@@ -38,11 +39,11 @@ from jaxtern.training.state import create_run, stays_float
 
 
 class Sums(NamedTuple):
-    """Over batches, of one tensor; `clipped` and what is behind it have an entry for each codec."""
+    """Over batches, of one tensor's mean over workers; `clipped` and what follows have an entry for each codec."""
 
     gradient: jax.Array
     squares: jax.Array
-    peak: jax.Array  # max|g| over its deviation
+    peak: jax.Array  # max|g| over its deviation, of one worker
     clipped: list[jax.Array]
     clipped_squares: list[jax.Array]
     added: list[jax.Array]
@@ -56,7 +57,10 @@ def main() -> None:
             for size, clip in itertools.product(arguments.block_sizes, arguments.clip_sigmas)
         ]
         run = SavedRun(arguments.workdir)
-        sums = run.use_latest(lambda step: add_up(run, step, codecs, arguments.batches))
+        workers = arguments.workers or run.recipe.num_workers
+        if run.recipe.batch_size % workers:
+            raise ValueError(f"--workers={workers}: must divide the run's batch_size={run.recipe.batch_size}")
+        sums = run.use_latest(lambda step: add_up(run, step, codecs, workers, arguments.batches))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     print(make_table(sums, codecs, arguments.batches))
@@ -69,27 +73,33 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clip_sigmas", type=float, nargs="+", default=[0.0, 1.25, 2.5], help="c; 0: not clipped")
     parser.add_argument("--block_sizes", type=int, nargs="+", default=[0, 64], help="elements; 0: a scale a tensor")
     parser.add_argument("--levels", type=int, default=1)
+    parser.add_argument("--workers", type=int, help="among whom the run's batch is divided; without it, as in the run")
     arguments = parser.parse_args()
-    if arguments.batches < 2:
-        parser.error(f"--batches={arguments.batches}: must be 2 or more")
+    for name, least in (("batches", 2), ("workers", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            parser.error(f"--{name}={value}: must be {least} or more")
     return arguments
 
 
-def add_up(run: SavedRun, step: int, codecs: list[Ternary], num_batches: int) -> dict[str, Sums]:
+def add_up(run: SavedRun, step: int, codecs: list[Ternary], workers: int, num_batches: int) -> dict[str, Sums]:
     """The sums of every tensor that the run compresses, by path."""
     totals: dict[str, Sums] = {}
     add = jax.jit(functools.partial(_add, codecs=codecs))
-    for gradients in itertools.islice(draw_gradients(run, step), num_batches):
-        for path, gradient in gradients.items():
-            totals[path] = add(gradient.ravel(), totals.get(path))
-    return totals
+    drawn = draw_gradients(run, step, workers)
+    for _ in range(num_batches):
+        of_workers = list(itertools.islice(drawn, workers))
+        for path in of_workers[0]:
+            gradients = jnp.stack([gradients[path].ravel() for gradients in of_workers])
+            totals[path] = add(gradients, totals.get(path))
+    return {path: sums for path, sums in totals.items() if sums.squares}
 
 
-def draw_gradients(run: SavedRun, step: int) -> Iterator[dict[str, jax.Array]]:
-    """Of one worker, batch after batch, by path."""
+def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str, jax.Array]]:
+    """Of one worker after the other, batch after batch, by path."""
     recipe = dataclasses.replace(
         run.recipe, num_workers=1, num_devices=1, devices_per_worker=1, batch_norm="local", precision="float32",
-        batch_size=run.recipe.batch_size // run.recipe.num_workers, codec="float", delayed=False, steps_per_call=1,
+        batch_size=run.recipe.batch_size // workers, codec="float", delayed=False, steps_per_call=1,
     )  # fmt: skip
     mesh, model = create_mesh(recipe), create_network(recipe, run.inputs)
     program, state = create_run(recipe, model, run.inputs.dataset.train.size, mesh)
@@ -115,18 +125,21 @@ def draw_gradients(run: SavedRun, step: int) -> Iterator[dict[str, jax.Array]]:
         }
 
 
-def _add(gradient: jax.Array, totals: Sums | None, codecs: list[Ternary]) -> Sums:
-    """One more gradient, float32[n]."""
+def _add(gradients: jax.Array, totals: Sums | None, codecs: list[Ternary]) -> Sums:
+    """One more batch: float32[workers, n]."""
+    workers, size = gradients.shape
+    gradient = jnp.mean(gradients, 0)
     clipped, squares, added = [], [], []
     for codec in codecs:
-        scales = codec.local_scales(gradient, (gradient.size,))
-        scale = Segments((gradient.size,), codec.block_size).spread(jnp.ones_like(gradient), scales)
-        clipped.append(jnp.clip(gradient, -scale, scale))
+        shared = jnp.max(jnp.stack([codec.local_scales(own, (size,)) for own in gradients]), 0)
+        scale = Segments((size,), codec.block_size).spread(jnp.ones_like(gradient), shared)[None]
+        own_clipped = jnp.clip(gradients, -scale, scale)
+        clipped.append(jnp.mean(own_clipped, 0))
         unit = scale / codec.levels
-        fraction = jnp.where(unit > 0, jnp.abs(clipped[-1]) / unit, 0.0) % 1
+        fraction = jnp.where(unit > 0, jnp.abs(own_clipped) / unit, 0.0) % 1
         squares.append(jnp.sum(clipped[-1] ** 2))
-        added.append(jnp.sum(unit**2 * fraction * (1 - fraction)))
-    peak = jnp.max(jnp.abs(gradient)) / jnp.std(gradient)
+        added.append(jnp.sum(unit**2 * fraction * (1 - fraction)) / workers**2)
+    peak = jnp.max(jnp.abs(gradients[0])) / jnp.std(gradients[0])
     own = Sums(gradient, jnp.sum(gradient**2), peak, clipped, squares, added)
     return own if totals is None else jax.tree.map(jnp.add, totals, own)
 

@@ -1,5 +1,6 @@
 """benchmarks.gradient_noise foretells the noise that the codec really makes."""
 
+import sys
 from pathlib import Path
 
 import jax
@@ -9,13 +10,16 @@ import pytest
 
 from jaxtern import Ternary
 from jaxtern.kernels import Segments, derive_key, ternary_decode, ternary_encode
+from jaxtern.training import loop
+from jaxtern.training.recipe import Recipe
+from jaxtern.training.run import prepare_run
 
 ROOT = Path(__file__).resolve().parents[1]
 with pytest.MonkeyPatch.context() as patch:  # the benchmarks are not installed
     patch.syspath_prepend(ROOT)
     from benchmarks import gradient_noise
 
-SIZE, DRAWS = 300, 4000
+SIZE, WORKERS, DRAWS = 300, 3, 4000
 
 
 @pytest.mark.parametrize(
@@ -23,18 +27,19 @@ SIZE, DRAWS = 300, 4000
 )
 def test_variance_that_is_foretold_is_that_of_what_is_decoded(codec: Ternary):
     """Off by more than 6 standard errors of the mean over the draws in fewer than one of 10^8 runs."""
-    gradient = jax.random.laplace(jax.random.key(0), (SIZE,))
+    gradients = jax.random.laplace(jax.random.key(0), (WORKERS, SIZE)) * jnp.array([[1.0], [2.0], [0.5]])
     segments, radix = Segments((SIZE,), codec.block_size), 2 * codec.levels + 1
-    scales = codec.local_scales(gradient, (SIZE,))
+    scales = jnp.max(jnp.stack([codec.local_scales(gradient, (SIZE,)) for gradient in gradients]), 0)
 
     @jax.jit
     @jax.vmap
     def decoded(step: jax.Array) -> jax.Array:
         options = {"segments": segments, "radix": radix, "levels": codec.levels, "implementation": "reference"}
-        words = ternary_encode(gradient, scales, derive_key(0, step, 0), **options)
-        return ternary_decode(words[None], scales, num_workers=1, **options)
+        keys = [derive_key(0, step, worker) for worker in range(WORKERS)]
+        words = [ternary_encode(own, scales, key, **options) for own, key in zip(gradients, keys, strict=True)]
+        return ternary_decode(jnp.stack(words), scales, num_workers=WORKERS, **options)
 
-    sums = gradient_noise._add(gradient, None, [codec])
+    sums = gradient_noise._add(gradients, None, [codec])
     (clipped,), (added,) = sums.clipped, sums.added
     errors = np.sum((np.asarray(decoded(jnp.arange(DRAWS))) - np.asarray(clipped)) ** 2, axis=1)
     assert abs(errors.mean() - float(added)) < 6 * errors.std() / DRAWS**0.5
@@ -45,6 +50,42 @@ def test_nothing_is_lost_where_nothing_is_rounded():
     gradients = [jnp.array([1.0, -1.0, 0.0, 1.0]), jnp.array([1.0, 1.0, 0.0, -1.0]), jnp.array([1.0, -1.0, 1.0, 1.0])]
     sums = None
     for gradient in gradients:
-        sums = gradient_noise._add(gradient, sums, [Ternary()])
+        sums = gradient_noise._add(gradient[None], sums, [Ternary()])
     assert sums is not None
     np.testing.assert_allclose(list(gradient_noise._judge(sums, len(gradients))), [(1, 1)], rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps."""
+    folder = tmp_path_factory.mktemp("gradient_noise") / "run"
+    fields = {"num_steps": 2, "checkpoint_every": 2, "evaluate_every": 2, "num_workers": 2, "batch_size": 8}
+    run = prepare_run(Recipe(**fields), folder)
+    loop.train(run)
+    run.close()
+    return folder
+
+
+def test_table_is_of_a_run_with_its_workers(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.setattr(sys, "argv", ["gradient_noise", str(workdir), "--batches=3", "--block_sizes", "0"])
+    gradient_noise.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert rows[0][3:] == [f"tensor, c = {c}: cosine, kept" for c in ("0", "1.25", "2.5")]
+    assert {"fc1/kernel", "all"} <= {row[0] for row in rows[2:]}
+    for _, _, _, *cells in rows[2:]:
+        cosine, kept = (float(cell) for cell in cells[0].split(", "))
+        assert cosine == 1  # nothing is clipped
+        assert 0 < kept < 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "status"), [("--batches=1", 2), ("--workers=0", 2), ("--workers=3", "error: --workers=3: must divide ")]
+)
+def test_bad_numbers_are_refused(workdir: Path, monkeypatch: pytest.MonkeyPatch, flag: str, status: int | str):
+    monkeypatch.setattr(sys, "argv", ["gradient_noise", str(workdir), flag])
+    with pytest.raises(SystemExit) as ended:
+        gradient_noise.main()
+    assert str(ended.value.code).startswith(str(status))
