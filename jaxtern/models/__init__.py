@@ -60,7 +60,7 @@ def describe_source(name: str) -> dict[str, str]:
     classes = [each for each in MODELS[name].__mro__ if issubclass(each, Model)] if name in MODELS else []
     functions = [inspect.unwrap(each) for own in classes for each in vars(own).values() if callable(each)]
     paths = {Path(each.__code__.co_filename) for each in functions if inspect.isfunction(each)}
-    return {path.name: _digest(path) for path in sorted(paths)}
+    return {path.name: _digest(path) for path in sorted(paths, key=lambda path: path.name)}
 
 
 def _digest(path: Path) -> str:
