@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import absl.logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,6 +52,7 @@ class Sums(NamedTuple):
 
 def main() -> None:
     arguments = parse()
+    absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells at length how it opens a folder
     try:
         codecs = [
             Ternary(clip_sigmas=clip, block_size=size or None, levels=arguments.levels)
