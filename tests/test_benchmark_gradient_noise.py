@@ -55,6 +55,15 @@ def test_nothing_is_lost_where_nothing_is_rounded():
     np.testing.assert_allclose(list(gradient_noise._judge(sums, len(gradients))), [(1, 1)], rtol=1e-6)
 
 
+def test_tensors_without_gradients_are_left_out(monkeypatch: pytest.MonkeyPatch):
+    """As nothing is a share of them."""
+    gradients = {"dead": jnp.zeros(4), "alive": jnp.array([1.0, -1.0, 0.5, 0.25])}
+    monkeypatch.setattr(gradient_noise, "draw_gradients", lambda *_: iter([gradients] * 4))
+    sums = gradient_noise.add_up(object(), 0, [Ternary()], 2, 2)
+    assert list(sums) == ["alive"]
+    assert "| alive " in gradient_noise.make_table(sums, [Ternary()], 2)
+
+
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
