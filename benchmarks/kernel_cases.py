@@ -50,21 +50,22 @@ def bytes_to_move(op: str, elements: int, dtype: str, rows: int = 1, radix: int 
     }[op]
 
 
-def create_cases(elements: int, dtypes: list[str], workers: int) -> Iterator[Case]:
-    """All operations, dtype after dtype."""
-    radix = 2 * workers + 1
+def create_cases(elements: int, dtypes: list[str], workers: int, block_size: int | None = None) -> Iterator[Case]:
+    """All operations, dtype after dtype; plain jnp, which knows no blocks, only without."""
+    radix, segments = 2 * workers + 1, Segments((elements,), block_size)
     rows, total = random_words(workers, elements, 3), random_words(1, elements, radix)
     for dtype in dtypes:
-        yield from gradient_cases(elements, dtype, radix)
-        yield from decode_cases(rows, total, elements, dtype, radix)
+        for case in gradient_cases(segments, dtype, radix):
+            yield case._replace(plain=case.plain if block_size is None else None)
+        yield from decode_cases(rows, total, segments, dtype, radix)
     moved = bytes_to_move("shard_sum", elements, dtypes[0], workers, radix)
     run = partial(shard_sum, num_elements=elements)
     yield Case("shard_sum", f"sum {workers} workers' shards", "uint32", moved, run, (rows,))
 
 
-def gradient_cases(elements: int, dtype: str, radix: int) -> Iterator[Case]:
+def gradient_cases(segments: Segments, dtype: str, radix: int) -> Iterator[Case]:
     """What reads a gradient."""
-    segments, key = Segments((elements,)), derive_key(0, 0, 0)
+    elements, scales, key = segments.num_elements, create_scales(segments), derive_key(0, 0, 0)
     gradient = jax.random.normal(jax.random.key(0), (elements,)).astype(dtype)
     moved = bytes_to_move("moments", elements, dtype)
     yield Case("moments", "moments", dtype, moved, partial(moments, segments=segments), (gradient,), plain_moments)
@@ -76,26 +77,30 @@ def gradient_cases(elements: int, dtype: str, radix: int) -> Iterator[Case]:
     for name, own in options.items():
         moved = bytes_to_move("ternary_encode", elements, dtype, **own)
         run, plain = partial(ternary_encode, segments=segments, **own), partial(plain_encode, **own)
-        yield Case("ternary_encode", name, dtype, moved, run, (gradient, jnp.full(1, 2.5, jnp.float32), key), plain)
+        yield Case("ternary_encode", name, dtype, moved, run, (gradient, scales, key), plain)
 
 
-def decode_cases(rows: jax.Array, total: jax.Array, elements: int, dtype: str, radix: int) -> Iterator[Case]:
+def decode_cases(rows: jax.Array, total: jax.Array, segments: Segments, dtype: str, radix: int) -> Iterator[Case]:
     """What writes a mean."""
-    workers = rows.shape[0]
+    workers, elements = rows.shape[0], segments.num_elements
     for name, words, num_workers, own_radix in (
         ("decode one worker", rows[:1], 1, 3),
         (f"decode {workers} workers gathered", rows, workers, 3),
         (f"decode {workers} workers summed", total, workers, radix),
     ):
         moved = bytes_to_move("ternary_decode", elements, dtype, len(words), own_radix)
-        options = {"segments": Segments((elements,)), "num_workers": num_workers, "radix": own_radix}
-        arguments = words, jnp.full(1, 2.5, jnp.float32)
+        options = {"segments": segments, "num_workers": num_workers, "radix": own_radix}
+        arguments = words, create_scales(segments)
         run = partial(ternary_decode, dtype=dtype, **options)
         yield Case("ternary_decode", name, dtype, moved, run, arguments)
         if dtype == "float32" and jax.devices()[0].platform == "cpu":  # GPUs have no kernel that decodes in place
             run = partial(decode_in_place, size=elements, **options)
             arguments = jnp.zeros(elements), *arguments
             yield Case("ternary_decode", f"{name}, in place", dtype, moved, run, arguments, in_place=True)
+
+
+def create_scales(segments: Segments) -> jax.Array:
+    return jnp.full(segments.num_scales, 2.5, jnp.float32)
 
 
 def decode_in_place(vector: jax.Array, words: jax.Array, scales: jax.Array, **options: Any) -> jax.Array:

@@ -1,13 +1,14 @@
 """Speed of every kernel on this device, beside a copy, the reference, and plain jnp with JAX's own random bits.
 
-    python -m benchmarks.kernels [--elements 2**20 2**28] [--dtypes float32 bfloat16] [--check] [--json kernels.json]
+    python -m benchmarks.kernels [--elements 2**20 2**28] [--dtypes float32] [--block_size 64] [--check] [--json F]
     python -m benchmarks.kernels --tune [--elements 2**28]
 
 Every operation runs in turn with `jnp.copy` of as many float32 elements, so that a noisy machine disturbs both alike. A
 row shows the median time of a call; GB/s of the bytes that must move, each input read once and each output written once
 (`bytes_to_move` in kernel_cases.py); the median of its GB/s over those of the copy beside it, which reads and writes 4
 bytes an element; and its speed over that of plain jnp: encode with `jax.random.uniform`, or moments as jnp has them.
-Every implementation that can run here has a row: native on a CPU, Mosaic on a GPU, and the reference.
+Every implementation that can run here has a row: native on a CPU, Mosaic on a GPU, and the reference. With a block
+size there is a scale for every so many elements; the scales' bytes do not count, and plain jnp has no rows.
 
 What is timed is a compiled program that returns fresh arrays, as in training: one call on a CPU; on a GPU a batch of
 calls of 10 ms or more, waited for once, whose arguments and results rotate through 256 MiB of memory, so that its cache
@@ -19,7 +20,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def main() -> None:
     if arguments.tune and why_not:
         sys.exit(f"--tune: {why_not}")
     record = {"machine": machine(), "device_kind": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": []}
-    record |= {"workers": arguments.workers, "repeats": arguments.repeats}
+    record |= {"workers": arguments.workers, "repeats": arguments.repeats, "block_size": arguments.block_size}
     save(record, arguments.json)  # now, so that a path that cannot be written costs no measurements
     say(record["machine"])
     is_sound = True
@@ -59,7 +60,8 @@ def main() -> None:
         save(record, arguments.json)
     else:
         for elements in arguments.elements:
-            for row in measure_size(elements, arguments.dtypes, arguments.workers, arguments.repeats):
+            cases = create_cases(elements, arguments.dtypes, arguments.workers, arguments.block_size)
+            for row in measure_size(elements, cases, arguments.repeats):
                 say(as_line(row))
                 record["rows"].append({"elements": elements, **row})
                 save(record, arguments.json)
@@ -72,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--elements", type=parse_elements, nargs="+", help="of the gradient; 2**20 is understood")
     parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--workers", type=int, default=4, help="whose words are decoded together")
+    parser.add_argument("--block_size", type=int, help="elements under one scale; default: all")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument(
         "--check", action="store_true", help="first compare with the references; status 1 if bits differ"
@@ -81,6 +84,8 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if not 1 <= arguments.workers <= MAX_WORKERS:
         parser.error(f"--workers={arguments.workers}: must be from 1 to {MAX_WORKERS}")
+    if arguments.block_size is not None and arguments.block_size < 1:
+        parser.error(f"--block_size={arguments.block_size}: must be 1 or more")
     if arguments.repeats < 1:
         parser.error(f"--repeats={arguments.repeats}: must be 1 or more")
     sizes = arguments.elements or ELEMENTS["gpu" if on_gpu() else "cpu"]
@@ -104,12 +109,12 @@ def parse_elements(text: str) -> int:
     return elements
 
 
-def measure_size(elements: int, dtypes: list[str], workers: int, repeats: int) -> Iterator[dict]:
+def measure_size(elements: int, cases: Iterable[Case], repeats: int) -> Iterator[dict]:
     """Rows of the table of one size; the copy first."""
     say(f"\n{elements:,} elements\n\n{HEADING}")
     copy = prepare_copy(elements)
     yield {"operation": "copy", "dtype": "float32", "implementation": "jnp", **summarize(copy, copy, repeats)}
-    for case in create_cases(elements, dtypes, workers):
+    for case in cases:
         yield from measure_case(case, copy, repeats)
 
 

@@ -16,7 +16,6 @@ IMPLEMENTATIONS = ("auto", "reference", "native", "mosaic")
 MIN_JAX = (0, 11)
 MIN_CAPABILITY = 9.0  # of NVIDIA GPUs: below, Mosaic's compiler ends the process on instructions that are not there
 
-MIN_NATIVE_SIZE = 2**16  # for "auto": a compiler is not worth starting for less
 MAX_SIZE = 2**30  # of any array: the kernels count places in int32, up to a tile beyond the end
 
 _logger = logging.getLogger(__name__)
@@ -26,8 +25,8 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
     """The implementation that runs: "reference", plain jnp, which XLA compiles for any device, "native" or "mosaic".
 
     "auto" is Mosaic where the default device is an NVIDIA GPU of compute capability 9.0 or more and JAX is 0.11 or
-    newer, for arrays of `size` up to 2^30; and native where it is a CPU and there is a C compiler, for arrays of 2^16
-    and more, unless the op names a reason, `not_native`.
+    newer, for arrays of `size` up to 2^30; and native where it is a CPU and there is a C compiler, unless the op names
+    a reason, `not_native`.
 
     Raises:
       ValueError: for an unknown name, and for "mosaic" and "native" where they cannot run.
@@ -37,7 +36,7 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
     if implementation == "reference":
         return "reference"
     if implementation == "native" or (implementation == "auto" and jax.devices()[0].platform == "cpu"):
-        return _pick_native(op, implementation, size, not_native)
+        return _pick_native(op, implementation, not_native)
     reason = why_not_mosaic() or (f"{size} numbers are more than 2^30" if size > MAX_SIZE else "")
     if implementation == "mosaic" and reason:
         raise ValueError(f"{op}: implementation='mosaic': {reason}")
@@ -47,8 +46,8 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
     return "reference" if reason else "mosaic"
 
 
-def _pick_native(op: str, implementation: str, size: int, not_native: str) -> str:
-    if implementation == "auto" and (size < MIN_NATIVE_SIZE or not_native):
+def _pick_native(op: str, implementation: str, not_native: str) -> str:
+    if implementation == "auto" and not_native:
         return "reference"
     reason = not_native or why_not_native()
     if implementation == "native" and reason:

@@ -71,19 +71,21 @@ static const float* fill_group(const float* x, int64_t size, float centre, float
   return filled;
 }
 
-/* The sum of the places as sum_in_any_order has it: in whole multiples of a small part of the largest. */
-static float sum_places(const float* even, const float* odd) {
-  float sums[RUN] ALIGNED;
+/* The sum of up to RUN places as sum_in_any_order has it: in whole multiples of a small part of the largest. */
+INLINE float sum_places(const float* sums, int64_t count) {
   int32_t largest = 0, total = 0;
-  for (int j = 0; j < RUN; j++) {
-    sums[j] = even[j] + odd[j];
-    largest = larger(largest, magnitude_bits(sums[j]));
-  }
+  for (int64_t j = 0; j < count; j++) largest = larger(largest, magnitude_bits(sums[j]));
   if (largest >= 0x7F800000) return float_of((uint32_t)largest);
-  int32_t exponent = larger((largest >> 23) + 1 - (30 - 7), 1); /* 2^7 values up to the largest come to 2^30 */
+  int32_t exponent = larger((largest >> 23) + 1 - (30 - 7), 1); /* RUN values up to the largest come to 2^30 */
   float inverse = float_of((uint32_t)(254 - exponent) << 23);
-  for (int j = 0; j < RUN; j++) total += (int32_t)rintf(sums[j] * inverse);
+  for (int64_t j = 0; j < count; j++) total += (int32_t)rintf(sums[j] * inverse);
   return (float)total * float_of((uint32_t)exponent << 23);
+}
+
+static float sum_even_and_odd(const float* even, const float* odd) {
+  float sums[RUN] ALIGNED;
+  for (int j = 0; j < RUN; j++) sums[j] = even[j] + odd[j];
+  return sum_places(sums, RUN);
 }
 
 /* Of a segment that begins at x. */
@@ -102,8 +104,22 @@ static void reduce_chunk(const Moments* job, int64_t chunk, const float* x, int6
   int32_t largest = magnitude_bits(centre);
   for (int j = 0; j < RUN; j++) largest = larger(largest, sums.largest[j]);
   job->max_abs[chunk] = float_of((uint32_t)largest);
-  job->first[chunk] = sum_places(sums.first[0], sums.first[1]);
-  job->second[chunk] = sum_places(sums.second[0], sums.second[1]);
+  job->first[chunk] = sum_even_and_odd(sums.first[0], sums.first[1]);
+  job->second[chunk] = sum_even_and_odd(sums.second[0], sums.second[1]);
+}
+
+/* The same bits for a chunk of a run or less, where almost all of a group would be filling: blocks are often so short. */
+static void reduce_short_chunk(const Moments* job, int64_t chunk, const float* x, int64_t size, float centre) {
+  float deviations[RUN] ALIGNED, squares[RUN] ALIGNED;
+  int32_t largest = magnitude_bits(centre);
+  for (int64_t j = 0; j < size; j++) {
+    largest = larger(largest, magnitude_bits(x[j]));
+    deviations[j] = deviation(x[j], centre);
+    squares[j] = deviations[j] * deviations[j];
+  }
+  job->max_abs[chunk] = float_of((uint32_t)largest);
+  job->first[chunk] = sum_places(deviations, size);
+  job->second[chunk] = sum_places(squares, size);
 }
 
 /* The first element of a chunk. Tensors are cut into blocks, and those into chunks. */
@@ -128,7 +144,8 @@ static void reduce_item(const void* data, int64_t item) {
     const float* x = place_in(&job->gradient, segment.tensor, segment.begin);
     float centre = centre_of(x, segment.end - segment.begin);
     if (start == segment.begin) job->centres[segment.number] = centre;
-    reduce_chunk(job, chunk, x + (start - segment.begin), minimum(segment.end - start, CHUNK), centre);
+    int64_t size = minimum(segment.end - start, CHUNK);
+    (size <= RUN ? reduce_short_chunk : reduce_chunk)(job, chunk, x + (start - segment.begin), size, centre);
   }
 }
 

@@ -91,6 +91,16 @@ def test_table_and_figures_hold_every_operation(run: Callable, tmp_path: Path, c
     assert len({line.count("|") for line in lines}) == 1
 
 
+def test_blocks_have_a_scale_each_and_no_rows_of_plain_jnp(cases: ModuleType, run: Callable, tmp_path: Path):
+    for case in cases.create_cases(1000, ["float32"], 3, 16):
+        if case.op in ("ternary_encode", "ternary_decode"):
+            assert (63,) in [array.shape for array in case.arguments], case.name
+    file = tmp_path / "kernels.json"
+    sizes = ("--elements", "1000", "--block_size", "16", "--dtypes", "float32", "--repeats", "1")
+    assert run(*sizes, "--json", str(file)) == 0
+    assert {row["implementation"] for row in json.loads(file.read_text())["rows"][1:]} <= {"reference", "native"}
+
+
 def test_a_program_that_fails_takes_one_row_and_the_status(
     cases: ModuleType, run: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):

@@ -52,8 +52,8 @@ def _assert_same(found: Any, reference: Any) -> None:
 
 @pytest.fixture(scope="module")
 def reference(updates_over: Callable) -> Any:
-    """The mean over a vmapped axis, by `gather`; `sum` must give the same."""
-    make = functools.partial(compressed_mean, exchange="gather", min_size=10)
+    """The mean over a vmapped axis, by `gather`, in plain jnp; `sum` must give the same, and so must C."""
+    make = functools.partial(compressed_mean, exchange="gather", min_size=10, codec=Ternary(implementation="reference"))
     return updates_over(make, "vmap:8")(_gradients(8, SIZES), 3)[0]
 
 

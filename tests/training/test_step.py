@@ -11,7 +11,6 @@ from flax import nnx
 
 from jaxtern.compression import schedule
 from jaxtern.data.dataset import Split
-from jaxtern.kernels import dispatch
 from jaxtern.training.digests import digest
 from jaxtern.training.gradients import example_keys
 from jaxtern.training.mesh import create_mesh
@@ -42,7 +41,6 @@ def test_step_of_virtual_workers_gives_the_bits_of_real_ones(
 ):
     """virtual = real: four workers on one device, two on each of two, one on each of four; trees small and large."""
     if in_place:
-        monkeypatch.setattr(dispatch, "MIN_NATIVE_SIZE", 1)
         monkeypatch.setattr(schedule, "IN_PLACE_SIZE", 1)
     runs = [take_steps(6, num_workers=4, num_devices=m, batch_size=16, **fields) for m in (1, 2, 4)]
     for run in runs:
