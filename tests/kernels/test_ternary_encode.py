@@ -123,9 +123,16 @@ def test_encode_rounds_as_numpy_does_around_the_ends_of_tiles(
     gradient = np.random.default_rng(n).standard_normal(n, np.float32)
     words = _encode(gradient, [2.0], Segments((n,)), np.asarray(derive_key(0, 0, 0)), radix=radix)
     np.testing.assert_array_equal(levels_of(words, n, radix), numpy_levels(gradient, 2.0))
-    if (runs, rest) in ((19, 1), (20, 0), (41, 1)):  # "auto" was C; XLA's code takes a second each
-        encode = _compiled(ternary_encode, Segments((n,)), radix=radix, implementation="reference")
-        np.testing.assert_array_equal(encode(gradient, np.float32([2]), derive_key(0, 0, 0)), words)
+
+
+@pytest.mark.parametrize("radix", [3, 5, 7, 9, 17, 65536])
+@pytest.mark.parametrize("n", [128 * 19 + 1, 128 * 20, 128 * 41 + 1])
+def test_plain_jax_encodes_to_the_words_of_c_around_the_ends_of_tiles(radix: int, n: int):
+    gradient = np.random.default_rng(n).standard_normal(n, np.float32)
+    words = _encode(gradient, [2.0], Segments((n,)), radix=radix)
+    np.testing.assert_array_equal(
+        _encode(gradient, [2.0], Segments((n,)), radix=radix, implementation="reference"), words
+    )
 
 
 @pytest.mark.parametrize("offset", [0, 512, 2**20])
