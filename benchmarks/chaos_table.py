@@ -1,12 +1,14 @@
 """The tables of benchmarks/chaos.py: what came of each kind of fault, and what was printed.
 
-python -m benchmarks.chaos_table docs/chaos.jsonl prints those of runs that were kept.
+    python -m benchmarks.chaos_table docs/chaos.jsonl
+
+prints those of runs that were kept.
 """
 
+import argparse
 import json
 import re
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,5 +65,12 @@ def _example(results: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="runs that benchmarks.chaos wrote, a line of JSON each")
+    lines = parser.parse_args().results.read_text().splitlines()
+    print(make_table([json.loads(line) for line in lines]), end="")
+
+
 if __name__ == "__main__":
-    print(make_table([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]), end="")
+    main()
