@@ -10,6 +10,7 @@ _OPTIONAL = {
     "dropout_rate": float,
     "init_from": str,
     "rate_batch_size": int,
+    "warmup_peak": float,
     "data_dir": str,
     "test_split": str,
     "image_size": int,

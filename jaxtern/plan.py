@@ -30,8 +30,7 @@ from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
 from jaxtern.data.json_files import read_json
 from jaxtern.training.curves import plot_speed_up
 from jaxtern.training.inputs import open_inputs
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import create_codec
+from jaxtern.training.recipe import Recipe, create_codec
 from jaxtern.training.workload import measure_step_seconds, read_workload
 
 CONFIG = recipe_flags.define_config()

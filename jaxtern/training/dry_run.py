@@ -19,7 +19,7 @@ from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.rendering import whole_image_shape
 from jaxtern.data.sources import load_dataset
 from jaxtern.models import create_model
-from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
+from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs, require_feed
 from jaxtern.training.loop import NonFiniteError
 from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe
@@ -67,6 +67,7 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
     Raises:
       ValueError, OSError: for a recipe that does not fit together, or data that are there and do not fit it.
     """
+    require_feed(recipe, get_preprocessing(recipe.preprocessing))
     facts = find_facts(recipe)
     small = shrink(recipe, facts)
     mesh, inputs = create_mesh(small), open_inputs(small)
@@ -136,9 +137,9 @@ def describe(run: DryRun) -> str:
 def find_rates(recipe: Recipe, num_examples: int) -> tuple[float, float, float]:
     """Learning rates of the first step, the highest of any, and of the last."""
     steps = np.linspace(0, recipe.num_steps - 1, min(recipe.num_steps, _RATES)).round().astype(np.int32)
-    peak = min(recipe.warmup_steps, recipe.num_steps - 1)
-    rates = np.asarray(create_schedule(recipe, num_examples)(np.append(steps, np.int32(peak))))
-    return float(rates[0]), float(rates.max()), float(rates[-2])
+    turn = [min(max(step, 0), recipe.num_steps - 1) for step in (recipe.warmup_steps - 1, recipe.warmup_steps)]
+    rates = np.asarray(create_schedule(recipe, num_examples)(np.append(steps, np.array(turn, np.int32))))
+    return float(rates[0]), float(rates.max()), float(rates[len(steps) - 1])
 
 
 def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Iterator[str]:

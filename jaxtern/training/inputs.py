@@ -59,14 +59,10 @@ def open_inputs(recipe: Recipe, data_dir: str | None = None) -> Inputs:
       ValueError, OSError: for a dataset that cannot be read, or a preprocessing or feed that does not fit it.
     """
     preprocessing = get_preprocessing(recipe.preprocessing)
-    if preprocessing.next_token and recipe.feed == "streaming":
-        raise ValueError(f"feed='streaming': preprocessing={recipe.preprocessing!r} takes text, which is resident")
+    require_feed(recipe, preprocessing)
     dataset = _open_dataset(recipe, data_dir, preprocessing.next_token)
     threads, size = _count_threads(recipe), recipe.image_size or preprocessing.size
     if preprocessing.train_view is not None and (recipe.dataset != "synthetic" or recipe.feed == "streaming"):
-        if recipe.feed == "resident":
-            need = "crops images of any size, for which they must be streamed"
-            raise ValueError(f"feed='resident': preprocessing={recipe.preprocessing!r} {need}")
         assert size is not None  # views have one
         shape = size, size, 3
         return Inputs(dataset, preprocessing, shape, shape, False, threads)
@@ -80,6 +76,29 @@ def open_inputs(recipe: Recipe, data_dir: str | None = None) -> Inputs:
         dataset = dataset._replace(train=load_split(dataset.train, threads), test=load_split(dataset.test, threads))
     input_shape = preprocessing.output_shape(shape, recipe.image_size)
     return Inputs(dataset, preprocessing, shape, input_shape, resident, threads)
+
+
+def require_feed(recipe: Recipe, preprocessing: Preprocessing) -> None:
+    """Refuses, before data are opened, a feed that its preprocessing or the steps of a call do not allow.
+
+    Raises:
+      ValueError: naming the field, its value and the rule.
+    """
+    if preprocessing.next_token and recipe.feed == "streaming":
+        raise ValueError(f"feed='streaming': preprocessing={recipe.preprocessing!r} takes text, which is resident")
+    crops = preprocessing.train_view is not None and recipe.dataset != "synthetic"
+    if crops and recipe.feed == "resident":
+        need = "crops images of any size, for which they must be streamed"
+        raise ValueError(f"feed='resident': preprocessing={recipe.preprocessing!r} {need}")
+    if crops or recipe.feed == "streaming":
+        _require_single_steps(recipe)
+
+
+def _require_single_steps(recipe: Recipe) -> None:
+    if recipe.steps_per_call > 1:
+        raise ValueError(
+            f"steps_per_call={recipe.steps_per_call}: must be 1 where images are streamed (feed={recipe.feed!r})"
+        )
 
 
 def _open_dataset(recipe: Recipe, data_dir: str | None, text: bool) -> Dataset:
@@ -138,10 +157,8 @@ class Feed:
           ValueError: for a batch that is larger than the training split, or does not divide among the hosts; for steps
             without the host whose images are streamed.
         """
-        if recipe.steps_per_call > 1 and not inputs.resident:
-            raise ValueError(
-                f"steps_per_call={recipe.steps_per_call}: must be 1 where images are streamed (feed={recipe.feed!r})"
-            )
+        if not inputs.resident:
+            _require_single_steps(recipe)
         self._rows = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
         share = own_share(self._rows, recipe.batch_size)
         split, self.images = inputs.dataset.train, None

@@ -5,6 +5,7 @@ import difflib
 from typing import Any
 
 from jaxtern.compression.buckets import BUCKET_SIZE
+from jaxtern.compression.codecs import Ternary
 from jaxtern.training.rules import require_valid
 
 
@@ -87,8 +88,9 @@ class Recipe:
       decay_factor: by which each stair multiplies the rate.
       power: of "polynomial": rate (1 - t/T)^power.
       end_rate: of "polynomial" and "cosine".
-      warmup_steps: in which the rate rises linearly from `warmup_rate` to what the schedule has behind them.
+      warmup_steps: in which the rate rises linearly from `warmup_rate` to `warmup_peak`.
       warmup_rate: rate at step 0 of the warm-up.
+      warmup_peak: rate that it rises to; None: what the schedule has behind it.
       weight_decay: factor of L2 over what is decayed.
       weight_decay_mode: "loss": weight_decay * sum(w^2) / 2 is part of every worker's loss, so of what is compressed;
         "decoupled": rate * weight_decay * w is taken off the weights. "adamw", "lars" and "lamb" decay by themselves.
@@ -168,6 +170,7 @@ class Recipe:
     end_rate: float = 0.0
     warmup_steps: int = 0
     warmup_rate: float = 0.0
+    warmup_peak: float | None = None
     weight_decay: float = 0.0
     weight_decay_mode: str = "loss"
     decay: tuple[str, ...] = ()
@@ -183,6 +186,7 @@ class Recipe:
 
     def __post_init__(self):
         require_valid(self)
+        create_codec(self)  # which checks its fields, whether they are used or not
 
     @property
     def worker_devices(self) -> int:
@@ -205,6 +209,17 @@ class Recipe:
         """The fields as JSON has them."""
         values = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def create_codec(recipe: Recipe) -> Ternary:
+    """The recipe's ternary codec.
+
+    Raises:
+      ValueError: for one of its fields that is out of its range.
+    """
+    return Ternary(
+        clip_sigmas=recipe.clip_sigmas, scale=recipe.scale, block_size=recipe.block_size, levels=recipe.levels
+    )
 
 
 def require_field(name: str) -> None:

@@ -9,6 +9,7 @@ from jaxtern.training.rates import is_rate_string, parse_rates
 
 OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars", "lamb")
 SCHEDULES = ("fixed", "exponential", "piecewise", "polynomial", "cosine")
+_TO_LAST_STEP = ("polynomial", "cosine")  # fall until num_steps
 
 CHOICES = {
     "virtual_workers": ("unrolled", "vmapped"),
@@ -32,7 +33,6 @@ _LEAST = {
     "float_epochs": 0,
     "ternary_from": 0,
     "loss_scale": 1,
-    "momentum": 0,
     "trust_coefficient": 0,
     "learning_rate": 0,
     "decay_factor": 0,
@@ -58,9 +58,10 @@ _LEAST_WHERE_GIVEN = {
     "decode_threads": 1,
     "rate_batch_size": 1,
     "dropout_rate": 0,
+    "warmup_peak": 0,
 }
 _MOST = {"decode_threads": 4096, "decode_processes": 4096, "image_size": 2**14}
-_BELOW_ONE = ("dropout_rate", "label_smoothing", "average_decay")
+_BELOW_ONE = ("dropout_rate", "label_smoothing", "average_decay", "momentum")
 _PATTERNS = ("exclude", "decay", "init_exclude", "train_only")
 
 
@@ -73,18 +74,11 @@ def require_valid(recipe: Any) -> None:
     require_types(recipe)
     _require_ranges(recipe)
     _require_batch(recipe)
-    if is_rate_string(recipe.schedule):
-        parse_rates(recipe.schedule)
-    elif recipe.schedule not in SCHEDULES:
-        raise ValueError(f"schedule={recipe.schedule!r}: must be one of {', '.join(SCHEDULES)}, or rates over epochs")
+    _require_schedule(recipe)
     for name in _PATTERNS:
         _require_patterns(name, getattr(recipe, name))
     for entry in recipe.freeze:
         _require_pattern("freeze", entry, split_slice(entry)[0])
-    if recipe.schedule == "piecewise" and not recipe.boundaries:
-        raise ValueError("boundaries=(): must hold an epoch or more where schedule='piecewise'")
-    if any(not epoch > before for before, epoch in zip((0, *recipe.boundaries), recipe.boundaries, strict=False)):
-        raise ValueError(f"boundaries={recipe.boundaries}: must be epochs that rise from above 0")
     _require_mean(recipe)
 
 
@@ -105,6 +99,24 @@ def _require_ranges(recipe: Any) -> None:
         value = getattr(recipe, name)
         if value is not None and not 0 <= value < 1:
             raise ValueError(f"{name}={value!r}: must be 0 or more, and below 1")
+
+
+def _require_schedule(recipe: Any) -> None:
+    """Refuses rates that cannot be read, stairs that do not rise, and a warm-up that leaves no step to the schedule."""
+    if is_rate_string(recipe.schedule):
+        parse_rates(recipe.schedule)
+    elif recipe.schedule not in SCHEDULES:
+        raise ValueError(f"schedule={recipe.schedule!r}: must be one of {', '.join(SCHEDULES)}, or rates over epochs")
+    if recipe.schedule == "piecewise" and not recipe.boundaries:
+        raise ValueError("boundaries=(): must hold an epoch or more where schedule='piecewise'")
+    if any(not epoch > before for before, epoch in zip((0, *recipe.boundaries), recipe.boundaries, strict=False)):
+        raise ValueError(f"boundaries={recipe.boundaries}: must be epochs that rise from above 0")
+    if recipe.schedule in _TO_LAST_STEP and recipe.warmup_steps >= recipe.num_steps:
+        # the rate would rise to what these have at their end, which is mostly 0
+        raise ValueError(
+            f"warmup_steps={recipe.warmup_steps}: must be below num_steps={recipe.num_steps} where"
+            f" schedule={recipe.schedule!r}"
+        )
 
 
 def _require_batch(recipe: Any) -> None:

@@ -31,12 +31,11 @@ from jaxtern.training.evaluation import Evaluation, evaluate
 from jaxtern.training.initialization import initialize
 from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
 from jaxtern.training.mesh import create_mesh, lay_out
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe import Recipe, create_codec
 from jaxtern.training.state import (
     DEVICE_AXIS,
     Program,
     TrainState,
-    create_codec,
     create_run,
     place_state,
     stays_float,

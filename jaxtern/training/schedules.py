@@ -33,8 +33,9 @@ def create_schedule(recipe: Recipe, num_examples: int) -> optax.Schedule:
     "E:A=>B"     A * (B / A)^u
 
     At an END the next span holds; after the last, its last rate. Before warmup_steps the rate is
-    warmup_rate + (rate at warmup_steps - warmup_rate) * step / warmup_steps. All of that is multiplied by
-    batch_size / rate_batch_size where rate_batch_size is given.
+    warmup_rate + (peak - warmup_rate) * step / warmup_steps, where the peak is warmup_peak, or if that is None the
+    schedule's own rate at warmup_steps. All of that is multiplied by batch_size / rate_batch_size where rate_batch_size
+    is given.
 
     Args:
       recipe: names the schedule and its numbers.
@@ -54,7 +55,8 @@ def create_schedule(recipe: Recipe, num_examples: int) -> optax.Schedule:
         step = jnp.asarray(step)
         rate = main(step)
         if steps:
-            warming = first + (main(jnp.asarray(steps)) - first) * (step / steps)
+            peak = main(jnp.asarray(steps)) if recipe.warmup_peak is None else recipe.warmup_peak
+            warming = first + (peak - first) * (step / steps)
             rate = jnp.where(step < steps, warming, rate)
         return jnp.asarray(factor * rate, jnp.float32)
 

@@ -17,7 +17,7 @@ from jaxtern.hosts.messages import to_devices
 from jaxtern.training import masks, precision
 from jaxtern.training.optimizers import create_optimizer, decay_patterns
 from jaxtern.training.precision import LossScale
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe import Recipe, create_codec
 from jaxtern.training.schedules import create_schedule
 from jaxtern.training.selection import matches, path_of, require_match
 
@@ -183,13 +183,6 @@ def place_state(state: Any, recipe: Recipe, mesh: Mesh) -> TrainState:
         specs_of_state(recipe), state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
     )  # fmt: skip
     return to_devices(state, shardings)
-
-
-def create_codec(recipe: Recipe) -> Ternary:
-    """The recipe's codec."""
-    return Ternary(
-        clip_sigmas=recipe.clip_sigmas, scale=recipe.scale, block_size=recipe.block_size, levels=recipe.levels
-    )
 
 
 def stays_float(recipe: Recipe, last_layer: str, path: str) -> bool:

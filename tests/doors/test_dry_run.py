@@ -18,6 +18,13 @@ from jaxtern.training.recipe import Recipe
 
 INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.py") if path.stem != "__init__")
 LEAST_SIZE = 75  # of images that every network takes
+PARAMETERS = {
+    **dict.fromkeys(("default", "digits"), 131_080), "mnist": 1_256_080, "cifar10": 1_068_298,
+    "cifar10_terngrad": 1_068_298, "cifar10_resnet": 269_722, "imagenet_alexnet": 60_965_224,
+    "imagenet_googlenet": 6_617_624, "imagenet_vgg": 138_357_544, "imagenet_resnet50": 25_557_032,
+    "imagenet_resnet50_lars_32k": 25_557_032, "imagenet_inception_v3": 27_143_152, "flowers": 24_339_242,
+    "image_folder": 136_359_747, "charlm": 824_385,
+}  # fmt: skip
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -43,6 +50,19 @@ def test_dry_run_passes_for_every_recipe(name: str, tmp_path: Path, monkeypatch:
     assert len(losses) == 3
     assert all(map(math.isfinite, losses))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_dry_run_describes_every_recipe_at_full_size(name: str):
+    recipe = load(name)
+    said = describe(prepare_dry_run(recipe))
+    assert said.startswith(f"{recipe.model}: {PARAMETERS[name]:,} parameters, ")
+    assert f"\n{recipe.num_workers} workers, codec ternary\n" in said
+    bits, of_float = map(float, re.search(r"\nsent ([\d.]+) bits .* all-reduce ([\d.]+): ", said).groups())
+    assert of_float == pytest.approx(64 * (recipe.num_workers - 1) / recipe.num_workers)  # of a ring, there and back
+    assert 1.5 < bits < of_float / 4
+    assert f"\n{recipe.num_steps:,} steps of {recipe.batch_size:,} examples, " in said
+    assert 0 < float(re.search(r", ([\d.e-]+) highest, ", said)[1]) <= max(recipe.learning_rate, 0.4)
 
 
 @pytest.mark.slow
@@ -125,7 +145,7 @@ def test_dry_run_knows_the_highest_rate():
     recipe = load("imagenet_resnet50_lars_32k")
     first, highest, last = find_rates(recipe, 1_281_167)
     assert first == 2.0
-    assert highest == pytest.approx(29 * (1 - 200 / 3600) ** 2, rel=1e-5)
+    assert highest == pytest.approx(2 + 27 * 199 / 200, rel=1e-5)
     assert last == pytest.approx(1e-4, abs=1e-5)
 
 
@@ -139,6 +159,10 @@ def test_dry_run_knows_the_highest_rate():
         ("mnist", {"data_dir": "nowhere"}, "data_dir='nowhere': no such folder"),
         ("digits", {"preprocessing": "vgg99"}, "preprocessing='vgg99': must be one of"),
         ("digits", {"network_latency": -1.0}, "latency=-1.0"),
+        ("imagenet_googlenet", {"feed": "resident"}, "feed='resident': preprocessing='inception' crops images"),
+        ("imagenet_googlenet", {"steps_per_call": 10}, "steps_per_call=10: must be 1 where images are streamed"),
+        ("digits", {"feed": "streaming", "steps_per_call": 5}, "steps_per_call=5: must be 1 where images are"),
+        ("charlm", {"feed": "streaming"}, "feed='streaming': preprocessing='text' takes text, which is resident"),
     ],
 )
 def test_dry_run_refuses_what_does_not_fit(name: str, fields: dict[str, object], words: str):

@@ -149,6 +149,11 @@ def test_schedule_of_lars_32k():
     np.testing.assert_allclose(measured[[4, 6]], [25.8673, 7.2501], rtol=1e-5)
 
 
+def test_schedule_warms_up_to_a_peak_of_its_own():
+    measured = rates(Recipe(**LARS_32K, warmup_peak=29.0), [0, 100, 199, 200, 1800])
+    np.testing.assert_allclose(measured, [2, 15.5, 2 + 27 * 199 / 200, 25.8673, 7.2501], rtol=1e-5)
+
+
 @pytest.mark.parametrize("schedule", ["1:0.1->0.3,2:0.05", "exponential"])
 def test_schedule_warms_up_to_where_it_is_then(schedule: str):
     fields = {"schedule": schedule, "learning_rate": 1.0, "decay_epochs": 0.5}
