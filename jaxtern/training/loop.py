@@ -78,7 +78,7 @@ class _Loop:
         self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
         self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
         self._since: list[Scalars] = []
-        self._compressed = 0  # steps of them
+        self._compressed, self._seconds = 0, 0.0  # steps of them, and the time of all
         self._clock = time.perf_counter()
 
     def calls(self) -> Iterator[Call]:
@@ -137,18 +137,27 @@ class _Loop:
         fetched, digests = jax.device_get((metrics, digests))
         self._require_same(last, digests)
         self._signals.agreed |= bool(np.any(fetched.pop("stops", False)))
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now  # not later: the devices work on while this is written
         if call.num_steps == 1:
             fetched = jax.tree.map(lambda leaf: leaf[None], fetched)
+        loss = rate = math.nan
         for number in range(call.num_steps):
             step = last - call.num_steps + 1 + number
-            self._since.append(self._check(step, {name: values[number] for name, values in fetched.items()}))
-            self._compressed += call.compresses
-        now = time.perf_counter()
-        rate = len(self._since) * self._run.recipe.batch_size / (now - self._clock)
-        self._progress.update(self._since[-1]["loss"], rate, call.num_steps)
-        if last % self._run.recipe.log_every == 0 or last == self._run.recipe.num_steps:
-            self._log(last, rate)
-            self._clock = now  # not later: the device works on while this is written
+            scalars = self._check(step, {name: values[number] for name, values in fetched.items()})
+            loss, rate = scalars["loss"], self._note(step, scalars, call.compresses, seconds / call.num_steps)
+        self._progress.update(loss, rate, call.num_steps)
+
+    def _note(self, step: int, scalars: Scalars, compresses: bool, seconds: float) -> float:
+        """Examples a second since the last record, with this step, which is logged where that is due."""
+        recipe = self._run.recipe
+        self._since.append(scalars)
+        self._compressed += compresses
+        self._seconds += seconds
+        rate = len(self._since) * recipe.batch_size / self._seconds
+        if step % recipe.log_every == 0 or step == recipe.num_steps:
+            self._log(step, rate)
+        return rate
 
     def _require_same(self, step: int, digests: np.ndarray | None) -> None:
         """Refuses devices that hold different states."""
@@ -195,7 +204,7 @@ class _Loop:
             f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
         )
         self._since.clear()
-        self._compressed = 0
+        self._compressed, self._seconds = 0, 0.0
 
     def _write(self, step: int, scalars: Scalars) -> None:
         """Where this process keeps the records."""

@@ -53,7 +53,9 @@ class Recipe:
       batch_size: examples of one step over all workers.
       accumulation: parts of a worker's batch whose gradients are added one behind another, before one exchange.
       num_steps: updates of the weights.
-      steps_per_call: that the devices take without the host; the feed must be resident. CPUs run them unrolled.
+      steps_per_call: that the devices take without the host, at most; the feed must be resident. What is left of them
+        before an evaluation, a checkpoint, or a change from or to float gradients goes step by step. CPUs run them
+        unrolled.
       codec: "ternary", or "float" for a plain mean.
       float_epochs: F: every F-th epoch exchanges float gradients; 0: none does.
       ternary_from: step from which on gradients are ternary; before, they are float.
@@ -98,7 +100,7 @@ class Recipe:
       average_decay: of moving averages of weights and moments, which are evaluated in place of the last ones; in step
         t, counted from 1, it is min(average_decay, (1 + t) / (10 + t)). 0: none are kept.
       seed: of the weights, the order of the examples and the noise.
-      log_every: steps between lines of the log.
+      log_every: steps between lines of the log; those of a call are written when it has ended.
       log_compression: also log zero trits, scale, and cosine to the float mean; costs a float exchange a step.
       evaluate_every: steps between evaluations on the test split; 0: only at the end.
       compare_every: steps between comparisons of the devices' copies of weights, optimiser and all else they share,

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from jaxtern.configs import cifar10
 from jaxtern.training import loop
 from jaxtern.training.calls import Call, compresses_at, plan_calls
 from jaxtern.training.digests import digest
@@ -62,7 +65,9 @@ def test_calls_take_every_step_once_and_none_goes_beyond_what_the_host_does(
         checkpoint_every=checkpoint, float_epochs=float_epochs, ternary_from=ternary_from,
     )  # fmt: skip
     step = min(done, num_steps)
-    for call in plan_calls(recipe, num_examples, step, 8 * step):
+    calls = list(plan_calls(recipe, num_examples, step, 8 * step))
+    assert len({call.num_steps for call in calls} | {1}) <= 2
+    for number, call in enumerate(calls):
         assert 1 <= call.num_steps <= steps_per_call
         inside, end = range(step, step + call.num_steps), step + call.num_steps
         for i in inside:
@@ -70,12 +75,29 @@ def test_calls_take_every_step_once_and_none_goes_beyond_what_the_host_does(
             is_float = i < ternary_from or (float_epochs and epoch % float_epochs == float_epochs - 1)
             assert call.compresses is not bool(is_float)
             if i > step:
-                assert all(i % period for period in (log, evaluate, checkpoint) if period)
-        is_due = end == num_steps or any(end % period == 0 for period in (log, evaluate, checkpoint) if period)
-        changes = compresses_at(recipe, num_examples, end, 8 * end) != call.compresses
-        assert call.num_steps == steps_per_call or is_due or changes  # none is shorter than it must be
+                assert all(i % period for period in (evaluate, checkpoint) if period)
         step = end
+        assert list(plan_calls(recipe, num_examples, step, 8 * step)) == calls[number + 1 :]  # as after a stop there
     assert step == num_steps
+
+
+@pytest.mark.parametrize(
+    ("steps_per_call", "in_an_epoch"),
+    [(1, {1: 391}), (23, {23: 17}), (100, {100: 3, 1: 91}), (391, {391: 1}), (1000, {391: 1})],
+)
+def test_calls_of_cifar10_are_of_two_lengths_and_take_a_whole_epoch_if_asked(
+    steps_per_call: int, in_an_epoch: dict[int, int]
+):
+    recipe = Recipe.from_dict(cifar10.get_config().to_dict() | {"steps_per_call": steps_per_call})
+    assert (recipe.num_steps, recipe.log_every, recipe.evaluate_every) == (30 * 391, 100, 391)
+    counts = Counter(call.num_steps for call in plan_calls(recipe, 50_000, 0, 0))
+    assert counts == {length: 30 * count for length, count in in_an_epoch.items()}
+
+
+def test_calls_take_a_whole_epoch_where_every_second_is_float():
+    recipe = Recipe(float_epochs=2, batch_size=8, steps_per_call=100, num_steps=18)
+    calls = list(plan_calls(recipe, 32, 0, 0))
+    assert calls == [Call(4, True), Call(4, False)] * 2 + [Call(1, True)] * 2
 
 
 def test_every_second_epoch_is_float():
@@ -177,9 +199,19 @@ def test_steps_that_go_together_with_batch_norm_and_averages_are_single_ones_but
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
+def test_log_spreads_the_time_of_a_call_over_its_steps(prepare: Callable, tmp_path: Path):
+    start = time.perf_counter()
+    finish(prepare(**EPOCHS, num_steps=12, steps_per_call=4, log_every=1))
+    elapsed = time.perf_counter() - start
+    rates = [r["examples_per_second"] for r in read_metrics(tmp_path / "run") if "loss" in r]
+    for first in (0, 4, 8):
+        assert rates[first : first + 4] == pytest.approx([rates[first]] * 4)
+    assert 0 < sum(8 / rate for rate in rates) < elapsed
+
+
 def test_signal_stops_at_the_end_of_a_call(prepare: Callable, tmp_path: Path):
-    """Of the call after that in which it comes."""
-    fields = EPOCHS | {"num_steps": 12, "steps_per_call": 4, "log_every": 100}
+    """Of the call after that in which it comes; and of the steps that are logged in it none is lost."""
+    fields = EPOCHS | {"num_steps": 12, "steps_per_call": 4, "log_every": 2}
     straight = prepare(tmp_path / "straight", **fields)
     finish(straight)
     run = prepare(tmp_path / "stopped", **fields)
@@ -198,10 +230,12 @@ def test_signal_stops_at_the_end_of_a_call(prepare: Callable, tmp_path: Path):
     assert again.folder.checkpoints.steps() == [0, 8]
     finish(again)
     assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
+    assert records(tmp_path / "stopped") == records(tmp_path / "straight")
 
 
-def test_nonfinite_step_in_the_middle_of_a_call_is_named(prepare: Callable):
-    run = prepare(**EPOCHS, num_steps=9, steps_per_call=4, log_every=100, checkpoint_every=100)
+def test_nonfinite_step_in_the_middle_of_a_call_is_named(prepare: Callable, tmp_path: Path):
+    """Steps before it are logged, as they are where each is a call."""
+    run = prepare(**EPOCHS, num_steps=9, steps_per_call=4, log_every=3, checkpoint_every=100)
     train_step = run.train_step
 
     def spoiled(*arguments: Any) -> Any:
@@ -211,6 +245,7 @@ def test_nonfinite_step_in_the_middle_of_a_call_is_named(prepare: Callable):
     run.train_step = spoiled
     with pytest.raises(loop.NonFiniteError, match=r"^step 7: loss nan, .*; the last good checkpoint is at step 0$"):
         loop.train(run)
+    assert [r["step"] for r in records(tmp_path / "run")] == [3, 6]
 
 
 def test_steps_of_streamed_images_go_one_by_one(prepare: Callable, tmp_path: Path):
