@@ -243,21 +243,40 @@ def test_vgg_f_takes_all_but_its_funnel(save: Callable):
     assert_close(network.run(tensors, images), theirs, 1e-4)
 
 
+def draw_case(name: str) -> tuple[State, np.ndarray]:
+    """A network's weights for 7 classes, and an image; VGG's of the size at which torchvision pools nothing besides."""
+    if "vgg" in name:
+        return draw_vgg(name, 7, 7), draw_images(1, 224)
+    return draw_resnet(name, 7), draw_images(1, 64)
+
+
+# Of torchvision 0.28 (torch 2.13, on a CPU) for what draw_case draws.
+TORCHVISION_LOGITS = {
+    "resnet_50": [1141.5557, 389.53177, -73.471344, -446.38132, -39.870876, 593.9744, -1025.0796],
+    "vgg_16": [-0.79712737, -3.6924498, -9.666614, -6.0998044, 13.863876, 9.75971, 4.5156674],
+}
+
+
+@pytest.mark.parametrize("name", TORCHVISION_LOGITS)
+def test_network_gives_the_logits_that_torchvision_gave(name: str, save: Callable):
+    state, images = draw_case(name)
+    network = Network(name, images.shape[1], 7)
+    assert_close(network.run(network.read(save(state)), images), [TORCHVISION_LOGITS[name]], 1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "theirs"),
     [("resnet_50", "resnet50"), ("resnet_101", "resnet101"), ("vgg_16", "vgg16_bn")],
 )
 def test_network_gives_the_logits_of_torchvisions_own(name: str, theirs: str, save: Callable):
     torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
-    state = draw_vgg(name, 7, 7) if "vgg" in name else draw_resnet(name, 7)
-    side = 224 if "vgg" in name else 64
+    state, images = draw_case(name)
     reference = getattr(torchvision.models, theirs)(num_classes=7).eval()
     reference.load_state_dict({key: torch.tensor(value) for key, value in state.items()})
-    images, network = draw_images(1, side), Network(name, side, 7)
     with torch.no_grad():
         expected = reference(torch.tensor(images.transpose(0, 3, 1, 2))).numpy()
-    ours = network.run(network.read(save(state)), images)
-    assert_close(ours, expected, 1e-4)
+    network = Network(name, images.shape[1], 7)
+    assert_close(network.run(network.read(save(state)), images), expected, 1e-4)
 
 
 HEAD = {"fc": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)}}  # all that a network has, for those refusing files
