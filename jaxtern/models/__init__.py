@@ -40,31 +40,7 @@ MODELS: dict[str, type[Model]] = {
     "transformer": Transformer,
 }
 _KINDS = {True: "text", False: "images"}
-
-
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what runs but once
-
-
-def draw_weights(create: Callable[[], Model]) -> Model:
-    """The network that `create` makes, drawn by one program: tensor by tensor, each would be compiled apart."""
-    graph = nnx.graphdef(nnx.eval_shape(create))
-    draw = jax.jit(lambda: nnx.to_pure_dict(nnx.state(create())), compiler_options=_QUICKLY)
-    return nnx.merge(graph, draw())
-
-
-def describe_source(name: str) -> dict[str, str]:
-    """The files in which a network and the networks that it derives from are written, with digests; {} for no network.
-
-    By these hosts see that theirs differ. Modules that such a file imports are not looked at.
-    """
-    classes = [each for each in MODELS[name].__mro__ if issubclass(each, Model)] if name in MODELS else []
-    functions = [inspect.unwrap(each) for own in classes for each in vars(own).values() if callable(each)]
-    paths = {Path(each.__code__.co_filename) for each in functions if inspect.isfunction(each)}
-    return {path.name: _digest(path) for path in sorted(paths, key=lambda path: path.name)}
-
-
-def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=4).hexdigest() if path.is_file() else "no file"
 
 
 def create_model(
@@ -98,3 +74,25 @@ def create_model(
             raise ValueError(f"dropout_rate={dropout_rate!r}: must be from 0 to below 1")
         options["dropout_rate"] = dropout_rate
     return MODELS[name](input_shape, num_classes, rngs=nnx.Rngs(params=seed), **options)
+
+
+def draw_weights(create: Callable[[], Model]) -> Model:
+    """The network that `create` makes, drawn by one program: tensor by tensor, each would be compiled apart."""
+    graph = nnx.graphdef(nnx.eval_shape(create))
+    draw = jax.jit(lambda: nnx.to_pure_dict(nnx.state(create())), compiler_options=_QUICKLY)
+    return nnx.merge(graph, draw())
+
+
+def describe_source(name: str) -> dict[str, str]:
+    """The files in which a network and the networks that it derives from are written, with digests; {} for no network.
+
+    By these hosts see that theirs differ. Modules that such a file imports are not looked at.
+    """
+    classes = [each for each in MODELS[name].__mro__ if issubclass(each, Model)] if name in MODELS else []
+    functions = [inspect.unwrap(each) for own in classes for each in vars(own).values() if callable(each)]
+    paths = {Path(each.__code__.co_filename) for each in functions if inspect.isfunction(each)}
+    return {path.name: _digest(path) for path in sorted(paths, key=lambda path: path.name)}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=4).hexdigest() if path.is_file() else "no file"

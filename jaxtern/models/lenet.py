@@ -6,10 +6,7 @@ from flax import nnx
 
 from jaxtern.models.model import Model, unpack_image_shape
 
-
-def _truncated_normal(stddev: float) -> nnx.Initializer:
-    """Normal, cut off at two standard deviations."""
-    return nnx.initializers.truncated_normal(stddev)
+_normal = nnx.initializers.truncated_normal  # cut off at two standard deviations
 
 
 class LeNet(Model):
@@ -24,10 +21,10 @@ class LeNet(Model):
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
         height, width, channels = unpack_image_shape(input_shape, least=4)
         features = (height // 4) * (width // 4) * 50
-        self.conv1 = nnx.Conv(channels, 20, (5, 5), kernel_init=_truncated_normal(0.05), rngs=rngs)
-        self.conv2 = nnx.Conv(20, 50, (5, 5), kernel_init=_truncated_normal(0.05), rngs=rngs)
-        self.fc1 = nnx.Linear(features, 500, kernel_init=_truncated_normal(0.048), rngs=rngs)
-        self.fc2 = nnx.Linear(500, num_classes, kernel_init=_truncated_normal(0.0767), rngs=rngs)
+        self.conv1 = nnx.Conv(channels, 20, (5, 5), kernel_init=_normal(0.05), rngs=rngs)
+        self.conv2 = nnx.Conv(20, 50, (5, 5), kernel_init=_normal(0.05), rngs=rngs)
+        self.fc1 = nnx.Linear(features, 500, kernel_init=_normal(0.048), rngs=rngs)
+        self.fc2 = nnx.Linear(500, num_classes, kernel_init=_normal(0.0767), rngs=rngs)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """float[B, H, W, C] images in [-1, 1] to float[B, num_classes] logits, in training as in evaluation."""
