@@ -19,7 +19,9 @@ STEP = flags.DEFINE_integer("step", None, "of the checkpoint [the newest that is
 BEST = flags.DEFINE_bool("best", False, "take the checkpoint of best precision@1, of those evaluated in training")
 AVERAGED = flags.DEFINE_bool("averaged", True, "take the moving averages of the weights, where the run keeps them")
 SAVED_MODEL = flags.DEFINE_string("saved_model", None, "folder to be made for a TensorFlow SavedModel of it, too")
-DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
+DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "folder of the dataset, to be asked in place of the run's dataset.json"
+)
 flags.adopt_module_key_flags(own_networks)
 
 

@@ -1,7 +1,9 @@
 """What is known of a dataset without reading it."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+_KEPT = "image_shape", "num_classes", "num_examples", "class_names"  # fields that are written down
 
 
 class Facts(NamedTuple):
@@ -12,12 +14,40 @@ class Facts(NamedTuple):
       num_classes: of them.
       num_examples: in an epoch.
       source: who says so, for messages.
+      class_names: of all classes, or none where they are not known.
     """
 
     image_shape: tuple[int, int, int] | None
     num_classes: int
     num_examples: int
     source: str
+    class_names: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, values: Any, source: str) -> "Facts":
+        """What `to_dict` gave, as JSON has it.
+
+        Raises:
+          ValueError: if it is something else.
+        """
+        _require_fields(values)
+        shape, num_classes, num_examples, names = (values[name] for name in _KEPT)
+        if shape is not None and not (isinstance(shape, list) and len(shape) == 3):
+            raise ValueError(f"image_shape={shape!r}: must be null, or height, width and channels")
+        for size in shape or ():
+            _require_size("image_shape", size)
+        _require_size("num_classes", num_classes)
+        _require_size("num_examples", num_examples)
+        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+            raise ValueError(f"class_names={names!r}: must be a list of strings")
+        if names and len(names) != num_classes:
+            raise ValueError(f"class_names: must be as many as num_classes={num_classes}, not {len(names)}")
+        image_shape = None if shape is None else (shape[0], shape[1], shape[2])
+        return cls(image_shape, num_classes, num_examples, source, tuple(names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known, but for who says so."""
+        return {name: value for name, value in self._asdict().items() if name in _KEPT}
 
 
 _PUBLISHED: dict[str, tuple[tuple[int, int, int] | None, int, int]] = {
@@ -39,3 +69,19 @@ def published_facts(dataset: str) -> Facts | None:
     if name not in _PUBLISHED:
         return None
     return Facts(*_PUBLISHED[name], f"{name} as published")
+
+
+def _require_fields(values: Any) -> None:
+    if not isinstance(values, dict):
+        raise ValueError(f"must be an object of {', '.join(_KEPT)}")
+    for name in _KEPT:
+        if name not in values:
+            raise ValueError(f"{name} is missing")
+    for name in values:
+        if name not in _KEPT:
+            raise ValueError(f"{name!r}: must be one of {', '.join(_KEPT)}")
+
+
+def _require_size(name: str, size: Any) -> None:
+    if type(size) is not int or not 0 < size < 2**31:
+        raise ValueError(f"{name}={size!r}: must be a whole number from 1 to below 2^31")

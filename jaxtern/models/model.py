@@ -30,7 +30,10 @@ class Model(nnx.Module):
         raise NotImplementedError
 
     def __call__(self, inputs: jax.Array, key: jax.Array | None = None) -> Any:
-        """[B, *input_shape] inputs to [B, num_classes] logits."""
+        """[B, *input_shape] inputs to float[B, num_classes] logits; of text, float[B, t, num_classes] of t characters.
+
+        In training a network with auxiliary logits gives a pair, with these second.
+        """
         raise NotImplementedError
 
 

@@ -36,7 +36,8 @@ def initialize(model: nnx.Module, recipe: Recipe) -> None:
             f"init_from={recipe.init_from!r}: lacks {_few(missing)}; name what is to start fresh in init_exclude, or"
             " set init_allow_missing=True"
         )
-    for path in set(wanted) - set(missing):
+    taken = [path for path in wanted if path in given]
+    for path in taken:
         leaf, new = flat[path], given[path]
         if leaf[...].shape != new.shape:
             raise ValueError(
@@ -45,7 +46,7 @@ def initialize(model: nnx.Module, recipe: Recipe) -> None:
             )
         leaf[...] = new.astype(leaf[...].dtype)
     nnx.update(model, variables)
-    fresh = [path for path in flat if path not in wanted or path in missing]
+    fresh = [path for path in flat if path not in taken]
     logger.info(
         "%d tensors from %s, %d fresh%s", len(flat) - len(fresh), recipe.init_from, len(fresh),
         f": {_few(fresh)}" if fresh else "",
@@ -68,9 +69,9 @@ def read_weights(recipe: Recipe, like: Any) -> dict[str, np.ndarray]:
         read = read_torchvision(path, recipe.model, like, recipe.init_exclude)
         return _flatten(read)
     if (path / "checkpoints").is_dir():
-        return _weights_of(_restore_newest(path, source))
+        return _weights_of(_restore_newest(path, source), source)
     if path.parent.name == "checkpoints" and path.name.isdecimal() and path.is_dir():
-        return _weights_of(Checkpoints(path.parent.parent).restore_as_saved(int(path.name)))
+        return _weights_of(Checkpoints(path.parent.parent).restore_as_saved(int(path.name)), source)
     raise FileNotFoundError(
         f"init_from={source!r}: is no folder of a run, no checkpoint of one, and no .safetensors file"
     )
@@ -85,11 +86,11 @@ def _restore_newest(workdir: Path, source: str) -> dict[str, Any]:
     raise ValueError(f"init_from={source!r}: holds no checkpoint that can be read")
 
 
-def _weights_of(state: Any) -> dict[str, np.ndarray]:
+def _weights_of(state: Any, source: str) -> dict[str, np.ndarray]:
     """Of a state as dicts: the moving averages where they were kept."""
     moving = state.get("averages") or state
     if not isinstance(moving, dict) or not isinstance(moving.get("params"), dict):
-        raise ValueError("init_from: its checkpoint is of no network: it has no params")
+        raise ValueError(f"init_from={source!r}: its checkpoint is of no network: it has no params")
     trees = moving["params"], state.get("frozen") or {}, moving.get("moments") or {}
     return {path: leaf for tree in trees for path, leaf in _flatten(tree).items()}
 

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern.data.dataset import Dataset, Split
+from jaxtern.data.facts import Facts
 from jaxtern.data.feed import ResidentFeed, StreamingFeed, load_split
 from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
 from jaxtern.data.rendering import Batch, Share, whole_image_shape
@@ -143,8 +144,35 @@ def own_share(rows: NamedSharding, batch_size: int) -> Share:
 
 def create_network(recipe: Recipe, inputs: Inputs) -> Model:
     """The recipe's network with fresh weights, for its inputs."""
-    shape, num_classes = inputs.input_shape, inputs.dataset.num_classes
-    return draw_weights(lambda: create_model(recipe.model, shape, num_classes, recipe.seed, recipe.dropout_rate))
+    return create_network_for(recipe, inputs.input_shape, inputs.dataset.num_classes)
+
+
+def create_network_for(recipe: Recipe, input_shape: tuple[int, ...], num_classes: int) -> Model:
+    """Likewise for inputs of this shape."""
+    return draw_weights(lambda: create_model(recipe.model, input_shape, num_classes, recipe.seed, recipe.dropout_rate))
+
+
+def facts_of(inputs: Inputs) -> Facts:
+    """What is known of them when they are no longer there."""
+    dataset, family = inputs.dataset, inputs.preprocessing
+    shape = inputs.raw_shape if family.takes_whole_images and not family.next_token else None
+    return Facts(shape, dataset.num_classes, dataset.train.size, "which are there", dataset.class_names)
+
+
+def raw_shape_of(recipe: Recipe, facts: Facts) -> tuple[int, int, int]:
+    """Height, width and channels of the uint8 images that the recipe's network takes of such a dataset.
+
+    Raises:
+      ValueError: if there are none.
+    """
+    preprocessing = get_preprocessing(recipe.preprocessing)
+    if not preprocessing.takes_whole_images:
+        height, width, channels = preprocessing.output_shape(None, recipe.image_size)
+        return height, width, channels
+    if facts.image_shape is None:
+        need = f"must be known, as preprocessing={recipe.preprocessing!r} takes whole images"
+        raise ValueError(f"{facts.source}: image_shape=None: {need}")
+    return facts.image_shape
 
 
 class Feed:

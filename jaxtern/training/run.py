@@ -29,7 +29,7 @@ from jaxtern.training.divergence import DivergenceGuard
 from jaxtern.training.elastic import carry_over
 from jaxtern.training.evaluation import Evaluation, evaluate
 from jaxtern.training.initialization import initialize
-from jaxtern.training.inputs import Feed, Inputs, create_network, open_inputs
+from jaxtern.training.inputs import Feed, Inputs, create_network, facts_of, open_inputs
 from jaxtern.training.mesh import create_mesh, lay_out
 from jaxtern.training.recipe import Recipe, create_codec
 from jaxtern.training.state import (
@@ -42,7 +42,7 @@ from jaxtern.training.state import (
     variables_of,
 )
 from jaxtern.training.step import Metrics, TrainStep, create_train_step
-from jaxtern.training.workdir import claim_workdir, read_network, write_network, write_recipe
+from jaxtern.training.workdir import claim_workdir, keep_facts, read_network, write_network, write_recipe
 
 _OF_A_HOST = "data_dir", "decode_threads", "decode_processes"  # fields that may differ between hosts
 
@@ -192,6 +192,7 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
             refit = functools.partial(carry_over, recipe=recipe, network=network)
             folder = Folder(workdir, given, fresh, refit, allow_config_change)
             opened.callback(folder.close)
+            keep_facts(workdir, facts_of(inputs), allow_config_change)
             write_network(workdir, network)
         start, seen = share_start(fresh, folder and folder.restored)
         state = place_state(start, recipe, mesh)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from jaxtern.models.model import Model
 from jaxtern.training.arrange import arrange
 from jaxtern.training.checkpoints import Checkpoint, Checkpoints
 from jaxtern.training.inputs import create_network, open_inputs
 from jaxtern.training.mesh import create_mesh
+from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import TrainState, create_run
 from jaxtern.training.workdir import read_network, read_recipe
 
@@ -24,32 +26,30 @@ def _fit_network(saved: Checkpoint, like: TrainState) -> TrainState:
     return arrange({name: saved.state.get(name) for name in needed}, own)
 
 
-class SavedRun:
-    """A run and its checkpoints.
+class SavedNetwork:
+    """The checkpoints of a run, for those who need none of its data.
 
     Attributes:
       recipe: of the run.
-      inputs: its data.
       graph: static part of its model.
     """
 
-    def __init__(self, workdir: Path, data_dir: str | None = None):
-        """Loads the run's recipe, data and model.
+    def __init__(self, workdir: Path, recipe: Recipe, model: Model, num_examples: int):
+        """Finds the checkpoints.
 
         Args:
-          workdir: its folder.
-          data_dir: of the dataset, where it has moved since training.
+          workdir: the run's folder.
+          recipe: that it holds.
+          model: of the recipe, with any weights.
+          num_examples: in an epoch of the run.
 
         Raises:
-          ValueError, OSError: if there is no run, or its data cannot be read.
+          ValueError, OSError: if the folder cannot be read.
         """
-        self.recipe = read_recipe(workdir)
-        self.inputs = open_inputs(self.recipe, data_dir)
-        dataset = self.inputs.dataset
-        model = create_network(self.recipe, self.inputs)
-        alone = dataclasses.replace(self.recipe, num_devices=1, devices_per_worker=1, batch_norm="local")
+        self.recipe = recipe
+        alone = dataclasses.replace(recipe, num_devices=1, devices_per_worker=1, batch_norm="local")
         mesh, network = create_mesh(alone), read_network(workdir)
-        program, self._like = create_run(self.recipe, model, dataset.train.size, mesh, network)
+        program, self._like = create_run(recipe, model, num_examples, mesh, network)
         self.graph = program.graph
         self._workdir, self._checkpoints = workdir, Checkpoints(workdir)
 
@@ -89,3 +89,25 @@ class SavedRun:
         if used is not None:
             return used
         raise ValueError(f"workdir={str(self._workdir)!r}: holds no checkpoint that can be read")
+
+
+class SavedRun(SavedNetwork):
+    """The same with the data.
+
+    Attributes:
+      inputs: the run's data.
+    """
+
+    def __init__(self, workdir: Path, data_dir: str | None = None):
+        """Loads the run's recipe, data and model.
+
+        Args:
+          workdir: its folder.
+          data_dir: of the dataset, where it has moved since training.
+
+        Raises:
+          ValueError, OSError: if there is no run, or its data cannot be read.
+        """
+        recipe = read_recipe(workdir)
+        self.inputs = open_inputs(recipe, data_dir)
+        super().__init__(workdir, recipe, create_network(recipe, self.inputs), self.inputs.dataset.train.size)

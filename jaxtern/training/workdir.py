@@ -1,12 +1,13 @@
-"""A run's folder: whose it is, and which recipe it holds."""
+"""A run's folder: whose it is, and which recipe and dataset it holds."""
 
 import dataclasses
 import fcntl
 import json
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from jaxtern.compression.cost import Network
+from jaxtern.data.facts import Facts
 from jaxtern.data.json_files import read_json
 from jaxtern.training.durable import replace_durably
 from jaxtern.training.recipe import Recipe
@@ -46,7 +47,7 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if path.exists() and not allow_change:
-            _require_same(workdir, read_recipe(workdir), recipe)
+            _require_same(workdir, "config", read_recipe(workdir).to_dict(), recipe.to_dict())
     except BlockingIOError:
         lock.close()
         raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None
@@ -59,6 +60,33 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
 def write_recipe(workdir: Path, recipe: Recipe) -> None:
     """Makes the run in `workdir` one of this recipe."""
     _write_json(workdir / "config.json", recipe.to_dict())
+
+
+def read_facts(workdir: Path) -> Facts | None:
+    """Of the dataset of the run in `workdir`; None where it holds none, as runs of before they were kept.
+
+    Raises:
+      ValueError: if they cannot be read.
+    """
+    path = workdir / "dataset.json"
+    if not path.exists():
+        return None
+    try:
+        return Facts.from_dict(read_json(path), str(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: cannot be read: {error}; remove it to have the dataset itself asked") from None
+
+
+def keep_facts(workdir: Path, facts: Facts, allow_change: bool) -> None:
+    """Keeps what is known of the dataset, for whoever uses the run in `workdir` without it.
+
+    Raises:
+      ValueError: if the run has been on another dataset and `allow_change` is false, or its facts cannot be read.
+    """
+    kept = None if allow_change else read_facts(workdir)
+    if kept is not None:
+        _require_same(workdir, "dataset", kept.to_dict(), facts.to_dict())
+    _write_json(workdir / "dataset.json", facts.to_dict())
 
 
 def read_network(workdir: Path) -> Network | None:
@@ -86,12 +114,11 @@ def _write_json(path: Path, content: dict) -> None:
     replace_durably(path, json.dumps(content, indent=2) + "\n")
 
 
-def _require_same(workdir: Path, old: Recipe, new: Recipe) -> None:
-    before, after = old.to_dict(), new.to_dict()
+def _require_same(workdir: Path, kind: str, before: dict[str, Any], after: dict[str, Any]) -> None:
     changed = [name for name in before if before[name] != after[name] and name not in WITHOUT_EFFECT]
     if changed:
         changes = [f"{name} is {before[name]!r} there and {after[name]!r} here" for name in changed]
         raise ValueError(
-            f"workdir={str(workdir)!r}: holds a run with another config ({'; '.join(changes)});"
-            " take another --workdir, or continue it under this config with --allow_config_change"
+            f"workdir={str(workdir)!r}: holds a run with another {kind} ({'; '.join(changes)});"
+            f" take another --workdir, or continue it with this {kind} by --allow_config_change"
         )

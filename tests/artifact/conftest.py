@@ -13,7 +13,7 @@ from jaxtern.data.dataset import Dataset, Split
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.models import create_model
 from jaxtern.training.exporting import export_network
-from jaxtern.training.inputs import Inputs
+from jaxtern.training.inputs import Inputs, facts_of
 from jaxtern.training.recipe import Recipe
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
@@ -40,7 +40,8 @@ def make_network(model: str, preprocessing: str, shape: tuple[int, int, int], si
     recipe = Recipe(model=model, preprocessing=preprocessing, image_size=size)
     graph, variables = nnx.split(create_model(model, inputs.input_shape, len(CLASSES), seed=0))
     variables = nnx.to_pure_dict(variables)
-    return Network(graph, variables, split, recipe, inputs, export_network(recipe, inputs, graph, variables, 7))
+    artifact = export_network(recipe, facts_of(inputs), graph, variables, 7)
+    return Network(graph, variables, split, recipe, inputs, artifact)
 
 
 @pytest.fixture(scope="session", name="make_network")

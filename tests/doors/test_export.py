@@ -1,12 +1,13 @@
 """python -m jaxtern.export and python -m jaxtern.predict: what was evaluated is what is predicted, bit for bit."""
 
+import contextlib
 import csv
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
@@ -48,8 +49,18 @@ def read(path: Path) -> dict[str, list[str]]:
     return {key: values for key, *values in rows}
 
 
+@contextlib.contextmanager
+def without(folder: Path) -> Iterator[None]:
+    """While the folder is elsewhere."""
+    elsewhere = folder.rename(folder.with_name("elsewhere"))
+    try:
+        yield
+    finally:
+        elsewhere.rename(folder)
+
+
 @pytest.mark.parametrize("family", [{"preprocessing": "mnist"}, {"preprocessing": "inception", "image_size": 16}])
-def test_exported_network_predicts_files_and_dataset_as_evaluation_does(
+def test_network_exported_without_its_dataset_predicts_files_and_dataset_as_evaluation_does(
     photos: Path, tmp_path: Path, run_door: Callable, train_arguments: Callable, family: dict
 ):
     workdir, dataset = tmp_path / "run", photos / "prepared"
@@ -57,10 +68,12 @@ def test_exported_network_predicts_files_and_dataset_as_evaluation_does(
     for door, arguments in (
         ("train", train_arguments(workdir, **FIELDS, dataset=dataset, **family)),
         ("evaluate", [f"--workdir={workdir}", f"--predictions={evaluated}"]),
-        ("export", [f"--workdir={workdir}", f"--out={tmp_path / 'exported'}"]),
     ):
         done = run_door(door, *arguments)
         assert done.returncode == 0, done.stderr
+    with without(dataset):
+        done = run_door("export", f"--workdir={workdir}", f"--out={tmp_path / 'exported'}")
+    assert done.returncode == 0, done.stderr
     shutil.rmtree(workdir)
     (tmp_path / "exported").rename(tmp_path / "moved")
     done = run_door("predict", tmp_path / "moved", f"--dataset={dataset}", f"--out={of_dataset}")
@@ -73,6 +86,25 @@ def test_exported_network_predicts_files_and_dataset_as_evaluation_does(
     assert read(of_files) == expected
     assert len({tuple(row) for row in expected.values()}) == 8
     assert {row[0] for row in expected.values()} | {row[2] for row in expected.values()} == {"cat", "dog"}
+
+
+def test_run_of_before_facts_were_kept_is_exported_by_its_dataset(
+    photos: Path, tmp_path: Path, run_door: Callable, train_arguments: Callable, snapshot: Callable
+):
+    workdir, dataset = tmp_path / "run", photos / "prepared"
+    done = run_door("train", *train_arguments(workdir, **FIELDS, dataset=dataset))
+    assert done.returncode == 0, done.stderr
+    assert run_door("export", f"--workdir={workdir}", f"--out={tmp_path / 'by_facts'}").returncode == 0
+    (workdir / "dataset.json").unlink()
+    with without(dataset):
+        done = run_door("export", f"--workdir={workdir}", f"--out={tmp_path / 'lost'}")
+        moved = run_door(
+            "export", f"--workdir={workdir}", f"--out={tmp_path / 'moved'}", f"--data_dir={photos / 'elsewhere'}"
+        )
+    assert (done.returncode, done.stderr) == (2, f"error: dataset={str(dataset)!r}: no such folder\n")
+    assert not (tmp_path / "lost").exists()
+    assert moved.returncode == 0, moved.stderr
+    assert snapshot(tmp_path / "moved") == snapshot(tmp_path / "by_facts")
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def test_train_leaves_a_run_in_its_folder(default: tuple[Path, str]):
     folder, _ = default
     workdir = folder / "runs" / "digits"
     assert [path.name for path in folder.iterdir()] == ["runs"]
-    names = {"checkpoints", "config.json", "curves.png", "lock", "metrics.jsonl", "tensorboard"}
+    names = {"checkpoints", "config.json", "curves.png", "dataset.json", "lock", "metrics.jsonl", "tensorboard"}
     assert {path.name for path in workdir.iterdir()} == names
     assert (workdir / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert (workdir / "checkpoints" / "250").is_dir()

@@ -102,6 +102,18 @@ OTHERS = {
     "a folder for the network": lambda run: (run / "network.json").mkdir(),
     "a folder for the recipe": lambda run: ((run / "config.json").unlink(), (run / "config.json").mkdir()),
 }
+FACTS = {
+    "nothing": "",
+    "a list": "[]",
+    "null": "null",
+    "brackets": "[" * 100_000,
+    "half of them": '{"image_shape": [8, 8, 1], "num_cla',
+    "one alone": '{"num_classes": 3}',
+    "others": '{"image_shape": [8, 8, 1], "num_classes": 3, "num_examples": 32, "class_names": [], "colour": "red"}',
+    "classes of a word": '{"image_shape": [8, 8, 1], "num_classes": "three", "num_examples": 32, "class_names": []}',
+    "images of nothing": '{"image_shape": [8, 8, 0], "num_classes": 3, "num_examples": 32, "class_names": []}',
+    "a name too few": '{"image_shape": [8, 8, 1], "num_classes": 3, "num_examples": 32, "class_names": ["a", "b"]}',
+}
 EVALUATIONS = ["x", "[]", "{}", "null", '{"step": 2}', '{"step": 2, "split": "test", "loss": 1', "[" * 100_000, "\0"]
 
 
@@ -117,6 +129,14 @@ def test_doors_refuse_checkpoints(refuses: Callable, recipe_flags: list, run_cop
 def test_evaluate_refuses_a_run(refuses: Callable, run_copy: Path, case: str):
     OTHERS[case](run_copy)
     refuses("evaluate", "--workdir=run", cwd=run_copy.parent, names=["run"])
+
+
+@pytest.mark.parametrize("door", ["export", "train"])
+@pytest.mark.parametrize("case", FACTS)
+def test_doors_refuse_facts(refuses: Callable, recipe_flags: list, run_copy: Path, case: str, door: str):
+    (run_copy / "dataset.json").write_text(FACTS[case])
+    flags = recipe_flags if door == "train" else ["--out=exported"]
+    refuses(door, *flags, "--workdir=run", cwd=run_copy.parent, names=["run/dataset.json: cannot be read: "])
 
 
 @pytest.mark.parametrize("line", EVALUATIONS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("name", ["config", "metrics"])
+@pytest.mark.parametrize("name", ["config", "dataset", "metrics"])
 def test_train_ends_with_status_1_where_the_disk_is_full(
     run_door: Callable, recipe_flags: list, run_copy: Path, name: str
 ):

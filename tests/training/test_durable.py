@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from jaxtern.compression.cost import Network
+from jaxtern.data.facts import Facts
 from jaxtern.training import durable, loop
 from jaxtern.training.durable import replace_durably
 from jaxtern.training.metrics import MetricWriter
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.workdir import write_network, write_recipe
+from jaxtern.training.workdir import keep_facts, write_network, write_recipe
 
 
 @pytest.fixture
@@ -39,6 +40,7 @@ def test_file_is_on_the_disk_before_it_takes_the_old_one_s_place(
 ):
     for name, write in {
         "config": lambda: write_recipe(tmp_path, small_recipe()),
+        "dataset": lambda: keep_facts(tmp_path, Facts(None, 10, 100, "a test"), allow_change=False),
         "network": lambda: write_network(tmp_path, Network(1e-3, 1e8)),
         "metrics": lambda: MetricWriter(tmp_path, 0).close(),
     }.items():

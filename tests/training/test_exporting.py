@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxtern.models import create_model
 from jaxtern.training.exporting import export_network, export_run
-from jaxtern.training.inputs import open_inputs
+from jaxtern.training.inputs import facts_of, open_inputs
 from jaxtern.training.recipe import Recipe
 
 
@@ -23,7 +23,7 @@ def make_program() -> Callable[..., tuple[jax.export.Exported, dict[str, np.ndar
         recipe = Recipe(seed=seed)
         inputs = open_inputs(recipe)
         graph, variables = nnx.split(create_model(recipe.model, inputs.input_shape, 10, seed))
-        artifact = export_network(recipe, inputs, graph, nnx.to_pure_dict(variables))
+        artifact = export_network(recipe, facts_of(inputs), graph, nnx.to_pure_dict(variables))
         return jax.export.deserialize(bytearray(artifact.program)), artifact.weights
 
     return make

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxtern.data.dataset import Split
+from jaxtern.data.facts import Facts
 from jaxtern.training import inputs, loop
-from jaxtern.training.inputs import Feed, open_inputs, own_share
+from jaxtern.training.inputs import Feed, facts_of, open_inputs, own_share, raw_shape_of
 from jaxtern.training.mesh import create_mesh
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.run import Run
@@ -40,6 +41,36 @@ def test_inputs_are_resident_where_whole_images_are_taken(
 ):
     opened = open_inputs(small_recipe(**fields))
     assert (opened.raw_shape, opened.input_shape, opened.resident) == (raw_shape, input_shape, resident)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"preprocessing": "cifar10", "image_size": 5},
+        {"preprocessing": "inception", "image_size": 5},
+        {"preprocessing": "vgg"},
+        MADE,
+        MADE | {"preprocessing": "vgg", "image_size": 6, "synthetic_shape": (6, 6, 3)},
+    ],
+)
+def test_facts_tell_the_shape_of_images_when_these_are_gone(
+    small_recipe: Callable[..., Recipe], fields: dict[str, Any]
+):
+    recipe = small_recipe(**fields)
+    opened = open_inputs(recipe)
+    facts = facts_of(opened)
+    assert raw_shape_of(recipe, facts) == opened.raw_shape
+    assert (facts.num_classes, facts.num_examples) == (opened.dataset.num_classes, opened.dataset.train.size)
+    assert facts.class_names == opened.dataset.class_names
+
+
+def test_facts_without_a_shape_are_refused_where_images_are_taken_whole(small_recipe: Callable[..., Recipe]):
+    facts = Facts(None, 10, 1437, "run/dataset.json")
+    with pytest.raises(
+        ValueError, match=r"run/dataset.json: image_shape=None: must be known, as preprocessing='mnist'"
+    ):
+        raw_shape_of(small_recipe(), facts)
 
 
 def test_inputs_too_large_for_the_devices_are_streamed(

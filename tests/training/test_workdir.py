@@ -1,12 +1,17 @@
 """A run's folder belongs to one recipe and to one trainer at a time."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jaxtern.data.facts import Facts
 from jaxtern.training.recipe import Recipe
-from jaxtern.training.workdir import claim_workdir, read_recipe, write_recipe
+from jaxtern.training.workdir import claim_workdir, keep_facts, read_facts, read_recipe, write_recipe
+
+FACTS = {"image_shape": [8, 8, 1], "num_classes": 2, "num_examples": 32, "class_names": ["cat", "dog"]}
 
 
 @pytest.fixture
@@ -69,3 +74,53 @@ def test_workdir_that_is_a_file_is_refused(tmp_path: Path, small_recipe: Callabl
         with pytest.raises(ValueError, match="cannot be made"):
             claim_workdir(workdir, small_recipe(), allow_change=False)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("fields", [{}, {"image_shape": None}, {"class_names": []}])
+def test_workdir_keeps_the_facts_of_its_dataset(tmp_path: Path, fields: dict[str, Any]):
+    assert read_facts(tmp_path) is None
+    facts = Facts.from_dict(FACTS | fields, "a test")
+    keep_facts(tmp_path, facts, allow_change=False)
+    assert read_facts(tmp_path) == facts._replace(source=str(tmp_path / "dataset.json"))
+    keep_facts(tmp_path, facts, allow_change=False)
+
+
+def test_workdir_of_another_dataset_is_refused_unless_told_otherwise(tmp_path: Path):
+    first, other = (Facts.from_dict(FACTS | {"num_examples": count}, "a test") for count in (32, 40))
+    keep_facts(tmp_path, first, allow_change=False)
+    with pytest.raises(
+        ValueError, match=r"with another dataset \(num_examples is 32 there and 40 here\); take another"
+    ):
+        keep_facts(tmp_path, other, allow_change=False)
+    assert read_facts(tmp_path).num_examples == 32
+    keep_facts(tmp_path, other, allow_change=True)
+    assert read_facts(tmp_path).num_examples == 40
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_classes": 0}, "num_classes=0: must be a whole number from 1 to below 2^31"),
+        ({"num_examples": 2**31}, "num_examples=2147483648: must be"),
+        ({"num_examples": True}, "num_examples=True: must be"),
+        ({"image_shape": [8, 8]}, "image_shape=[8, 8]: must be null, or height, width and channels"),
+        ({"image_shape": [8, 8, 1.0]}, "image_shape=1.0: must be"),
+        ({"class_names": "ab"}, "class_names='ab': must be a list of strings"),
+        ({"class_names": ["cat", 7]}, "class_names=['cat', 7]: must be a list of strings"),
+        ({"class_names": ["cat"]}, "class_names: must be as many as num_classes=2, not 1"),
+        ({"colour": "red"}, "'colour': must be one of image_shape, "),
+    ],
+)
+def test_facts_of_another_kind_are_named(tmp_path: Path, change: dict[str, Any], words: str):
+    (tmp_path / "dataset.json").write_text(json.dumps(FACTS | change))
+    with pytest.raises(ValueError, match="cannot be read") as caught:
+        read_facts(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / 'dataset.json'}: cannot be read: {words}")
+    assert str(caught.value).endswith("; remove it to have the dataset itself asked")
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_that_lack_a_field_are_named(tmp_path: Path, name: str):
+    (tmp_path / "dataset.json").write_text(json.dumps({field: FACTS[field] for field in FACTS if field != name}))
+    with pytest.raises(ValueError, match=f"dataset.json: cannot be read: {name} is missing; remove it"):
+        read_facts(tmp_path)
