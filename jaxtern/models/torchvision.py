@@ -19,7 +19,7 @@ _CHANNELS = 512  # of the last convolution of VGG, which fc1 is behind
 
 
 def read_torchvision(
-    path: str | Path, name: str, like: Mapping[str, Any], exclude: Sequence[str] = ()
+    path: str | Path, name: str, like: Mapping[str, Any], exclude: Sequence[str] = (), allow_missing: bool = False
 ) -> dict[str, Any]:
     """What a network's weights and moments are in a file of torchvision's, in the layout of ours.
 
@@ -42,9 +42,10 @@ def read_torchvision(
       like: all weights and moments of the network, as one pure dict by their paths ({"conv1": {"kernel": ...}, ...}),
         of anything that has a shape.
       exclude: regular expressions; a tensor whose whole path ("fc/kernel") matches one is left out, whatever its shape.
+      allow_missing: whether a tensor that the file lacks is left out, too; batch norm that has to be folded is needed.
 
     Returns:
-      A pure dict like `like` of float32 arrays, without what is excluded, or what torchvision's network does not have.
+      A pure dict like `like` of float32 arrays, without what is left out, or what torchvision's network does not have.
 
     Raises:
       ValueError: for a network that torchvision has no weights of, a file that is no .safetensors file or is of another
@@ -62,7 +63,7 @@ def read_torchvision(
         tensors = {
             ours: file.read(theirs, ours, shapes[ours])
             for ours, theirs in names.items()
-            if not any(re.fullmatch(pattern, ours) for pattern in exclude)
+            if not any(re.fullmatch(pattern, ours) for pattern in exclude) and (theirs in file or not allow_missing)
         }
         if name in _SCALED:
             _fold_scales(file, _SCALED[name], tensors, shapes)
@@ -76,6 +77,9 @@ class _File:
         self.path, self.model, self._opened = path, model, opened
         self._names = set(opened.keys())
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
     def require_known(self, names: set[str]) -> None:
         """Refuses a file that has more than these, as that of a deeper network has."""
         others = sorted(name for name in self._names - names if not name.endswith(".num_batches_tracked"))
@@ -84,7 +88,7 @@ class _File:
 
     def read(self, name: str, path: str, shape: tuple[int, ...]) -> np.ndarray:
         """The tensor of this name as float32 array of this shape, laid out as ours of this path."""
-        if name not in self._names:
+        if name not in self:
             raise ValueError(f"{self.path}: {name}: must be there, as {path} of {self.model}")
         stored = self._opened.get_slice(name)
         dtype, theirs, expected = stored.get_dtype(), tuple(stored.get_shape()), _their_shape(shape)
@@ -129,7 +133,7 @@ def _fold_scales(file: _File, layers: dict[str, str], tensors: dict[str, np.ndar
     """Makes of batch norm with scales behind convolutions with biases what it is without either, in place."""
 
     def change(path: str, function: Callable[[np.ndarray], np.ndarray]) -> None:
-        if path in tensors:  # else it is excluded
+        if path in tensors:  # else it is left out
             tensors[path] = function(tensors[path])
 
     norms = [layer for layer in layers if layer.endswith("_norm")]

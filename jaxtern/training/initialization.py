@@ -66,7 +66,7 @@ def read_weights(recipe: Recipe, like: Any) -> dict[str, np.ndarray]:
     source = str(recipe.init_from)
     path = Path(source)
     if path.is_file():
-        read = read_torchvision(path, recipe.model, like, recipe.init_exclude)
+        read = read_torchvision(path, recipe.model, like, recipe.init_exclude, recipe.init_allow_missing)
         return _flatten(read)
     if (path / "checkpoints").is_dir():
         return _weights_of(_restore_newest(path, source), source)

@@ -92,6 +92,17 @@ def test_run_starts_from_torchvisions_weights_with_a_fresh_head(
         np.testing.assert_array_equal(leaf, fresh[path] if path.startswith("fc/") else drawn[path], path)
 
 
+def test_run_starts_fresh_with_what_the_file_lacks_where_that_is_allowed(
+    prepare: Callable, save: Callable, drawn: dict[str, np.ndarray], tmp_path: Path
+):
+    lacks = {"layer2.0.conv1.weight": "stage2/block1/conv1/kernel", "fc.weight": "fc/kernel", "fc.bias": "fc/bias"}
+    source = save(**dict.fromkeys(lacks))
+    start = weights_of(prepare(init_from=str(source), init_allow_missing=True, **FIELDS).state)
+    fresh = weights_of(prepare(tmp_path / "fresh", **FIELDS).state)
+    for path, leaf in start.items():
+        np.testing.assert_array_equal(leaf, fresh[path] if path in lacks.values() else drawn[path], path)
+
+
 @pytest.mark.parametrize(
     ("changes", "exclude", "rule"),
     [
