@@ -33,10 +33,9 @@ def plan_calls(recipe: Recipe, num_examples: int, step: int, examples_seen: int)
     """
     longest = _longest_call(recipe, num_examples)
     while step < recipe.num_steps:
-        compresses = compresses_at(recipe, num_examples, step, examples_seen)
-        count = _count_alike(recipe, num_examples, step, examples_seen)
-        yield from [Call(longest, compresses)] * (count // longest)
-        yield from [Call(1, compresses)] * (count % longest)
+        go_together = _go_together(recipe, num_examples, step, examples_seen, longest)
+        count = longest if go_together else 1
+        yield Call(count, compresses_at(recipe, num_examples, step, examples_seen))
         step, examples_seen = step + count, examples_seen + count * recipe.batch_size
 
 
@@ -54,15 +53,14 @@ def _longest_call(recipe: Recipe, num_examples: int) -> int:
     return min(recipe.steps_per_call, recipe.num_steps, *(period for period in periods if period))
 
 
-def _count_alike(recipe: Recipe, num_examples: int, step: int, examples_seen: int) -> int:
-    """Steps from `step` to the first after which the host needs the state, or gradients are compressed or no more."""
-    compresses, count = compresses_at(recipe, num_examples, step, examples_seen), 1
-    while step + count < recipe.num_steps and not _needs_state(recipe, step + count):
-        seen = examples_seen + count * recipe.batch_size
-        if compresses_at(recipe, num_examples, step + count, seen) != compresses:
-            break
-        count += 1
-    return count
+def _go_together(recipe: Recipe, num_examples: int, step: int, examples_seen: int, count: int) -> bool:
+    """Whether the next `count` steps are there, need the host at most behind the last, and are compressed alike."""
+    compresses = compresses_at(recipe, num_examples, step, examples_seen)
+    return step + count <= recipe.num_steps and all(
+        compresses_at(recipe, num_examples, step + taken, examples_seen + taken * recipe.batch_size) == compresses
+        and not _needs_state(recipe, step + taken)
+        for taken in range(1, count)
+    )
 
 
 def _needs_state(recipe: Recipe, step: int) -> bool:
