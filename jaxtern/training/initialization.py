@@ -36,9 +36,9 @@ def initialize(model: nnx.Module, recipe: Recipe) -> None:
             f"init_from={recipe.init_from!r}: lacks {_few(missing)}; name what is to start fresh in init_exclude, or"
             " set init_allow_missing=True"
         )
-    taken = [path for path in wanted if path in given]
-    for path in taken:
-        leaf, new = flat[path], given[path]
+    taken = {path: given[path] for path in wanted if path in given}
+    for path, new in taken.items():
+        leaf = flat[path]
         if leaf[...].shape != new.shape:
             raise ValueError(
                 f"init_from={recipe.init_from!r}: {path} has shape {new.shape} there and {leaf[...].shape} here; name"
