@@ -8,11 +8,12 @@ from flax import nnx
 
 from jaxtern.models.model import Model, split_key, unpack_image_shape
 from jaxtern.models.normalization import local_response_normalization
+from jaxtern.models.pooling import max_pool
 
 _normal = nnx.initializers.truncated_normal  # cut off at two standard deviations
 _tenth = nnx.initializers.constant(0.1)
 _normalize = functools.partial(local_response_normalization, radius=2, bias=2.0, alpha=1e-4, beta=0.75)
-_pool = functools.partial(nnx.max_pool, window_shape=(3, 3), strides=(2, 2), padding="VALID")
+_pool = functools.partial(max_pool, window_shape=(3, 3), strides=(2, 2), padding="VALID")
 
 
 class AlexNet(Model):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtern.models.model import Model, unpack_image_shape
+from jaxtern.models.pooling import max_pool
 
 # Features of the first branch; of the second, reduced and then; of the third, likewise; of the fourth. A stage begins
 # with a pooling.
@@ -22,7 +23,7 @@ _STAGES = (
     {"5b": (256, (160, 320), (32, 128), 128), "5c": (384, (192, 384), (48, 128), 128)},
 )
 _normal = nnx.initializers.truncated_normal(0.01)  # cut off at two standard deviations
-_pool = functools.partial(nnx.max_pool, padding="SAME")
+_pool = functools.partial(max_pool, padding="SAME")
 
 
 class GoogLeNet(Model):

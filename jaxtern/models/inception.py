@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtern.models.model import Model, unpack_image_shape
+from jaxtern.models.pooling import max_pool
 
 _normal = nnx.initializers.truncated_normal  # cut off at two standard deviations
 
@@ -150,7 +151,7 @@ class _Branch(nnx.Module):
     def __call__(self, x: jax.Array, moving: bool) -> jax.Array:
         for step in self.steps:
             if step == ("max",):
-                x = nnx.max_pool(x, (3, 3), strides=(2, 2))
+                x = max_pool(x, (3, 3), strides=(2, 2))
             elif step == ("mean",):
                 x = nnx.avg_pool(x, (3, 3), strides=(1, 1), padding="SAME", count_include_pad=False)
             else:

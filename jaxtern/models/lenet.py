@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtern.models.model import Model, unpack_image_shape
+from jaxtern.models.pooling import max_pool
 
 _normal = nnx.initializers.truncated_normal  # cut off at two standard deviations
 
@@ -28,7 +29,7 @@ class LeNet(Model):
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """float[B, H, W, C] images in [-1, 1] to float[B, num_classes] logits, in training as in evaluation."""
-        x = nnx.max_pool(nnx.relu(self.conv1(images)), (2, 2), strides=(2, 2))
-        x = nnx.max_pool(nnx.relu(self.conv2(x)), (2, 2), strides=(2, 2))
+        x = max_pool(nnx.relu(self.conv1(images)), (2, 2), strides=(2, 2))
+        x = max_pool(nnx.relu(self.conv2(x)), (2, 2), strides=(2, 2))
         x = jnp.reshape(x, (x.shape[0], -1))
         return self.fc2(nnx.relu(self.fc1(x)))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtern.models.model import Model, unpack_image_shape
+from jaxtern.models.pooling import max_pool
 
 _initial = {
     "kernel_init": nnx.initializers.truncated_normal(0.1),  # cut off at two standard deviations
@@ -14,7 +15,7 @@ _initial = {
 }
 _convolution = functools.partial(nnx.Conv, kernel_size=(5, 5), **_initial)
 _linear = functools.partial(nnx.Linear, **_initial)
-_pool = functools.partial(nnx.max_pool, window_shape=(2, 2), strides=(2, 2), padding="SAME")
+_pool = functools.partial(max_pool, window_shape=(2, 2), strides=(2, 2), padding="SAME")
 
 
 class MnistNet(Model):

@@ -1,15 +1,16 @@
 """ResNets of He et al.: bottlenecks for ImageNet, and the plain blocks for CIFAR-10."""
 
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxtern.models.model import Model, unpack_image_shape
+from jaxtern.models.pooling import max_pool
 
-_ONE_AROUND: Any = ((1, 1), (1, 1))  # flax declares padding as a string, but takes pixels, too
+_ONE_AROUND = ((1, 1), (1, 1))
 _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
@@ -41,7 +42,7 @@ class ResNet(Model):
         """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
         moving = key is None
         x = nnx.relu(self.norm1(self.conv1(images), use_running_average=moving))
-        x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=_ONE_AROUND)
+        x = max_pool(x, (3, 3), strides=(2, 2), padding=_ONE_AROUND)
         for stage in (self.stage1, self.stage2, self.stage3, self.stage4):
             x = stage(x, moving)
         return self.fc(jnp.mean(x, axis=(1, 2)))

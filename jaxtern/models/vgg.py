@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtern.models.model import Model, split_key, unpack_image_shape
+from jaxtern.models.pooling import max_pool
 
 _FEATURES = (64, 128, 256, 512, 512)  # of the blocks' convolutions
 _xavier = nnx.initializers.xavier_uniform()
@@ -50,7 +51,7 @@ class _Backbone(Model):
                 if self.is_normalized:
                     x = getattr(self, f"{name}_norm")(x, use_running_average=keys[0] is None)
                 x = nnx.relu(x)
-            x = nnx.max_pool(x, (2, 2), strides=(2, 2))
+            x = max_pool(x, (2, 2), strides=(2, 2))
         x = jnp.reshape(x, (x.shape[0], -1))
         for layer, key in zip((self.fc1, self.fc2), keys, strict=True):
             x = dropout(nnx.relu(layer(x)), deterministic=key is None, rngs=key)
