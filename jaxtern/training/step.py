@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxtern.data.rendering import Batch
+from jaxtern.training.compiler import step_options
 from jaxtern.training.gradients import create_local_gradients
 from jaxtern.training.recipe import Recipe
 from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, specs_of_state
@@ -22,13 +23,14 @@ class TrainStep:
     compressor carries, as XLA copies there what it still reads when it writes into its place.
     """
 
-    def __init__(self, step: Callable[[TrainState, Any, Batch, Any], tuple[TrainState, Metrics]], is_cpu: bool):
+    def __init__(self, step: Callable[[TrainState, Any, Batch, Any], tuple[TrainState, Metrics]], platform: str):
         """Compiles `step` at its first call."""
 
         def step_of_parts(compressor: Any, rest: TrainState, *others: Any) -> tuple[TrainState, Metrics]:
             return step(rest._replace(compressor=compressor), *others)
 
-        self._jitted = jax.jit(step_of_parts, donate_argnums=0 if is_cpu else (0, 1))
+        donated = 0 if platform == "cpu" else (0, 1)
+        self._jitted = jax.jit(step_of_parts, donate_argnums=donated, compiler_options=step_options(platform))
 
     def __call__(
         self, state: TrainState, images: jax.Array | None, batch: Batch, stops: jax.Array | None = None
@@ -64,7 +66,8 @@ def create_train_step(
       compresses: False for the steps of the recipe whose mean is to be float.
       num_steps: K, to take so many steps at once: of batches [K, ...], with metrics [K, ...]; None: one.
     """
-    update, is_cpu = create_update(recipe, program, compresses), mesh.devices.flat[0].platform == "cpu"
+    update, platform = create_update(recipe, program, compresses), mesh.devices.flat[0].platform
+    is_cpu = platform == "cpu"
     local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
     own_examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
     local_gradients = create_local_gradients(recipe, program, local_workers, is_cpu)
@@ -97,4 +100,4 @@ def create_train_step(
     mapped = jax.shard_map(
         step if num_steps is None else steps, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-    return TrainStep(mapped, is_cpu)
+    return TrainStep(mapped, platform)
