@@ -29,7 +29,7 @@ def max_pool(
     """The largest activation of every window; its gradient goes to the first of those that are as large.
 
     `nnx.max_pool`, but for the gradient on CPUs, where XLA computes it of arrays of indices and scatters it: there it
-    is the same up to the order in which the gradients of overlapping windows are added, at a third to a sixth of the
+    is the same up to the order in which the gradients of overlapping windows are added, at a third to a fifth of the
     time (benchmarks/pooling.py).
 
     Args:
