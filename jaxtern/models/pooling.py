@@ -71,7 +71,7 @@ def _pull_back(windows: _Windows, x: jax.Array, pooled: jax.Array, gradient: jax
     sizes = height + sum(windows.pads[0]), width + sum(windows.pads[1])
     rows, columns = (math.ceil(size / stride) for size, stride in zip(sizes, windows.strides, strict=True))
     above, before = ((side - 1) // stride for side, stride in zip(windows.sides, windows.strides, strict=True))
-    below, behind = max(0, rows - pooled.shape[1]), max(0, columns - pooled.shape[2])
+    below, behind = rows - pooled.shape[1], columns - pooled.shape[2]
     around = [(0, 0, 0), (above, below, 0), (before, behind, 0), (0, 0, 0)]
     places = lax.pad(_first_places(windows, x, pooled), jnp.int16(-1), around)
     gradient = lax.pad(gradient, jnp.zeros((), gradient.dtype), around)
