@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +39,8 @@ PROGRAMS = ("plain", "plain, alike", "float", "ternary")
 CLASSES, EXAMPLES, RATE = 10, 1024, 1e-3
 
 
-def plain_steps(model: str, batch_size: int, options: dict | None = None) -> Iterator[None]:
-    """Takes a step whenever it is asked for the next: what a user would write, with the compiler's options."""
+def plain_steps(model: str, batch_size: int, options: dict | None = None) -> Iterator[Any]:
+    """Takes a step, and gives its metrics, whenever it is asked: what a user would write, with options to compile."""
     data = load_split(make_synthetic(SHAPES[model], CLASSES, EXAMPLES).train, threads=1)
     images, labels = jnp.asarray(data.images), jnp.asarray(data.labels)
     graph, *variables = nnx.split(create_model(model, SHAPES[model], CLASSES, 0), nnx.Param, nnx.BatchStat)
@@ -67,10 +68,10 @@ def plain_steps(model: str, batch_size: int, options: dict | None = None) -> Ite
         before, key = metrics, jax.random.key(number)
         params, moments, state, metrics = step(params, moments, state, examples, key)
         jax.device_get(before)
-        yield
+        yield metrics
 
 
-def our_steps(model: str, batch_size: int, codec: str, workdir: Path) -> Iterator[None]:
+def our_steps(model: str, batch_size: int, codec: str, workdir: Path) -> Iterator[Any]:
     """Likewise, as the trainer does."""
     recipe = Recipe(
         dataset="synthetic", synthetic_shape=SHAPES[model], synthetic_classes=CLASSES, synthetic_examples=EXAMPLES,
@@ -83,10 +84,10 @@ def our_steps(model: str, batch_size: int, codec: str, workdir: Path) -> Iterato
         before = metrics
         run.state, metrics = run.train_step(run.state, run.feed.images, batch, Call(1, codec != "float"))
         jax.device_get(before)
-        yield
+        yield metrics
 
 
-def time_in_turns(programs: dict[str, Iterator[None]], turns: int, seconds: float) -> dict[str, list[float]]:
+def time_in_turns(programs: dict[str, Iterator[Any]], turns: int, seconds: float) -> dict[str, list[float]]:
     """Seconds a step of each program, in every turn."""
     counts = {}
     for name, steps in programs.items():
@@ -99,18 +100,19 @@ def time_in_turns(programs: dict[str, Iterator[None]], turns: int, seconds: floa
     return times
 
 
-def _take(steps: Iterator[None], count: int) -> float:
-    """Seconds a step."""
-    start = time.perf_counter()
+def _take(steps: Iterator[Any], count: int) -> float:
+    """Seconds a step, until the last is done: what it left to do would be another program's time."""
+    metrics, start = None, time.perf_counter()
     for _ in range(count):
-        next(steps)
+        metrics = next(steps)
+    jax.block_until_ready(metrics)
     return (time.perf_counter() - start) / count
 
 
 def measure(model: str, batch_size: int, turns: int, seconds: float) -> dict:
     """One row of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        makers: dict[str, Callable[[], Iterator[None]]] = {
+        makers: dict[str, Callable[[], Iterator[Any]]] = {
             "plain": lambda: plain_steps(model, batch_size),
             "plain, alike": lambda: plain_steps(model, batch_size, step_options(jax.default_backend())),
             "float": lambda: our_steps(model, batch_size, "float", Path(folder) / "float"),

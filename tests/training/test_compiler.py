@@ -1,7 +1,10 @@
 """The options by which the training step is compiled: taken where they help, and never in the way."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxtern.training import compiler
@@ -34,6 +37,13 @@ def test_convolutions_are_left_to_eigen_on_cpus():
     assert options is not None
     assert "ynn" in _gradient_of_a_convolution(None)
     assert "ynn" not in _gradient_of_a_convolution(options)
+
+
+@pytest.mark.parametrize("compute", [lambda x: x @ x.T, lambda x: x.sum(0), jnp.sum, lambda x: jnp.exp(x).mean(1)])
+def test_products_and_sums_have_the_bits_of_the_defaults(compute: Callable[[jax.Array], jax.Array]):
+    numbers = np.random.default_rng(0).normal(size=(50, 1000)).astype(np.float32)
+    ours, by_default = (jax.jit(compute, compiler_options=options)(numbers) for options in (step_options("cpu"), None))
+    np.testing.assert_array_equal(ours, by_default)
 
 
 def test_gpus_have_the_defaults():

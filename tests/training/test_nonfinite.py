@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtern.training import loop
+from jaxtern.training import loop, update
+from jaxtern.training.compiler import step_options
 from jaxtern.training.run import Run
 from jaxtern.training.state import TrainState
 from jaxtern.training.step import Metrics
@@ -55,6 +56,20 @@ def assert_finite_checkpoints(prepare: Callable, workdir: Path, steps: list[int]
         for leaf in jax.tree.leaves(run.folder.checkpoints.restore(step, run.state).state):
             assert np.all(np.isfinite(leaf))
     assert int(run.state.step) == steps[-1]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1000,), (7, 3000)])
+def test_nonfinite_is_one_element_among_the_largest_floats(shape: tuple[int, ...]):
+    """Whose own sum is beyond all floats, and no sign of anything."""
+    largest = np.full(shape, np.finfo(np.float32).max, np.float32)
+    tree = {"largest": largest, "least": np.full(shape, 1e-45, np.float32), "negative": -largest}
+    for name, value in (("inf", np.inf), ("minus_inf", -np.inf), ("nan", np.nan)):
+        tree[name] = largest.copy()
+        tree[name][(-1,) * len(shape)] = value
+    found = jax.jit(update._nonfinite, compiler_options=step_options(jax.default_backend()))(tree)
+    assert dict(zip(sorted(tree), found.tolist(), strict=True)) == {
+        "inf": True, "largest": False, "least": False, "minus_inf": True, "nan": True, "negative": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("codec", ["ternary", "float"])
