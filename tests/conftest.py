@@ -7,6 +7,7 @@ import importlib.metadata
 import math
 import os
 import re
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,14 @@ def _share_compiled_programs() -> None:
             os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
 
 
+def _heed_ctrl_c() -> None:
+    """Also where the suite runs in a shell's background: commands under test would inherit that SIGINT is ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 _share_compiled_programs()
+_heed_ctrl_c()
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
