@@ -5,13 +5,15 @@
 One worker on one device, so nothing is exchanged: what is timed is what the trainer adds to the network itself. Both
 take examples from images on the device, by indices from the host, and read their metrics one step late. `plain` is the
 step as XLA compiles it by its defaults, `plain, alike` as by the options that the trainer sets. `float` is the trainer
-with codec=float, `ternary` with codec=ternary: its gradients are encoded and decoded. All are timed in turns, some
-steps of each, so that whatever else the machine does meets all; a ratio is the median over the turns.
+with codec=float, `ternary` with codec=ternary: its gradients are encoded and decoded. `float, again` is a second
+trainer like `float`: how far their ratio is from 1 tells what the machine makes of no difference. All take turns, in a
+random order, some steps each, so that whatever else the machine does meets all; a ratio is the median over the turns.
 """
 
 import argparse
 import functools
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -35,7 +37,7 @@ from jaxtern.training.recipe import Recipe
 from jaxtern.training.run import prepare_run
 
 SHAPES = {"lenet": (28, 28, 1), "cifarnet": (24, 24, 3), "resnet_20": (32, 32, 3), "alexnet": (224, 224, 3)}
-PROGRAMS = ("plain", "plain, alike", "float", "ternary")
+PROGRAMS = ("plain", "plain, alike", "float", "float, again", "ternary")
 CLASSES, EXAMPLES, RATE = 10, 1024, 1e-3
 
 
@@ -62,9 +64,9 @@ def plain_steps(model: str, batch_size: int, options: dict | None = None) -> Ite
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), moments, state, (value, accuracy)
 
-    random, metrics = np.random.default_rng(0), None
+    shuffled, metrics = np.random.default_rng(0), None
     for number in range(1 << 40):
-        examples = random.permutation(EXAMPLES)[:batch_size].astype(np.int32)
+        examples = shuffled.permutation(EXAMPLES)[:batch_size].astype(np.int32)
         before, key = metrics, jax.random.key(number)
         params, moments, state, metrics = step(params, moments, state, examples, key)
         jax.device_get(before)
@@ -94,8 +96,9 @@ def time_in_turns(programs: dict[str, Iterator[Any]], turns: int, seconds: float
         _take(steps, 3)  # compiled, and warm
         counts[name] = max(1, round(seconds / _take(steps, 2)))
     times: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(turns):
-        for name in sorted(programs, reverse=turn % 2 == 1):
+    order = random.Random(0)
+    for _ in range(turns):
+        for name in order.sample(list(programs), len(programs)):
             times[name].append(_take(programs[name], counts[name]))
     return times
 
@@ -116,19 +119,20 @@ def measure(model: str, batch_size: int, turns: int, seconds: float) -> dict:
             "plain": lambda: plain_steps(model, batch_size),
             "plain, alike": lambda: plain_steps(model, batch_size, step_options(jax.default_backend())),
             "float": lambda: our_steps(model, batch_size, "float", Path(folder) / "float"),
+            "float, again": lambda: our_steps(model, batch_size, "float", Path(folder) / "again"),
             "ternary": lambda: our_steps(model, batch_size, "ternary", Path(folder) / "ternary"),
         }
         times = time_in_turns({name: make() for name, make in makers.items()}, turns, seconds)
     rates = {name: batch_size / statistics.median(values) for name, values in times.items()}
     ratios = {
-        name: statistics.median(b / a for a, b in zip(times["float"], times[name], strict=True))
-        for name in ("plain", "plain, alike", "ternary")
+        name: statistics.median(b / a for a, b in zip(times["float"], times[name], strict=True)) for name in PROGRAMS
     }
     return {
         "model": model,
         "images_per_second": rates,
         "float_over_plain": ratios["plain"],
         "float_over_plain_alike": ratios["plain, alike"],
+        "float_over_itself": ratios["float, again"],
         "ternary_cost": ratios["ternary"] - 1,
     }
 
@@ -137,19 +141,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=["lenet", "cifarnet", "resnet_20"])
     parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each program in a turn")
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each program in a turn")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(f"{machine()}\n")
-    columns = [*PROGRAMS, "float / plain", "float / plain, alike", "ternary costs"]
+    columns = [*PROGRAMS, "float / plain", "float / plain, alike", "float / again", "ternary costs"]
     print(f"| model | {' | '.join(columns)} |\n| --- |{' ---: |' * len(columns)}")
     rows = []
     for model in arguments.models:
         row = measure(model, arguments.batch_size, arguments.turns, arguments.seconds)
         rates = " | ".join(f"{row['images_per_second'][name]:,.0f}" for name in PROGRAMS)
-        ratios = f"{row['float_over_plain']:.2f} | {row['float_over_plain_alike']:.2f} | {row['ternary_cost']:+.1%}"
-        print(f"| {model} | {rates} | {ratios} |", flush=True)
+        ratios = " | ".join(f"{row[f'float_over_{of}']:.2f}" for of in ("plain", "plain_alike", "itself"))
+        print(f"| {model} | {rates} | {ratios} | {row['ternary_cost']:+.1%} |", flush=True)
         rows.append(row)
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
