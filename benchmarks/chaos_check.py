@@ -4,9 +4,9 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from jaxtern.training.checkpoints import Checkpoints
-from jaxtern.training.digests import digest
-from jaxtern.training.metrics import read_metrics
+from jaxtern.training.run.metrics import read_metrics
+from jaxtern.training.saved.checkpoints import Checkpoints
+from jaxtern.training.saved.digests import digest
 
 _APART = ("examples_per_second", "sent_bits_per_element", "sent_bytes_per_step")  # the links decide what is sent
 

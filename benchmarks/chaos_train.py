@@ -20,9 +20,9 @@ import numpy as np  # noqa: E402
 from benchmarks.chaos_examples import EXAMPLES  # noqa: E402
 from jaxtern import cluster, recipe_flags, train  # noqa: E402
 from jaxtern.data.rendering import Batch  # noqa: E402
-from jaxtern.training.recipe import Recipe  # noqa: E402
-from jaxtern.training.run import Run, prepare_run  # noqa: E402
-from jaxtern.training.state import TrainState  # noqa: E402
+from jaxtern.training.recipe.recipe import Recipe  # noqa: E402
+from jaxtern.training.run.run import Run, prepare_run  # noqa: E402
+from jaxtern.training.step.state import TrainState  # noqa: E402
 
 _BIT = 1 << 3  # of the fraction: a change that no loss tells
 

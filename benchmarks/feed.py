@@ -31,11 +31,11 @@ from jaxtern.data.feed import StreamingFeed
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.records import open_folder
 from jaxtern.preparation.pipeline import prepare
-from jaxtern.training.inputs import Feed, create_network, open_inputs
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import create_run
-from jaxtern.training.step import create_train_step
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.inputs import Feed, create_network, open_inputs
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.state import create_run
+from jaxtern.training.step.step import create_train_step
 
 EXAMPLES, BATCH = 5000, 128
 IMAGES = 128

@@ -32,11 +32,11 @@ from jax.sharding import PartitionSpec
 from benchmarks import study
 from jaxtern import Ternary
 from jaxtern.kernels import Segments
-from jaxtern.training.gradients import create_local_gradients
-from jaxtern.training.inputs import Feed, create_network
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.saved_run import SavedRun
-from jaxtern.training.state import create_run, stays_float
+from jaxtern.training.run.inputs import Feed, create_network
+from jaxtern.training.run.saved_run import SavedRun
+from jaxtern.training.step.gradients import create_local_gradients
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.state import create_run, stays_float
 
 
 class Sums(NamedTuple):

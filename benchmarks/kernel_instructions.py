@@ -119,10 +119,10 @@ def describe_gpu() -> Any:
 
 def create_kernels(elements: int) -> Iterator[tuple[str, Callable, list[jax.ShapeDtypeStruct]]]:
     """Name, function and operands of one tensor's kernels, radix 3."""
-    from jaxtern.kernels.moments_mgpu import partials_mgpu
-    from jaxtern.kernels.shard_sum_mgpu import shard_sum_mgpu
-    from jaxtern.kernels.ternary_decode_mgpu import ternary_decode_mgpu
-    from jaxtern.kernels.ternary_encode_mgpu import ternary_encode_mgpu
+    from jaxtern.kernels.mosaic.moments import partials_mgpu
+    from jaxtern.kernels.mosaic.shard_sum import shard_sum_mgpu
+    from jaxtern.kernels.mosaic.ternary_decode import ternary_decode_mgpu
+    from jaxtern.kernels.mosaic.ternary_encode import ternary_encode_mgpu
 
     segments = Segments((elements,))
     vector, one, key, words, all_words = (

@@ -31,10 +31,10 @@ from benchmarks.timing import machine
 from jaxtern.data.feed import load_split
 from jaxtern.data.synthetic import make_synthetic
 from jaxtern.models import create_model
-from jaxtern.training.calls import Call
-from jaxtern.training.compiler import step_options
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.run import prepare_run
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.calls import Call
+from jaxtern.training.run.run import prepare_run
+from jaxtern.training.step.compiler import step_options
 
 SHAPES = {"lenet": (28, 28, 1), "cifarnet": (24, 24, 3), "resnet_20": (32, 32, 3), "alexnet": (224, 224, 3)}
 PROGRAMS = ("plain", "plain, alike", "float", "float, again", "ternary")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from jaxtern.training.metrics import read_metrics
+from jaxtern.training.run.metrics import read_metrics
 
 
 def train(config: str, fields: Iterable[str], workdir: Path) -> None:

@@ -28,7 +28,7 @@ from jaxtern.data.dataset import Split
 from jaxtern.data.idx import load_mnist
 from jaxtern.data.order import ExampleOrder
 from jaxtern.data.preprocessing.families import get_preprocessing
-from jaxtern.training.evaluation import evaluate
+from jaxtern.training.run.evaluation import evaluate
 
 
 class Worker:

@@ -4,7 +4,7 @@ import dataclasses
 
 import ml_collections
 
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe.recipe import Recipe
 
 _OPTIONAL = {
     "dropout_rate": float,

@@ -13,9 +13,9 @@ from absl import flags
 from jaxtern import command_line, own_networks
 from jaxtern.artifact.predictions import rank, require_writable, write_predictions
 from jaxtern.data.json_files import parse_json
-from jaxtern.training.evaluation import Evaluation, evaluate
-from jaxtern.training.saved_run import SavedRun
-from jaxtern.training.state import variables_of
+from jaxtern.training.run.evaluation import Evaluation, evaluate
+from jaxtern.training.run.saved_run import SavedRun
+from jaxtern.training.step.state import variables_of
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from absl import flags
 from jaxtern import command_line, own_networks
 from jaxtern.artifact.saved_model import require_tensorflow, write_saved_model
 from jaxtern.artifact.storage import Artifact, require_new, write_artifact
-from jaxtern.training.exporting import export_run
+from jaxtern.training.run.exporting import export_run
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/digits", "folder of the run")
 OUT = flags.DEFINE_string("out", None, "folder to be made")

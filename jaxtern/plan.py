@@ -28,10 +28,10 @@ from jaxtern.compression.cost import Network
 from jaxtern.compression.forecast import Forecast, Scenario, seconds
 from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
 from jaxtern.data.json_files import read_json
-from jaxtern.training.curves import plot_speed_up
-from jaxtern.training.inputs import open_inputs
-from jaxtern.training.recipe import Recipe, create_codec
-from jaxtern.training.workload import measure_step_seconds, read_workload
+from jaxtern.training.recipe.recipe import Recipe, create_codec
+from jaxtern.training.run.curves import plot_speed_up
+from jaxtern.training.run.inputs import open_inputs
+from jaxtern.training.run.workload import measure_step_seconds, read_workload
 
 CONFIG = recipe_flags.define_config()
 PARAMETERS = flags.DEFINE_string("parameters", None, "elements of the gradient, as 61_000_000, 61M or 250k; one tensor")

@@ -22,7 +22,7 @@ from jaxtern.preparation.pipeline import Report, prepare
 from jaxtern.preparation.plan import Options
 from jaxtern.preparation.table import remark_on_splits
 from jaxtern.preparation.tfds_names import is_tfds_name, prepare_by_name
-from jaxtern.training.sheet import draw_sheet, sheet_recipe
+from jaxtern.training.run.sheet import draw_sheet, sheet_recipe
 
 FORMAT = flags.DEFINE_enum("format", None, [*detection.FORMATS, "tfds"], "what SOURCE is [seen from what lies there]")
 NAME = flags.DEFINE_string("name", None, "of the dataset [SOURCE's]")

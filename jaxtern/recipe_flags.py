@@ -15,7 +15,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jaxtern import command_line, configs
 from jaxtern.command_line import UsageError
-from jaxtern.training.recipe import Recipe, require_field
+from jaxtern.training.recipe.recipe import Recipe, require_field
 
 DEFAULT_RECIPE = "digits"
 

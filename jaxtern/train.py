@@ -10,13 +10,13 @@ from absl import flags
 
 from jaxtern import cluster, cluster_flags, command_line, recipe_flags
 from jaxtern.data.dataset import DataError
-from jaxtern.training import dry_run, loop
-from jaxtern.training.curves import plot_curves
-from jaxtern.training.divergence import DivergenceError
-from jaxtern.training.evaluation import Evaluation
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.run import Run, prepare_run
-from jaxtern.training.stopping import Stopped
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run import dry_run, loop
+from jaxtern.training.run.curves import plot_curves
+from jaxtern.training.run.divergence import DivergenceError
+from jaxtern.training.run.evaluation import Evaluation
+from jaxtern.training.run.run import Run, prepare_run
+from jaxtern.training.run.stopping import Stopped
 
 CONFIG = recipe_flags.define_config()
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")

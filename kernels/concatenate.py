@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .dispatch import pick_implementation, why_not_float32
-from .native import concatenate_native
+from .native.calls import concatenate_native
 
 
 def concatenate(parts: Sequence[jax.Array], *, implementation: str = "auto") -> jax.Array:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from . import native_library
+from .native import library as native_library
 from .segments import Segments
 from .tuning import Tuning, tuning_for
 

@@ -18,7 +18,7 @@ from .moments_reference import (
     partials_reference,
     sum_in_any_order,
 )
-from .native import moments_native
+from .native.calls import moments_native
 from .rounding import settle, to_12_bits
 from .segments import Segments
 
@@ -63,7 +63,7 @@ def moments(gradient: jax.Array | Sequence[jax.Array], segments: Segments, *, im
         return finish(partials, centres, segments)
     gradient = concatenate(gradient) if is_split else gradient
     if picked == "mosaic" and gradient.size:
-        from .moments_mgpu import partials_mgpu
+        from .mosaic.moments import partials_mgpu
 
         partials = partials_mgpu(gradient, segments, tuned("moments"))
     else:

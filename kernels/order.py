@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .dispatch import pick_implementation
-from .native import follow_native
+from .native.calls import follow_native
 
 
 def follow(words: jax.Array, after: Sequence[jax.Array], *, implementation: str = "auto") -> jax.Array:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from . import noise, radix as radix_lib
 from .dispatch import pick_implementation, require_levels, require_shape
-from .native import shard_mean_native
+from .native.calls import shard_mean_native
 from .ternary_decode_reference import sum_digits
 
 MAX_WORKERS = 2**15 - 1  # so that noise times workers stays below 2^31

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from . import radix as radix_lib
 from .dispatch import pick_implementation, require_levels, require_shape, tuned
-from .native import shard_sum_native
+from .native.calls import shard_sum_native
 from .shard_sum_reference import shard_sum_reference
 
 
@@ -41,7 +41,7 @@ def shard_sum(
     if picked == "native":
         return shard_sum_native(words, num_elements, levels, radix)
     if picked == "mosaic":
-        from .shard_sum_mgpu import shard_sum_mgpu
+        from .mosaic.shard_sum import shard_sum_mgpu
 
         return shard_sum_mgpu(words, num_elements, levels, radix, tuned("shard_sum"))
     return shard_sum_reference(words, num_elements, levels, radix)

@@ -12,7 +12,7 @@ from jax import lax
 
 from .concatenate import concatenate
 from .dispatch import pick_implementation, require_levels, require_shape, require_tensors, why_not_float32
-from .native import decode_span_native, encode_span_native
+from .native.calls import decode_span_native, encode_span_native
 from .radix import num_words
 from .segments import Segments, split
 from .ternary_decode import require_words, units_of

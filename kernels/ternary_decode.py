@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .dispatch import pick_implementation, require_levels, require_shape, tuned, why_not_float32
-from .native import ternary_decode_native
+from .native.calls import ternary_decode_native
 from .segments import Segments
 from .ternary_decode_reference import ternary_decode_reference
 
@@ -57,7 +57,7 @@ def ternary_decode(
     if picked == "native" and words.size:
         return ternary_decode_native(words, units, segments, zero, radix)
     if picked == "mosaic" and words.size:
-        from .ternary_decode_mgpu import ternary_decode_mgpu
+        from .mosaic.ternary_decode import ternary_decode_mgpu
 
         return ternary_decode_mgpu(words, units, segments, zero, radix, dtype, tuned("ternary_decode"))
     return ternary_decode_reference(words, units, segments, zero, radix, dtype)

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import noise
 from .dispatch import pick_implementation, require_floating, require_levels, require_shape, tuned, why_not_float32
-from .native import ternary_encode_native
+from .native.calls import ternary_encode_native
 from .segments import Segments
 from .ternary_decode import units_of
 from .ternary_encode_reference import residual_reference, ternary_encode_reference
@@ -92,7 +92,7 @@ def ternary_encode(
     if picked == "native" and segments.num_elements:
         return ternary_encode_native(gradient, steps, key, segments, radix, levels, offset)
     if picked == "mosaic" and gradient.size:
-        from .ternary_encode_mgpu import ternary_encode_mgpu
+        from .mosaic.ternary_encode import ternary_encode_mgpu
 
         options = (segments, radix, levels, offset, residual, tuned("ternary_encode"))
         return ternary_encode_mgpu(gradient, steps, units, key, *options)

@@ -10,9 +10,9 @@ import pytest
 
 from jaxtern import Ternary
 from jaxtern.kernels import Segments, derive_key, ternary_decode, ternary_encode
-from jaxtern.training import loop
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.run import prepare_run
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run import loop
+from jaxtern.training.run.run import prepare_run
 
 ROOT = Path(__file__).resolve().parents[1]
 with pytest.MonkeyPatch.context() as patch:  # the benchmarks are not installed

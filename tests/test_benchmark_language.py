@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from jaxtern.configs import charlm
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 RUNS = {"float_0": 1.5, "float_1": 1.7, "ternary_0": 1.56, "ternary_1": 1.8}  # test loss at the end

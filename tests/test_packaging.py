@@ -132,9 +132,9 @@ def test_wheel_from_sdist_holds_every_module_and_recipe(sdist, tmp_path):
         f"{module.replace('.', '/')}{'/__init__' if path.stem == '__init__' else ''}.py"
         for module, path in MODULES.items()
     }
-    sources = {f"jaxtern/kernels/{path.name}" for path in (ROOT / "kernels").glob("*.[ch]")}
+    sources = {f"jaxtern/kernels/native/{path.name}" for path in (ROOT / "kernels/native").glob("*.[ch]")}
     assert {name for name in held if ".dist-info/" not in name} == {*modules, *sources, "jaxtern/py.typed"}
-    assert "jaxtern/kernels/native.h" in sources
+    assert "jaxtern/kernels/native/native.h" in sources
     assert {"jaxtern/configs/digits.py", "jaxtern/configs/mnist.py"} <= modules
 
 

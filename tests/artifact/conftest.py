@@ -12,9 +12,9 @@ from jaxtern.artifact.storage import Artifact
 from jaxtern.data.dataset import Dataset, Split
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.models import create_model
-from jaxtern.training.exporting import export_network
-from jaxtern.training.inputs import Inputs, facts_of
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.exporting import export_network
+from jaxtern.training.run.inputs import Inputs, facts_of
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
 

@@ -12,7 +12,7 @@ from jaxtern.artifact.image_files import ImageFiles
 from jaxtern.artifact.predictor import Predictor
 from jaxtern.artifact.storage import write_artifact
 from jaxtern.data.dataset import Split
-from jaxtern.training.evaluation import evaluate
+from jaxtern.training.run.evaluation import evaluate
 
 NETWORKS = {
     "whole images": ("lenet", "mnist", (12, 8, 1), None, 23),

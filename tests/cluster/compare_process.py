@@ -5,10 +5,10 @@ import numpy as np
 
 from jaxtern import cluster, cluster_flags, command_line
 from jaxtern.models import create_model
-from jaxtern.training.divergence import DivergenceGuard
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import TrainState, create_run
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.divergence import DivergenceGuard
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.state import TrainState, create_run
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from absl import flags
 
 from jaxtern import cluster, recipe_flags, train
 from jaxtern.hosts import messages
-from jaxtern.training import run
+from jaxtern.training.run import run
 
 SLOW = flags.DEFINE_enum("slow", None, ["data", "start"], "what takes long in process 1")
 SECONDS = 35.0  # longer than the 30 in which gloo wants a connection made

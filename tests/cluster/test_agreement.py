@@ -62,14 +62,14 @@ def test_processes_with_other_images_are_refused_with_the_difference(refusal: Ca
 def test_processes_with_other_code_are_refused_with_the_difference(refusal: Callable, tmp_path: Path):
     """In Python and in C."""
     shutil.copytree(ROOT / "jaxtern", tmp_path / "jaxtern", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, comment in (("kernels/native_decode.c", "/* */"), ("training/step.py", "#")):
+    for name, comment in (("kernels/native/decode.c", "/* */"), ("training/step/step.py", "#")):
         with (tmp_path / "jaxtern" / name).open("a") as file:
             file.write(f"{comment}\n")
     elsewhere = {"PYTHONPATH": os.fspath(tmp_path), "PYTHONSAFEPATH": "1"}  # which leaves out this folder
     line = refusal([{}, {"environment": elsewhere}])
     first, second = line.split("; ")
-    assert first.startswith("code kernels/native_decode.c is '")
-    assert second.startswith("code training/step.py is '")
+    assert first.startswith("code kernels/native/decode.c is '")
+    assert second.startswith("code training/step/step.py is '")
 
 
 def _write_idx(path: Path, array: np.ndarray) -> None:

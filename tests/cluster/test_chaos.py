@@ -17,7 +17,7 @@ import pytest
 
 from jaxtern.data.dataset import Dataset, Split
 from jaxtern.data.idx import load_mnist
-from jaxtern.training.checkpoints import Checkpoints
+from jaxtern.training.saved.checkpoints import Checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 900  # seconds, on a machine that does other things too

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxtern.training import loop
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.run import prepare_run
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run import loop
+from jaxtern.training.run.run import prepare_run
 
 EndOf = Callable[..., tuple[int, list[str], list[str]]]
 FIELDS: dict[str, Any] = {

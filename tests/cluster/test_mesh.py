@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from jaxtern import cluster
-from jaxtern.training.mesh import create_mesh, lay_out
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.step.mesh import create_mesh, lay_out
 
 
 @dataclasses.dataclass(frozen=True)

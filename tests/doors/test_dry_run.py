@@ -11,10 +11,10 @@ import pytest
 
 from jaxtern import configs
 from jaxtern.data.preprocessing.families import get_preprocessing
-from jaxtern.training import dry_run
-from jaxtern.training.dry_run import describe, find_rates, prepare_dry_run, rehearse
-from jaxtern.training.loop import NonFiniteError
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run import dry_run
+from jaxtern.training.run.dry_run import describe, find_rates, prepare_dry_run, rehearse
+from jaxtern.training.run.loop import NonFiniteError
 
 INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.py") if path.stem != "__init__")
 LEAST_SIZE = 75  # of images that every network takes

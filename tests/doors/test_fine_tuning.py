@@ -14,8 +14,8 @@ import cv2
 import numpy as np
 import pytest
 
-from jaxtern.training.initialization import read_weights
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.saved.initialization import read_weights
 
 NUM_STEPS = 40
 HEAD = "fc2/.*"

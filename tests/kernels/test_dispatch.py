@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxtern.kernels import Segments, dispatch, moments, native_library, tuning
+from jaxtern.kernels import Segments, dispatch, moments, tuning
+from jaxtern.kernels.native import library as native_library
 from jaxtern.kernels.tuning import DEFAULTS, OPS, Tuning, tuning_for
 
 

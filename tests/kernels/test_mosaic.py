@@ -33,10 +33,10 @@ if dispatch.jax_version() < dispatch.MIN_JAX:
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxtern.kernels.moments_mgpu import partials_mgpu
-from jaxtern.kernels.shard_sum_mgpu import shard_sum_mgpu
-from jaxtern.kernels.ternary_decode_mgpu import ternary_decode_mgpu
-from jaxtern.kernels.ternary_encode_mgpu import ternary_encode_mgpu
+from jaxtern.kernels.mosaic.moments import partials_mgpu
+from jaxtern.kernels.mosaic.shard_sum import shard_sum_mgpu
+from jaxtern.kernels.mosaic.ternary_decode import ternary_decode_mgpu
+from jaxtern.kernels.mosaic.ternary_encode import ternary_encode_mgpu
 
 DTYPES = ["float32", "bfloat16", "float16"]
 DEFAULT = Tuning(2, 1)
@@ -215,7 +215,7 @@ def test_a_batch_is_what_its_rows_are_alone(run: Callable):
 RACE = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtern.kernels import mgpu
+from jaxtern.kernels.mosaic import mgpu
 from jaxtern.kernels.tuning import Tuning
 
 def everyone_writes_the_first_run(item, vector, out):

@@ -23,7 +23,7 @@ from jaxtern.kernels import (
     ternary_encode,
 )
 from jaxtern.kernels.moments_reference import centres_of, partials_reference
-from jaxtern.kernels.native import moments_native
+from jaxtern.kernels.native.calls import moments_native
 from jaxtern.kernels.segments import split
 
 KEY = derive_key(3, 14, 15)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxtern.kernels import dispatch, native_library
+from jaxtern.kernels import dispatch
+from jaxtern.kernels.native import library as native_library
 
 needs_native = pytest.mark.skipif(bool(dispatch.why_not_native()), reason=dispatch.why_not_native())
 

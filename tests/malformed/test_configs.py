@@ -12,7 +12,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe.recipe import Recipe
 
 TRAIN = {
     "a field without a name": (["--config.=1"], ["config"]),

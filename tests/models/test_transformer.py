@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxtern.models import MODELS, create_model
 from jaxtern.models.transformer import Transformer
-from jaxtern.training.selection import mask, path_of
+from jaxtern.training.recipe.selection import mask, path_of
 
 CLASSES, LENGTH = 11, 12
 

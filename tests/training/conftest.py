@@ -19,11 +19,11 @@ from jaxtern.data.feed import ResidentFeed
 from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
 from jaxtern.models import MODELS, create_model
 from jaxtern.models.model import Model
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.run import Run, prepare_run
-from jaxtern.training.state import Program, TrainState, create_run
-from jaxtern.training.step import create_train_step
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.run import Run, prepare_run
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.state import Program, TrainState, create_run
+from jaxtern.training.step.step import create_train_step
 
 SMALL = {"num_workers": 1, "num_devices": 1, "batch_size": 8, "num_steps": 6, "log_every": 1, "seed": 5}
 

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtern.training.calls import Call
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.run import Run
-from jaxtern.training.step import create_train_step
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.calls import Call
+from jaxtern.training.run.run import Run
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.step import create_train_step
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 PLAIN = {"model": "tiny", "codec": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 24}

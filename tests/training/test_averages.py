@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxtern.evaluate import Evaluator
-from jaxtern.training import loop
-from jaxtern.training.evaluation import evaluate
-from jaxtern.training.saved_run import SavedRun
-from jaxtern.training.state import variables_of
+from jaxtern.training.run import loop
+from jaxtern.training.run.evaluation import evaluate
+from jaxtern.training.run.saved_run import SavedRun
+from jaxtern.training.step.state import variables_of
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 FIELDS = {"model": "tiny_norm", "num_workers": 2, "num_devices": 2, "batch_size": 16, "learning_rate": 0.5}

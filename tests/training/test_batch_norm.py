@@ -11,10 +11,10 @@ from flax import nnx
 
 from jaxtern.data.dataset import Split
 from jaxtern.models import create_model
-from jaxtern.training.evaluation import evaluate
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.state import configure_modules, variables_of
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.evaluation import evaluate
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.state import configure_modules, variables_of
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 PLAIN = {"model": "tiny_norm", "codec": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jaxtern.configs import cifar10
-from jaxtern.training import loop
-from jaxtern.training.calls import Call, compresses_at, plan_calls
-from jaxtern.training.digests import digest
-from jaxtern.training.metrics import read_metrics
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.run import Run
-from jaxtern.training.stopping import Stopped
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run import loop
+from jaxtern.training.run.calls import Call, compresses_at, plan_calls
+from jaxtern.training.run.metrics import read_metrics
+from jaxtern.training.run.run import Run
+from jaxtern.training.run.stopping import Stopped
+from jaxtern.training.saved.digests import digest
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 EPOCHS = {  # of four steps

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from jaxtern.compression.transform import CompressedMeanState
-from jaxtern.training.checkpoints import CheckpointError, Checkpoints
-from jaxtern.training.digests import digest
-from jaxtern.training.state import Averages, TrainState
+from jaxtern.training.saved.checkpoints import CheckpointError, Checkpoints
+from jaxtern.training.saved.digests import digest
+from jaxtern.training.step.state import Averages, TrainState
 
 Damage = Callable[[Path], None]
 
@@ -353,7 +353,7 @@ def test_folder_in_which_the_checkpoint_is_gone_from_which_the_run_went_on_is_to
 FULL = """
 import pathlib, resource, signal, sys
 import numpy as np
-from jaxtern.training.checkpoints import CheckpointError, Checkpoints
+from jaxtern.training.saved.checkpoints import CheckpointError, Checkpoints
 
 checkpoints = Checkpoints(pathlib.Path(sys.argv[1]), keep=3)
 checkpoints.save(4, {"w": np.random.default_rng(0).standard_normal(100)})
@@ -388,7 +388,7 @@ import jax
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{sys.argv[2]}", 2, int(sys.argv[3]))
 import numpy as np
-from jaxtern.training.checkpoints import Checkpoints
+from jaxtern.training.saved.checkpoints import Checkpoints
 
 assert jax.process_count() == 2
 if jax.process_index() == 0:

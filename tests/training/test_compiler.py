@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtern.training import compiler
-from jaxtern.training.compiler import step_options
+from jaxtern.training.step import compiler
+from jaxtern.training.step.compiler import step_options
 
 
 @pytest.fixture(autouse=True)

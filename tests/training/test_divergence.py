@@ -12,13 +12,14 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from jaxtern.models import create_model
-from jaxtern.training import digests, loop
-from jaxtern.training.calls import Call
-from jaxtern.training.divergence import DivergenceError, create_gather, digest, find_difference
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.metrics import read_metrics
-from jaxtern.training.run import Run
-from jaxtern.training.state import TrainState, create_run
+from jaxtern.training.run import loop
+from jaxtern.training.run.calls import Call
+from jaxtern.training.run.divergence import DivergenceError, create_gather, digest, find_difference
+from jaxtern.training.run.metrics import read_metrics
+from jaxtern.training.run.run import Run
+from jaxtern.training.saved import digests
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.state import TrainState, create_run
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 FOUR = {

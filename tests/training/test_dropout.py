@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxtern.training import loop
-from jaxtern.training.digests import digest
-from jaxtern.training.gradients import create_local_gradients, dropout_key, example_keys
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.run import Run
-from jaxtern.training.state import DEVICE_AXIS, FAST_AXIS, specs_of_state
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run import loop
+from jaxtern.training.run.run import Run
+from jaxtern.training.saved.digests import digest
+from jaxtern.training.step.gradients import create_local_gradients, dropout_key, example_keys
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS, specs_of_state
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 PLAIN = {"model": "tiny_drop", "codec": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}

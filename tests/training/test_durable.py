@@ -10,11 +10,12 @@ import pytest
 
 from jaxtern.compression.cost import Network
 from jaxtern.data.facts import Facts
-from jaxtern.training import durable, loop
-from jaxtern.training.durable import replace_durably
-from jaxtern.training.metrics import MetricWriter
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.workdir import keep_facts, write_network, write_recipe
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run import loop
+from jaxtern.training.run.metrics import MetricWriter
+from jaxtern.training.saved import durable
+from jaxtern.training.saved.durable import replace_durably
+from jaxtern.training.saved.workdir import keep_facts, write_network, write_recipe
 
 
 @pytest.fixture

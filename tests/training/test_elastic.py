@@ -12,14 +12,14 @@ from jax.sharding import PartitionSpec
 
 from jaxtern.compression.cost import Network
 from jaxtern.compression.transform import CompressedMeanState
-from jaxtern.training import loop
-from jaxtern.training.arrange import MisfitError
-from jaxtern.training.calls import plan_calls
-from jaxtern.training.digests import digest
-from jaxtern.training.elastic import pending_mean
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.run import Run
-from jaxtern.training.state import create_mean, specs_of_state
+from jaxtern.training.run import loop
+from jaxtern.training.run.calls import plan_calls
+from jaxtern.training.run.run import Run
+from jaxtern.training.saved.arrange import MisfitError
+from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.elastic import pending_mean
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.state import create_mean, specs_of_state
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtern.data.dataset import Split
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.models import create_model
-from jaxtern.training.evaluation import Evaluation, evaluate
+from jaxtern.training.run.evaluation import Evaluation, evaluate
 
 MNIST = get_preprocessing("mnist")
 

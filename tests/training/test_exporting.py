@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 
 from jaxtern.models import create_model
-from jaxtern.training.exporting import export_network, export_run
-from jaxtern.training.inputs import facts_of, open_inputs
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.exporting import export_network, export_run
+from jaxtern.training.run.inputs import facts_of, open_inputs
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtern.training import loop
-from jaxtern.training.calls import Call
-from jaxtern.training.saved_run import SavedRun
-from jaxtern.training.state import variables_of
+from jaxtern.training.run import loop
+from jaxtern.training.run.calls import Call
+from jaxtern.training.run.saved_run import SavedRun
+from jaxtern.training.step.state import variables_of
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 FREEZE = ("norm/.*", "fc1/kernel[:, 3]", "fc2/kernel[::2]")

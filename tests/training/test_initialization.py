@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtern.training import loop
-from jaxtern.training.checkpoints import Checkpoints
-from jaxtern.training.run import Run
+from jaxtern.training.run import loop
+from jaxtern.training.run.run import Run
+from jaxtern.training.saved.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 FIELDS = {"model": "tiny_norm", "num_steps": 2, "checkpoint_every": 1, "learning_rate": 0.1}

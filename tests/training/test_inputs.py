@@ -10,11 +10,11 @@ import pytest
 
 from jaxtern.data.dataset import Split
 from jaxtern.data.facts import Facts
-from jaxtern.training import inputs, loop
-from jaxtern.training.inputs import Feed, facts_of, open_inputs, own_share, raw_shape_of
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.run import Run
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run import inputs, loop
+from jaxtern.training.run.inputs import Feed, facts_of, open_inputs, own_share, raw_shape_of
+from jaxtern.training.run.run import Run
+from jaxtern.training.step.mesh import create_mesh
 
 SHAKESPEARE = str(Path(__file__).parents[1] / "data" / "shakespeare.txt")
 TEXT = {"dataset": SHAKESPEARE, "preprocessing": "text", "sequence_length": 20}

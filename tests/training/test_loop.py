@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtern.training import loop, run as run_module
-from jaxtern.training.checkpoints import CheckpointError
-from jaxtern.training.curves import plot_curves
-from jaxtern.training.digests import digest
-from jaxtern.training.metrics import read_metrics
-from jaxtern.training.run import Run
-from jaxtern.training.stopping import Stopped
+from jaxtern.training.run import loop, run as run_module
+from jaxtern.training.run.curves import plot_curves
+from jaxtern.training.run.metrics import read_metrics
+from jaxtern.training.run.run import Run
+from jaxtern.training.run.stopping import Stopped
+from jaxtern.training.saved.checkpoints import CheckpointError
+from jaxtern.training.saved.digests import digest
 
 FIELDS = {"num_steps": 7, "checkpoint_every": 3, "evaluate_every": 3, "keep_checkpoints": 10}
 

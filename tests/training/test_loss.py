@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxtern.data.preprocessing.families import get_preprocessing
-from jaxtern.training.loss import cross_entropy, inputs_and_targets, measure
+from jaxtern.training.step.loss import cross_entropy, inputs_and_targets, measure
 
 CLASSES = 7
 SHAPES = pytest.mark.parametrize("shape", [(6,), (4, 5)], ids=["classes", "characters"])

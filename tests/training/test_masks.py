@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from jaxtern.training.masks import is_trained, mask_slices, require_trainable, slice_masks, split_slice
-from jaxtern.training.recipe import Recipe
+from jaxtern.training.recipe.masks import is_trained, mask_slices, require_trainable, slice_masks, split_slice
+from jaxtern.training.recipe.recipe import Recipe
 
 SHAPES = {
     "conv1": {"kernel": (5, 5, 1, 20), "bias": (20,)},

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from jaxtern.training import loop
-from jaxtern.training.metrics import MetricWriter, read_metrics
+from jaxtern.training.run import loop
+from jaxtern.training.run.metrics import MetricWriter, read_metrics
 
 
 def read_events(folder: Path) -> list[tuple[int, str, float]]:

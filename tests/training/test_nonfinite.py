@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtern.training import loop, update
-from jaxtern.training.compiler import step_options
-from jaxtern.training.run import Run
-from jaxtern.training.state import TrainState
-from jaxtern.training.step import Metrics
+from jaxtern.training.run import loop
+from jaxtern.training.run.run import Run
+from jaxtern.training.step import update
+from jaxtern.training.step.compiler import step_options
+from jaxtern.training.step.state import TrainState
+from jaxtern.training.step.step import Metrics
 
 ALL = [f"{layer}/{leaf}" for layer in ("conv1", "conv2", "fc1", "fc2") for leaf in ("bias", "kernel")]
 Change = Callable[[Any], Any]

@@ -11,10 +11,10 @@ import optax
 import pytest
 
 from jaxtern.models.model import Model
-from jaxtern.training.optimizers import DECAYING_OPTIMIZERS, create_optimizer, decay_patterns, decays_in_loss
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.rules import OPTIMIZERS
-from jaxtern.training.selection import mask
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.rules import OPTIMIZERS
+from jaxtern.training.recipe.selection import mask
+from jaxtern.training.step.optimizers import DECAYING_OPTIMIZERS, create_optimizer, decay_patterns, decays_in_loss
 
 RATES, STEPS = (0.1, 0.2, 0.05), 3
 KERNELS = (r"(.*/)?kernel",)

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtern.training import loop, step as step_lib
-from jaxtern.training.calls import Call
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.metrics import read_metrics
-from jaxtern.training.precision import LossScale, adjust_scale, first_scale
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.run import Run
-from jaxtern.training.state import FAST_AXIS
-from jaxtern.training.step import create_train_step
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run import loop
+from jaxtern.training.run.calls import Call
+from jaxtern.training.run.metrics import read_metrics
+from jaxtern.training.run.run import Run
+from jaxtern.training.step import step as step_lib
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.precision import LossScale, adjust_scale, first_scale
+from jaxtern.training.step.state import FAST_AXIS
+from jaxtern.training.step.step import create_train_step
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 HALF = {"model": "tiny_norm", "precision": "float16", "batch_size": 16, "optimizer": "adam", "average_decay": 0.9}

@@ -12,8 +12,8 @@ from flax import nnx
 
 from jaxtern.models import MODELS, create_model
 from jaxtern.models.resnet import ResNet50
-from jaxtern.training.selection import path_of
-from jaxtern.training.state import TrainState
+from jaxtern.training.recipe.selection import path_of
+from jaxtern.training.step.state import TrainState
 
 SHAPE = (8, 8, 3)
 FIELDS = {

@@ -5,9 +5,9 @@ import math
 import pytest
 from hypothesis import example, given, strategies as st
 
-from jaxtern.training.rates import Span, is_rate_string, parse_rates
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.rules import SCHEDULES
+from jaxtern.training.recipe.rates import Span, is_rate_string, parse_rates
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.rules import SCHEDULES
 
 NUMBERS = st.floats(1e-6, 1e6)
 

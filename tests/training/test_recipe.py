@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from jaxtern import configs
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.rules import CHOICES, SCHEDULES
-from jaxtern.training.schedules import create_schedule
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.rules import CHOICES, SCHEDULES
+from jaxtern.training.step.schedules import create_schedule
 
 INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.py") if path.stem != "__init__")
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]

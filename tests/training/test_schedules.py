@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.rules import SCHEDULES
-from jaxtern.training.schedules import create_schedule
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.rules import SCHEDULES
+from jaxtern.training.step.schedules import create_schedule
 
 RATE, END, STEPS, EXAMPLES = 0.04, 0.001, 1000, 640  # ten steps an epoch
 LARS_32K = {

@@ -11,11 +11,11 @@ from flax import nnx
 
 from jaxtern.compression import schedule
 from jaxtern.data.dataset import Split
-from jaxtern.training.digests import digest
-from jaxtern.training.gradients import example_keys
-from jaxtern.training.mesh import create_mesh
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.selection import mask
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.selection import mask
+from jaxtern.training.saved.digests import digest
+from jaxtern.training.step.gradients import example_keys
+from jaxtern.training.step.mesh import create_mesh
 
 KERNELS = (r"(.*/)?kernel",)
 GATHERED = {"optimizer": "adam", "learning_rate": 1e-3, "exchange": "gather", "float_last_layer": True, "scale": "pow2"}

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from jaxtern.data.dataset import Split
-from jaxtern.training.evaluation import evaluate
-from jaxtern.training.state import variables_of
+from jaxtern.training.run.evaluation import evaluate
+from jaxtern.training.step.state import variables_of
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 SMOOTHING = 0.3

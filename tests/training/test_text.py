@@ -9,10 +9,10 @@ import numpy as np
 from flax import nnx
 
 from jaxtern.models.transformer import Transformer
-from jaxtern.training import loop
-from jaxtern.training.digests import digest
-from jaxtern.training.evaluation import evaluate
-from jaxtern.training.run import Run
+from jaxtern.training.run import loop
+from jaxtern.training.run.evaluation import evaluate
+from jaxtern.training.run.run import Run
+from jaxtern.training.saved.digests import digest
 
 TEXT = Path(__file__).parents[1] / "data" / "shakespeare.txt"
 FIELDS = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from jaxtern.data.facts import Facts
-from jaxtern.training.recipe import Recipe
-from jaxtern.training.workdir import claim_workdir, keep_facts, read_facts, read_recipe, write_recipe
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_facts, read_recipe, write_recipe
 
 FACTS = {"image_shape": [8, 8, 1], "num_classes": 2, "num_examples": 32, "class_names": ["cat", "dog"]}
 

@@ -1,0 +1,1 @@
+"""A run from its inputs to its last step, and who reads it afterwards."""

@@ -1,0 +1,174 @@
+"""Whether all devices still hold the same state: a digest of each one's copy, compared now and then.
+
+Every device makes the same updates of its own copy, so copies once different stay so, and no loss tells: a bit that
+flipped in one host's memory, another CPU's rounding, another version of a library.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxtern.kernels.noise import mix
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS, TrainState, specs_of_state
+
+_LANE_STEPS = 0x9E3779B9, 0x85EBCA6B  # odd
+_JOINED_BELOW = 2**16  # words; a loop for each of hundreds of small tensors would take seconds to compile
+_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+_PARTS = {  # of a state, as messages name them
+    "step": "count of steps",
+    "params": "weights",
+    "frozen": "frozen weights",
+    "moments": "moments of batch norm",
+    "optimizer": "optimiser",
+    "compressor": "compressor",
+    "averages": "averages",
+    "loss_scale": "loss scale",
+}
+
+
+class DivergenceError(Exception):
+    """Devices hold different states."""
+
+
+def digest(tree: Any) -> jax.Array:
+    """Hash of the bits of all leaves and of their places, for trees of one structure.
+
+        lane l = sum over words w at positions p of mix(w + p step_l)   mod 2^32
+
+    A word enters by a bijection (an odd multiplier's, shifts' and a constant's), so a change of one word, be it of one
+    bit, changes both lanes with certainty. Changes of several words, which include all exchanges of elements or of
+    tensors, cancel by chance in one lane of 2^-32, in both of 2^-64. It guards against accidents, not against intent.
+
+    Args:
+      tree: of arrays of 1, 2 or 4 bytes an element, real or bool.
+
+    Returns:
+      uint32[2].
+    """
+    vectors = [_words(leaf) for leaf in jax.tree.leaves(tree)]
+    small = [words for words in vectors if words.size < _JOINED_BELOW]
+    large = [words for words in vectors if words.size >= _JOINED_BELOW]
+    total, position = jnp.zeros(2, jnp.uint32), 1
+    for words in [jnp.concatenate(small), *large] if small else large:
+        total += _sum_lanes(words, position)
+        position += words.size
+    return total
+
+
+def _words(leaf: jax.Array) -> jax.Array:
+    """The bits as uint32[words]."""
+    leaf = jnp.asarray(leaf)
+    if leaf.dtype == bool:
+        leaf = leaf.astype(jnp.uint8)
+    return jax.lax.bitcast_convert_type(leaf, _WORDS[leaf.dtype.itemsize]).reshape(-1).astype(jnp.uint32)
+
+
+def _sum_lanes(words: jax.Array, first: int) -> jax.Array:
+    """Both lanes of words from this position on; as one reduction, since XLA makes no vector code of two sums."""
+    positions = jax.lax.iota(jnp.uint32, words.size) + jnp.uint32(first % 2**32)
+    lanes = tuple(mix(words + positions * jnp.uint32(step)) for step in _LANE_STEPS)
+    zeros = (jnp.uint32(0),) * len(lanes)
+    sums = jax.lax.reduce(lanes, zeros, lambda x, y: tuple(a + b for a, b in zip(x, y, strict=True)), (0,))
+    return jnp.stack(sums)
+
+
+class DivergenceGuard:
+    """Compares the devices' copies of a run's state every `compare_every` steps, and whenever it is to be saved."""
+
+    def __init__(self, recipe: Recipe, mesh: Mesh, hosts: Sequence[str] = ()):
+        """Compiles nothing before the first comparison, and on a single device nothing at all.
+
+        Args:
+          recipe: of the run.
+          mesh: of `create_mesh`.
+          hosts: name of every process's host, to be said beside its number; or none.
+        """
+        self._devices, self._hosts = list(mesh.devices.flat), hosts
+        self._period = recipe.compare_every if len(self._devices) > 1 else 0
+        self._compared = False
+        self._gather = create_gather(recipe, mesh)
+
+    def compare(self, state: TrainState, before: int, after: int, saves: bool) -> jax.Array | None:
+        """Starts a comparison where one is due: of a state that is saved, in the first call, and every so many steps.
+
+        All processes must ask alike, as it is a collective.
+
+        Args:
+          state: after a call.
+          before: steps that were taken before the call.
+          after: after it.
+          saves: whether the state is to be saved.
+
+        Returns:
+          Digests for `find_difference`, which may still be on their way; None where no comparison is due.
+        """
+        if not self._period:
+            return None
+        if self._compared and not saves and before // self._period == after // self._period:
+            return None
+        self._compared = True
+        return self._gather(state)
+
+    def find_difference(self, digests: np.ndarray) -> str | None:
+        """As the function of this name, of this run's devices."""
+        return find_difference(digests, self._devices, self._hosts)
+
+
+def create_gather(recipe: Recipe, mesh: Mesh) -> Callable[[TrainState], jax.Array]:
+    """A jitted function: state -> uint32[devices, parts, 2], digests of every device's copy, known to all.
+
+    It is a program of its own: as a part of the step it would add to what every step sends and compiles, while here a
+    message of 64 bytes a device is sent only where a comparison is due.
+    """
+
+    def gather(state: TrainState) -> jax.Array:
+        pending = state.compressor.pending
+        if pending is not None:  # of its own, each device has the words that it has still to exchange
+            state = state._replace(compressor=state.compressor._replace(pending=pending._replace(local=None)))
+        return jax.lax.all_gather(jnp.stack([digest(part) for part in state]), (DEVICE_AXIS, FAST_AXIS))
+
+    specs = (specs_of_state(recipe),)
+    return jax.jit(jax.shard_map(gather, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False))
+
+
+def find_difference(digests: np.ndarray, devices: Sequence[Any], hosts: Sequence[str] = ()) -> str | None:
+    """Which devices hold another state than most do, and what of it is different; None where all hold the same.
+
+    Args:
+      digests: uint32[devices, parts, 2], of all parts of a TrainState.
+      devices: in their order.
+      hosts: names of the hosts of all processes, or none.
+    """
+    table = digests.reshape(len(digests), -1)
+    rows, group_of, counts = np.unique(table, axis=0, return_inverse=True, return_counts=True)
+    if len(rows) == 1:
+        return None
+    changed = np.any(digests != digests[0], axis=(0, 2))
+    parts = ", ".join(_PARTS[field] for field, differs in zip(TrainState._fields, changed, strict=True) if differs)
+    groups = sorted((np.flatnonzero(group_of.reshape(-1) == i).tolist() for i in range(len(rows))), key=min)
+    most = counts.max()
+    if np.sum(counts == most) > 1:
+        described = " and ".join(_describe(group, devices, hosts) for group in groups)
+        return f"{described} differ in {parts}, and no majority tells which is right"
+    others = [number for group in groups if len(group) < most for number in group]
+    verb = "differs" if len(others) == 1 else "differ"
+    return f"{_describe(others, devices, hosts)} {verb} from the other {most} devices in {parts}"
+
+
+def _describe(numbers: list[int], devices: Sequence[Any], hosts: Sequence[str]) -> str:
+    """Devices by process, as in "device 1 of process 0 (host a), devices 4, 5 of process 2 (host b)"."""
+    by_process: dict[int, list[str]] = {}
+    for number in numbers:
+        by_process.setdefault(devices[number].process_index, []).append(str(devices[number].id))
+    several = len({device.process_index for device in devices}) > 1
+    described = []
+    for process, ids in by_process.items():
+        host = f" (host {hosts[process]})" if hosts else ""
+        where = f" of process {process}{host}" if several else ""
+        described.append(f"device{'s' if len(ids) > 1 else ''} {', '.join(ids)}{where}")
+    return ", ".join(described)

@@ -1,0 +1,111 @@
+"""A checkpoint to a network that predicts without this package's training code."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtern import __version__
+from jaxtern.artifact.storage import Artifact, Manifest
+from jaxtern.data.facts import Facts
+from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.models.model import Model
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.selection import path_of
+from jaxtern.training.run.evaluation import compute_logits
+from jaxtern.training.run.inputs import create_network_for, facts_of, open_inputs, raw_shape_of
+from jaxtern.training.run.saved_run import SavedNetwork
+from jaxtern.training.saved.workdir import read_facts, read_recipe
+from jaxtern.training.step.state import variables_of
+
+PLATFORMS = ("cpu", "cuda")
+
+
+def export_run(
+    workdir: Path, step: int | None = None, averaged: bool = True, data_dir: str | None = None, best: bool = False
+) -> Artifact:
+    """The network of a run as it is evaluated; its data are not opened where its folder tells what they were.
+
+    Args:
+      workdir: the run's folder.
+      step: of the checkpoint; None: the newest that is whole.
+      averaged: whether to take moving averages, where the run keeps them.
+      data_dir: of the dataset, to be asked in place of the run's folder.
+      best: whether to take the checkpoint of best precision@1, of those that were evaluated as they were saved.
+
+    Raises:
+      ValueError, OSError: if there is no such run or checkpoint, what its data were cannot be read, or they are text.
+    """
+    recipe = read_recipe(workdir)
+    if recipe.preprocessing == "text":
+        raise ValueError(f"workdir={str(workdir)!r}: preprocessing='text': networks of text cannot be exported yet")
+    facts = _find_facts(workdir, recipe, data_dir)
+    run = SavedNetwork(workdir, recipe, _create_network(recipe, facts), facts.num_examples)
+    if best:
+        step = run.best_step()
+    if step is None:
+        step, state = run.use_latest(lambda newest: (newest, run.restore(newest)))
+    elif step in run.steps():
+        state = run.restore(step)
+    else:
+        there = ", ".join(map(str, run.steps())) or "none"
+        raise ValueError(f"step={step}: workdir={str(workdir)!r} holds no such checkpoint; available: {there}")
+    averaged = averaged and recipe.average_decay > 0
+    return export_network(recipe, facts, run.graph, variables_of(state, averaged), step, averaged)
+
+
+def export_network(
+    recipe: Recipe, facts: Facts, graph: Any, variables: Any, step: int = 0, averaged: bool = False
+) -> Artifact:
+    """A network as `evaluate` has it.
+
+    Args:
+      recipe: of the model and its preprocessing.
+      facts: of its dataset.
+      graph: static part of the model.
+      variables: the rest of it.
+      step: updates of them.
+      averaged: whether they are moving averages.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(variables)
+    weights = {path_of(keys): np.asarray(leaf) for keys, leaf in leaves}
+    names, preprocessing = tuple(weights), get_preprocessing(recipe.preprocessing)
+
+    def predict(weights: dict[str, jax.Array], images: jax.Array) -> jax.Array:
+        variables = structure.unflatten([weights[name] for name in names])
+        return compute_logits(graph, preprocessing, recipe.image_size, variables, images)
+
+    raw_shape = raw_shape_of(recipe, facts)
+    height, width, channels = raw_shape
+    shape = jax.export.symbolic_shape(f"b, {height}, {width}, {channels}")
+    likes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
+    program = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(likes, jax.ShapeDtypeStruct(shape, jnp.uint8))
+    manifest = Manifest(
+        jaxtern_version=__version__,
+        jax_version=jax.__version__,
+        model=recipe.model,
+        recipe=recipe.to_dict(),
+        step=step,
+        averaged=averaged,
+        num_classes=facts.num_classes,
+        class_names=facts.class_names,
+        preprocessing=recipe.preprocessing,
+        image_size=recipe.image_size,
+        input_shape=raw_shape,
+        platforms=PLATFORMS,
+    )
+    return Artifact(manifest, bytes(program.serialize()), weights)
+
+
+def _find_facts(workdir: Path, recipe: Recipe, data_dir: str | None) -> Facts:
+    """Of the run's dataset, which is opened where `data_dir` asks for that, or the run is older than its facts."""
+    facts = read_facts(workdir) if data_dir is None else None
+    return facts_of(open_inputs(recipe, data_dir)) if facts is None else facts
+
+
+def _create_network(recipe: Recipe, facts: Facts) -> Model:
+    shape = get_preprocessing(recipe.preprocessing).output_shape(raw_shape_of(recipe, facts), recipe.image_size)
+    return create_network_for(recipe, shape, facts.num_classes)

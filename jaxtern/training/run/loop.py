@@ -1,0 +1,217 @@
+"""The loop: step after step to the last one, leaving nothing half done."""
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxtern.hosts.messages import meet
+from jaxtern.training.recipe.selection import path_of
+from jaxtern.training.run.calls import Call, plan_calls
+from jaxtern.training.run.divergence import DivergenceError
+from jaxtern.training.run.evaluation import Evaluation
+from jaxtern.training.run.metrics import MetricWriter, Progress, Scalars
+from jaxtern.training.run.run import Run
+from jaxtern.training.run.stopping import Stopped, StopSignals
+from jaxtern.training.step.step import Metrics
+
+
+class NonFiniteError(Exception):
+    """The loss, a gradient or a weight is NaN or infinite."""
+
+
+def train(run: Run) -> Evaluation:
+    """Trains to the last step and evaluates there; all processes of the run must call it.
+
+    Raises:
+      NonFiniteError: at the first NaN or infinity; the last good checkpoint stays.
+      DivergenceError: if devices are found to hold different states; likewise.
+      Stopped: after SIGTERM or SIGINT, when the state is saved.
+    """
+    try:
+        evaluation = _train(run)
+    except Stopped:
+        meet()
+        raise
+    meet()  # nobody leaves while another still writes
+    return evaluation
+
+
+def _train(run: Run) -> Evaluation:
+    if run.last_saved >= run.recipe.num_steps:
+        run.close()
+        return run.evaluate()
+    evaluation = None
+    with StopSignals(run.mesh) as signals:
+        loop = _Loop(run, signals)
+        try:
+            for call in loop.calls():
+                evaluation = loop.take(call)
+                if loop.stopping and loop.taken < run.recipe.num_steps:
+                    raise Stopped(signals.received, loop.taken)
+        finally:
+            try:
+                loop.close()
+            finally:
+                run.close()
+    assert evaluation is not None  # of the last step
+    return evaluation
+
+
+class _Loop:
+    """Steps with their metrics fetched one call late: while the host reads those of one, the devices run the next.
+
+    Attributes:
+      taken: steps so far.
+      stopping: whether the last call is the last of all, by a signal.
+    """
+
+    def __init__(self, run: Run, signals: StopSignals):
+        self.taken, self.stopping = run.last_saved, False
+        self._run, self._signals = run, signals
+        self._writer = MetricWriter(run.workdir, self.taken) if run.folder is not None else None
+        self._progress = Progress(self.taken, run.recipe.num_steps, shown=run.folder is not None)
+        self._batches = run.feed.batches(run.examples_seen, (call.num_steps for call in self.calls()))
+        self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
+        self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
+        self._since: list[Scalars] = []
+        self._compressed, self._seconds = 0, 0.0  # steps of them, and the time of all
+        self._clock = time.perf_counter()
+
+    def calls(self) -> Iterator[Call]:
+        """What is left to do."""
+        run = self._run
+        return plan_calls(run.recipe, run.inputs.dataset.train.size, self.taken, run.examples_seen)
+
+    def take(self, call: Call) -> Evaluation | None:
+        """Runs a call's steps; evaluates and saves where that is due, after the last one, and before a stop."""
+        run, recipe, stops = self._run, self._run.recipe, self._signals.tell()
+        run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches), call, stops)
+        run.examples_seen += call.num_steps * recipe.batch_size
+        self._read_pending()
+        before, self.taken = self.taken, self.taken + call.num_steps
+        # Decided by the calls before, as it decides whether this one's metrics are read at once. A stop that stands in
+        # these is acted on after the next call, in all processes alike, whether they were read here or there.
+        finished, self.stopping = self.taken == recipe.num_steps, self._signals.agreed
+        saves = finished or self.stopping or self.taken % recipe.checkpoint_every == 0
+        digests = run.guard.compare(run.state, before, self.taken, saves)
+        self._pending = (call, self.taken, metrics, digests)
+        evaluates = finished or (recipe.evaluate_every and self.taken % recipe.evaluate_every == 0)
+        if saves or evaluates:
+            self._read_pending()  # nothing that is not finite, or not the same everywhere, is ever saved
+        evaluation = self._evaluate(self.taken) if evaluates else None
+        # After all records of this step: a run that resumes here keeps them and does not write them again.
+        if saves:
+            if self._writer is not None:
+                self._writer.sync()
+            run.save(self.taken, evaluation)
+        return evaluation
+
+    def close(self) -> None:
+        """Ends the threads and processes that make batches, the bar and the records."""
+        self._batches.close()
+        self._progress.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _evaluate(self, step: int) -> Evaluation:
+        """Evaluates the weights as they are now, at `step`, on the test split."""
+        start = time.perf_counter()
+        result = self._run.evaluate()
+        self._write(step, {f"test/{name}": value for name, value in result._asdict().items()})
+        self._progress.print(
+            f"step {step}: test loss {result.loss:.4f}, precision@1 {result.precision_at_1:.2%},"
+            f" recall@5 {result.recall_at_5:.2%}"
+        )
+        self._clock += time.perf_counter() - start
+        return result
+
+    def _read_pending(self) -> None:
+        """Waits for the metrics of the call before, checks them, and logs every `log_every` steps."""
+        if self._pending is None:
+            return
+        (call, last, metrics, digests), self._pending = self._pending, None
+        fetched, digests = jax.device_get((metrics, digests))
+        self._require_same(last, digests)
+        self._signals.agreed |= bool(np.any(fetched.pop("stops", False)))
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now  # not later: the devices work on while this is written
+        if call.num_steps == 1:
+            fetched = jax.tree.map(lambda leaf: leaf[None], fetched)
+        loss = rate = math.nan
+        for number in range(call.num_steps):
+            step = last - call.num_steps + 1 + number
+            scalars = self._check(step, {name: values[number] for name, values in fetched.items()})
+            loss, rate = scalars["loss"], self._note(step, scalars, call.compresses, seconds / call.num_steps)
+        self._progress.update(loss, rate, call.num_steps)
+
+    def _note(self, step: int, scalars: Scalars, compresses: bool, seconds: float) -> float:
+        """Examples a second since the last record, with this step, which is logged where that is due."""
+        recipe = self._run.recipe
+        self._since.append(scalars)
+        self._compressed += compresses
+        self._seconds += seconds
+        rate = len(self._since) * recipe.batch_size / self._seconds
+        if step % recipe.log_every == 0 or step == recipe.num_steps:
+            self._log(step, rate)
+        return rate
+
+    def _require_same(self, step: int, digests: np.ndarray | None) -> None:
+        """Refuses devices that hold different states."""
+        difference = None if digests is None else self._run.guard.find_difference(digests)
+        if difference is not None:
+            raise DivergenceError(f"step {step}: {difference}; {self._last_good()}")
+
+    def _check(self, step: int, metrics: dict[str, Any]) -> Scalars:
+        """One step's numbers.
+
+        Raises:
+          NonFiniteError: if they are none; a step that was skipped has only those of the skipping.
+        """
+        bad = metrics.pop("nonfinite")
+        nonfinite = [path for path, is_bad in zip(self._paths, bad, strict=True) if is_bad]
+        scalars = {name: float(value) for name, value in metrics.items()}
+        if scalars.get("overflow"):
+            return {"loss": math.nan} | {name: scalars[name] for name in ("overflow", "loss_scale", "learning_rate")}
+        if nonfinite or not np.isfinite(scalars["loss"]):
+            raise NonFiniteError(self._describe(step, scalars["loss"], nonfinite))
+        return scalars
+
+    def _describe(self, step: int, loss: float, nonfinite: list[str]) -> str:
+        where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
+        return f"step {step}: loss {loss}, {where}; {self._last_good()}"
+
+    def _last_good(self) -> str:
+        return f"the last good checkpoint is at step {self._run.last_saved}"
+
+    def _log(self, step: int, examples_per_second: float) -> None:
+        """A line and a record: means since the last one."""
+        means = {name: self._mean(name) for name in sorted({name for scalars in self._since for name in scalars})}
+        share, wire, plain = self._compressed / len(self._since), self._run.wire, self._run.float_wire
+        rate = self._since[-1].get("learning_rate")  # where steps may be skipped, the schedule lags behind
+        record = {name: value for name, value in means.items() if not math.isnan(value)} | {
+            "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))) if rate is None else rate,
+            "examples_per_second": examples_per_second,
+            "sent_bits_per_element": share * wire.bits_per_element + (1 - share) * plain.bits_per_element,
+            "sent_bytes_per_step": share * wire.bytes + (1 - share) * plain.bytes,
+        }
+        self._write(step, record)
+        self._progress.print(
+            f"step {step}: loss {means['loss']:.4f}, accuracy {means.get('accuracy', math.nan):.2%},"
+            f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
+        )
+        self._since.clear()
+        self._compressed, self._seconds = 0, 0.0
+
+    def _write(self, step: int, scalars: Scalars) -> None:
+        """Where this process keeps the records."""
+        if self._writer is not None:
+            self._writer.write(step, scalars)
+
+    def _mean(self, name: str) -> float:
+        """Since the last record, over the steps that have it; NaN where none has."""
+        values = [scalars[name] for scalars in self._since if not math.isnan(scalars.get(name, math.nan))]
+        return float(np.mean(values)) if values else math.nan

@@ -1,0 +1,278 @@
+"""A run before its first step: everything checked, and found where it stands.
+
+Process 0 alone touches the run's folder. What it has restored goes to the others from there, so hosts need no folder in
+common.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxtern.compression.calibration import calibrate
+from jaxtern.compression.cost import Network
+from jaxtern.compression.report import WireReport, wire_report
+from jaxtern.data.fingerprint import fingerprint
+from jaxtern.data.rendering import Batch, Share
+from jaxtern.hosts import agreement, messages
+from jaxtern.models import MODELS, describe_source
+from jaxtern.training.recipe.recipe import Recipe, create_codec
+from jaxtern.training.run.calls import Call
+from jaxtern.training.run.divergence import DivergenceGuard
+from jaxtern.training.run.evaluation import Evaluation, evaluate
+from jaxtern.training.run.inputs import Feed, Inputs, create_network, facts_of, open_inputs
+from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints, Refit
+from jaxtern.training.saved.elastic import carry_over
+from jaxtern.training.saved.initialization import initialize
+from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_network, write_network, write_recipe
+from jaxtern.training.step.mesh import create_mesh, lay_out
+from jaxtern.training.step.state import (
+    DEVICE_AXIS,
+    Program,
+    TrainState,
+    create_run,
+    place_state,
+    stays_float,
+    variables_of,
+)
+from jaxtern.training.step.step import Metrics, TrainStep, create_train_step
+
+_OF_A_HOST = "data_dir", "decode_threads", "decode_processes"  # fields that may differ between hosts
+
+StepFunction = Callable[..., tuple[TrainState, Metrics]]
+
+
+@dataclasses.dataclass
+class Run:
+    """A run that is ready to go on from `state`.
+
+    Attributes:
+      recipe: laid out on the devices that there are.
+      given: the same as it was given, which goes into the folder.
+      examples_seen: up to `state`.
+      wire: what a worker sends in a step.
+      float_wire: likewise, in steps that are float in a ternary run.
+      network: the links by which its exchange is chosen.
+      folder: in process 0.
+      last_saved: step of the newest checkpoint.
+    """
+
+    recipe: Recipe
+    given: Recipe
+    workdir: Path
+    mesh: Mesh
+    inputs: Inputs
+    feed: Feed
+    program: Program
+    state: TrainState
+    train_step: StepFunction
+    examples_seen: int
+    wire: WireReport
+    float_wire: WireReport
+    guard: DivergenceGuard
+    network: Network | None
+    folder: "Folder | None"
+    last_saved: int = 0
+
+    def save(self, step: int, evaluation: Evaluation | None = None) -> None:
+        """Starts to write a checkpoint of the state, which is that of `step`, with what was found in evaluating it.
+
+        All processes must call it.
+
+        Raises:
+          CheckpointError: if it cannot be written, or the one before could not.
+        """
+        state = messages.to_host(self.state)
+        if self.folder is not None:
+            self.folder.checkpoints.save(
+                step,
+                state,
+                metrics=evaluation._asdict() if evaluation else None,
+                recipe=self.recipe.to_dict(),
+                examples_seen=self.examples_seen,
+                network=dataclasses.asdict(self.network) if self.network else None,
+            )
+        self.last_saved = step
+
+    def evaluate(self) -> Evaluation:
+        """Of the weights as they are, or their moving averages where they are kept, on the test split.
+
+        Each process takes a part of it; all must call it.
+
+        Raises:
+          DataError: if an example cannot be read.
+        """
+        inputs, share = self.inputs, Share(jax.process_index(), jax.process_count())
+        variables = jax.tree.map(lambda leaf: leaf.addressable_data(0), variables_of(self.state))
+        size = self.recipe.image_size
+        return evaluate(
+            self.program.graph, variables, inputs.dataset.test, inputs.preprocessing, size, inputs.threads, share=share
+        )
+
+    def close(self) -> None:
+        """Waits until all is written, and gives the folder back."""
+        if self.folder is not None:
+            self.folder.close()
+
+
+class Folder:
+    """A run's folder, as process 0 holds it.
+
+    Attributes:
+      checkpoints: to be saved to.
+      restored: the newest, None where there is none.
+    """
+
+    def __init__(self, workdir: Path, recipe: Recipe, fresh: TrainState, refit: Refit, allow_config_change: bool):
+        """Claims it, for a recipe as it was given, and reads the newest checkpoint.
+
+        Args:
+          workdir: the folder.
+          recipe: of the run.
+          fresh: a state of no step, of the same structure as those to be read.
+          refit: as in `Checkpoints.restore`.
+          allow_config_change: whether it may hold a run of another recipe.
+
+        Raises:
+          ValueError, OSError: if it holds another run, or is not to be had.
+        """
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(claim_workdir(workdir, recipe, allow_config_change))
+            self.checkpoints = Checkpoints(workdir, recipe.keep_checkpoints, recipe.keep_best)
+            opened.callback(self.checkpoints.close)
+            self.restored: Checkpoint | None = self.checkpoints.restore_latest(fresh, refit)
+            write_recipe(workdir, recipe)  # not before the run's state is found to fit
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """Waits until all is written, and frees the folder, also where something could not be.
+
+        Raises:
+          CheckpointError: if something could not be written.
+        """
+        self._opened.close()
+
+
+def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False) -> Run:
+    """Checks everything that can be checked before the first step, and finds where the run stands.
+
+    All processes must call it.
+
+    Raises:
+      ValueError, OSError: for a recipe, data or folder that does not fit, or processes that do not train the same, in
+        one line.
+    """
+    recipe, is_first = lay_out(given), jax.process_index() == 0
+    mesh = create_mesh(recipe)
+    messages.connect(mesh)
+    inputs = open_inputs(recipe)
+    if jax.process_count() > 1:
+        config = {name: value for name, value in given.to_dict().items() if name not in _OF_A_HOST}
+        facts = {"config": config, "data": fingerprint(inputs.dataset), "code": agreement.describe_code()}
+        facts["network"] = describe_source(recipe.model)
+        agreement.require_same(facts)
+    feed = Feed(recipe, inputs, mesh)
+    model = create_network(recipe, inputs)
+    if is_first and not Checkpoints.exist(workdir):
+        initialize(model, recipe)
+    network = find_network(recipe, mesh, workdir)
+    program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
+    wire = report_wire(recipe, state.params, network)
+    float_wire = report_wire(dataclasses.replace(recipe, codec="float"), state.params, None)
+    fresh, folder = messages.to_host(state), None
+    with contextlib.ExitStack() as opened:
+        if is_first:
+            refit = functools.partial(carry_over, recipe=recipe, network=network)
+            folder = Folder(workdir, given, fresh, refit, allow_config_change)
+            opened.callback(folder.close)
+            keep_facts(workdir, facts_of(inputs), allow_config_change)
+            write_network(workdir, network)
+        start, seen = share_start(fresh, folder and folder.restored)
+        state = place_state(start, recipe, mesh)
+        train_step = create_train_steps(recipe, program, mesh)
+        guard = DivergenceGuard(recipe, mesh, messages.gather_json(socket.gethostname()))
+        run = Run(
+            recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wire, float_wire, guard,
+            network, folder, int(start.step),
+        )  # fmt: skip
+        if seen is None:
+            run.save(0)
+        opened.pop_all()  # the run has the folder now
+    return run
+
+
+def share_start(fresh: TrainState, restored: Checkpoint | None) -> tuple[TrainState, int | None]:
+    """State and examples seen where the run goes on; the fresh state, with None, where it begins.
+
+    Args:
+      fresh: a state of no step; process 0's is where a run begins.
+      restored: in process 0 the checkpoint from which the run goes on, if there is one.
+
+    Returns:
+      What process 0 has, in all processes.
+    """
+    state = fresh if restored is None else restored.state
+    carries = state.compressor.carried is not None
+    facts = messages.broadcast_json({"seen": restored and restored.metadata["examples_seen"], "carries": carries})
+    if facts["carries"] and not carries:  # all must send trees of the same structure
+        zeros = jax.tree.map(np.zeros_like, state.params)
+        state = state._replace(compressor=state.compressor._replace(carried=zeros))
+    return messages.broadcast_arrays(state), facts["seen"]
+
+
+def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:
+    """(state, images, batch or batches, call, stops) -> (state, metrics), compiled for every kind of call."""
+
+    @functools.cache
+    def compiled(call: Call) -> TrainStep:
+        num_steps = call.num_steps if call.num_steps > 1 else None
+        return create_train_step(recipe, program, mesh, compresses=call.compresses, num_steps=num_steps)
+
+    def train_step(
+        state: TrainState, images: jax.Array | None, batch: Batch, call: Call, stops: jax.Array | None = None
+    ) -> tuple[TrainState, Metrics]:
+        return compiled(call)(state, images, batch, stops)
+
+    return train_step
+
+
+def find_network(recipe: Recipe, mesh: Mesh, workdir: Path) -> Network | None:
+    """The links by which "auto" chooses: those measured when the run began, or measured now; None where none are used.
+
+    Raises:
+      ValueError: for a stored network that cannot be read, or numbers out of their range.
+    """
+    given = {"latency": recipe.network_latency, "bandwidth": recipe.network_bandwidth}
+    Network(**{name: value for name, value in given.items() if value is not None})
+    if recipe.codec == "float" or recipe.exchange != "auto" or mesh.shape[DEVICE_AXIS] == 1:
+        return None
+    stored = read_network(workdir) if jax.process_index() == 0 else None
+    stored = messages.broadcast_json(stored and dataclasses.asdict(stored))
+    return Network(**stored) if stored else calibrate(mesh, DEVICE_AXIS, **given)
+
+
+def report_wire(recipe: Recipe, params: Any, network: Network | None) -> WireReport:
+    """What a worker sends in a step of this recipe.
+
+    Raises:
+      ValueError: if the exchange cannot carry so many workers.
+    """
+    last_layer = MODELS[recipe.model].last_layer
+    return wire_report(
+        params,
+        "float" if recipe.codec == "float" else create_codec(recipe),
+        recipe.exchange,
+        recipe.num_workers,
+        min_size=recipe.min_size,
+        exclude=lambda path: stays_float(recipe, last_layer, path),
+        bucket_size=recipe.bucket_size,
+        network=network,
+        devices_per_worker=recipe.worker_devices,
+    )

@@ -1,0 +1,113 @@
+"""A run's folder, opened by those who do not train it on."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from jaxtern.models.model import Model
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.inputs import create_network, open_inputs
+from jaxtern.training.saved.arrange import arrange
+from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints
+from jaxtern.training.saved.workdir import read_network, read_recipe
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.state import TrainState, create_run
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def _fit_network(saved: Checkpoint, like: TrainState) -> TrainState:
+    """A state of which only the network is that of the checkpoint, which other workers may have written."""
+    needed = ("step", "params", "frozen", "moments", "averages")
+    own = like._replace(**{name: None for name in TrainState._fields if name not in needed})
+    return arrange({name: saved.state.get(name) for name in needed}, own)
+
+
+class SavedNetwork:
+    """The checkpoints of a run, for those who need none of its data.
+
+    Attributes:
+      recipe: of the run.
+      graph: static part of its model.
+    """
+
+    def __init__(self, workdir: Path, recipe: Recipe, model: Model, num_examples: int):
+        """Finds the checkpoints.
+
+        Args:
+          workdir: the run's folder.
+          recipe: that it holds.
+          model: of the recipe, with any weights.
+          num_examples: in an epoch of the run.
+
+        Raises:
+          ValueError, OSError: if the folder cannot be read.
+        """
+        self.recipe = recipe
+        alone = dataclasses.replace(recipe, num_devices=1, devices_per_worker=1, batch_norm="local")
+        mesh, network = create_mesh(alone), read_network(workdir)
+        program, self._like = create_run(recipe, model, num_examples, mesh, network)
+        self.graph = program.graph
+        self._workdir, self._checkpoints = workdir, Checkpoints(workdir)
+
+    def steps(self) -> list[int]:
+        """Of its checkpoints, rising."""
+        return self._checkpoints.steps()
+
+    def restore(self, step: int) -> TrainState:
+        """The state at one of `steps()`, but for what only training needs, which is None.
+
+        Raises:
+          ValueError: if the checkpoint is not there, or damaged.
+        """
+        return self._checkpoints.restore(step, self._like, _fit_network).state
+
+    def best_step(self) -> int:
+        """Of the checkpoint of best precision@1, by the evaluation that training made as it saved it.
+
+        Raises:
+          ValueError: if there is none.
+        """
+        step = self._checkpoints.best_step()
+        if step is None:
+            raise ValueError(
+                f"workdir={str(self._workdir)!r}: holds no checkpoint that was evaluated when it was saved"
+                " (evaluate_every, checkpoint_every)"
+            )
+        return step
+
+    def use_latest(self, use: Callable[[int], T]) -> T:
+        """What `use` makes of the step of the newest checkpoint that is whole; it raises ValueError for a damaged one.
+
+        Raises:
+          ValueError: if there is none.
+        """
+        used = self._checkpoints.use_latest(use)
+        if used is not None:
+            return used
+        raise ValueError(f"workdir={str(self._workdir)!r}: holds no checkpoint that can be read")
+
+
+class SavedRun(SavedNetwork):
+    """The same with the data.
+
+    Attributes:
+      inputs: the run's data.
+    """
+
+    def __init__(self, workdir: Path, data_dir: str | None = None):
+        """Loads the run's recipe, data and model.
+
+        Args:
+          workdir: its folder.
+          data_dir: of the dataset, where it has moved since training.
+
+        Raises:
+          ValueError, OSError: if there is no run, or its data cannot be read.
+        """
+        recipe = read_recipe(workdir)
+        self.inputs = open_inputs(recipe, data_dir)
+        super().__init__(workdir, recipe, create_network(recipe, self.inputs), self.inputs.dataset.train.size)

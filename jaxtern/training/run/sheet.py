@@ -1,0 +1,97 @@
+"""A contact sheet: what a model is shown of a dataset, in training and in evaluation."""
+
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtern.data.dataset import Dataset
+from jaxtern.data.feed import evaluation_batches
+from jaxtern.data.sources import load_dataset
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.inputs import Feed, Inputs, open_inputs
+from jaxtern.training.step.gradients import example_keys
+from jaxtern.training.step.mesh import create_mesh
+
+_COLUMNS, _ROWS = 10, 4  # of each half
+_INCH = 1.15  # side of an image
+
+
+def draw_sheet(recipe: Recipe, path: Path) -> None:
+    """Draws the first batch of training as the model meets it, and below it the first images of the test split.
+
+    Every image is stretched to all greys between its least and greatest value, as whitened ones have no others.
+
+    Args:
+      recipe: names dataset, preprocessing and seed.
+      path: of the picture, .png or another that matplotlib writes.
+
+    Raises:
+      ValueError, OSError: if the dataset cannot be read, or the picture not be written.
+    """
+    from matplotlib.figure import Figure  # here, because importing it takes a second
+
+    inputs = open_inputs(recipe)
+    halves = {"training": _augmented(recipe, inputs), "evaluation": _standardized(recipe, inputs)}
+    figure = Figure(figsize=(_COLUMNS * _INCH, (2 * _ROWS + 1) * _INCH * 1.15), layout="constrained")
+    upper_and_lower: Any = figure.subfigures(2, 1)
+    for half, (title, (images, labels)) in zip(upper_and_lower, halves.items(), strict=True):
+        half.suptitle(f"{recipe.dataset}, {recipe.preprocessing}, {title}", fontsize=10)
+        panels = half.subplots(_ROWS, _COLUMNS)
+        for panel in panels.flat:
+            panel.set_axis_off()
+        for panel, image, label in zip(panels.flat, images, labels, strict=False):
+            panel.imshow(_stretch(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            panel.set_title(_name(inputs.dataset, int(label)), fontsize=7, pad=2)
+    figure.savefig(path, dpi=110)
+
+
+def _augmented(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+    feed = Feed(recipe, inputs, create_mesh(recipe))
+    batches = feed.batches(0)
+    batch = next(batches)
+    batches.close()
+    images: Any = batch.images if feed.images is None else feed.images[batch.images]
+    keys = example_keys(recipe.seed, batch.epochs, batch.places)
+    return np.asarray(inputs.preprocessing.augment(images, keys, recipe.image_size)), np.asarray(batch.labels)
+
+
+def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+    batches = evaluation_batches(
+        inputs.dataset.test, recipe.batch_size, inputs.preprocessing, recipe.image_size, inputs.threads
+    )
+    images, labels, present = next(batches)
+    batches.close()
+    shown = inputs.preprocessing.standardize(jnp.asarray(images[present]), recipe.image_size)
+    return np.asarray(shown), labels[present]
+
+
+def sheet_recipe(folder: str, preprocessing: str | None = None) -> Recipe:
+    """A recipe of which `draw_sheet` draws as many training examples as it has room for.
+
+    Args:
+      folder: of a prepared dataset.
+      preprocessing: by name; None: by the images, "mnist" for grey ones of one shape, "cifar10" for 32x32 pixels, else
+        "inception".
+
+    Raises:
+      ValueError, OSError: if the dataset cannot be read.
+    """
+    train = load_dataset(folder).train
+    if preprocessing is None:
+        *sides, channels = train.image_shape
+        preprocessing = "cifar10" if sides == [32, 32] else "inception"
+        if channels == 1 and None not in sides:
+            preprocessing = "mnist"
+    size = min(_ROWS * _COLUMNS, train.size)
+    return Recipe(dataset=folder, preprocessing=preprocessing, batch_size=size, num_workers=1, num_devices=1)
+
+
+def _stretch(image: np.ndarray) -> np.ndarray:
+    least, greatest = image.min(), image.max()
+    return (image - least) / max(greatest - least, 1e-6)
+
+
+def _name(dataset: Dataset, label: int) -> str:
+    return dataset.class_names[label] if dataset.class_names else str(label)

@@ -1,0 +1,68 @@
+"""A run's early end: asked for by a signal to any of its processes, taken by all after the same step."""
+
+import signal
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxtern.hosts.messages import to_devices
+from jaxtern.training.step.state import DEVICE_AXIS
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop; its state is saved."""
+
+    def __init__(self, signal_number: int | None, step: int):
+        """With the signal that this process was sent, None where it was another's."""
+        cause = f"by {signal.Signals(signal_number).name}" if signal_number else "by a signal to another process"
+        super().__init__(f"stopped {cause} at step {step}; the same command continues")
+        self.signal_number = signal_number or signal.SIGTERM
+
+
+class StopSignals:
+    """Notes the first SIGTERM or SIGINT; the second one acts at once.
+
+    A process alone stops after the call during which it notices. Of several, each tells the next call, whose metrics
+    tell all of them, so that they save the same step.
+
+    Attributes:
+      received: the signal that this process was sent.
+      agreed: whether all are to stop, and know it; where there are others, whoever reads a call's metrics sets it.
+    """
+
+    def __init__(self, mesh: Mesh):
+        """For a run on the devices of a mesh."""
+        self.received: int | None = None
+        self.agreed = False
+        self._before: dict[int, Any] = {}
+        self._flags: list[jax.Array] = []
+        if jax.process_count() > 1:
+            places = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
+            values = (np.full(mesh.shape[DEVICE_AXIS], value, np.float32) for value in (0, 1))
+            self._flags = [to_devices(value, places) for value in values]
+
+    def tell(self) -> jax.Array | None:
+        """What to tell the next call, so that all know of a signal; None for a process alone, which then agrees."""
+        received = self.received is not None  # read once
+        if self._flags:
+            return self._flags[received]
+        self.agreed = received
+        return None
+
+    def __enter__(self) -> "StopSignals":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.received = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def __exit__(self, *exception: Any) -> None:
+        self._restore()

@@ -1,0 +1,83 @@
+"""What a recipe asks of the links: its tensors, and the seconds of a step without exchange."""
+
+import dataclasses
+import functools
+import statistics
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxtern.compression import buckets
+from jaxtern.data.rendering import Batch
+from jaxtern.models import create_model
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.inputs import Inputs, create_network
+from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.state import create_run, split_variables, stays_float
+from jaxtern.training.step.step import create_train_step
+
+STEPS, WARM_UP = 7, 2
+
+
+class Workload(NamedTuple):
+    """A recipe's gradients.
+
+    Attributes:
+      sizes: elements of each tensor that is compressed.
+      floats: likewise of those that stay float.
+      examples: of one device in a step.
+    """
+
+    sizes: tuple[int, ...]
+    floats: tuple[int, ...]
+    examples: int
+
+
+def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
+    """Of shapes alone: no weight is made.
+
+    Raises:
+      ValueError: as the recipe's model does.
+    """
+    model = nnx.eval_shape(
+        lambda: create_model(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.seed)
+    )
+    _, params, _, _ = split_variables(model, recipe)
+    is_excluded = functools.partial(stays_float, recipe, model.last_layer)
+    layout = buckets.plan_layout(params, recipe.min_size, is_excluded, None)
+    (bucket,) = layout.buckets
+    examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
+    return Workload(layout.sizes(bucket.compressed), layout.sizes(bucket.floats), examples)
+
+
+def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
+    """Of one device's part of a step, gradients and update without exchange, on this machine: the median of a few."""
+    examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
+    alone = dataclasses.replace(
+        recipe, num_workers=1, num_devices=1, devices_per_worker=1, batch_size=examples, codec="float", delayed=False,
+        log_compression=False,
+    )  # fmt: skip
+    mesh = create_mesh(alone)
+    model = create_network(alone, inputs)
+    program, state = create_run(alone, model, inputs.dataset.train.size, mesh)
+    step = create_train_step(alone, program, mesh)
+    batch = _make_batch(examples, inputs)
+    times = []
+    for _ in range(STEPS + WARM_UP):
+        begin = time.perf_counter()
+        state, metrics = step(state, None, batch)
+        jax.block_until_ready((state, metrics))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[WARM_UP:])
+
+
+def _make_batch(size: int, inputs: Inputs) -> Batch:
+    """Random pixels, or characters, on the device: what the step takes does not depend on them."""
+    generator, none = np.random.default_rng(0), np.zeros(size, np.int32)
+    values = inputs.dataset.num_classes if inputs.preprocessing.next_token else 256
+    images = generator.integers(0, values, (size, *inputs.raw_shape), np.uint8)
+    labels = generator.integers(0, inputs.dataset.num_classes, size, np.int32)
+    return jax.device_put(Batch(images, labels, none, none))

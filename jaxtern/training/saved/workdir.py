@@ -1,0 +1,124 @@
+"""A run's folder: whose it is, and which recipe and dataset it holds."""
+
+import dataclasses
+import fcntl
+import json
+from pathlib import Path
+from typing import IO, Any
+
+from jaxtern.compression.cost import Network
+from jaxtern.data.facts import Facts
+from jaxtern.data.json_files import read_json
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.saved.durable import replace_durably
+
+WITHOUT_EFFECT = ("compare_every", "decode_threads", "decode_processes")  # on any bit of a run
+
+
+def read_recipe(workdir: Path) -> Recipe:
+    """The recipe of the run in `workdir`.
+
+    Raises:
+      FileNotFoundError: if there is none.
+      ValueError: if it cannot be read.
+    """
+    path = workdir / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"workdir={str(workdir)!r}: holds no run (there is no config.json)")
+    try:
+        return Recipe.from_dict(read_json(path))
+    except (AttributeError, TypeError, ValueError) as error:  # no JSON, no object, or fields of another type
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+
+
+def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
+    """Takes `workdir` for a run of this recipe; the file that comes back holds the claim while it is open.
+
+    Raises:
+      ValueError: if another process trains there, another recipe's run lies there and `allow_change` is false, or no
+        folder can be there.
+      OSError: if the system cannot make it.
+    """
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise ValueError(f"workdir={str(workdir)!r}: cannot be made: {error.strerror}") from None
+    lock, path = (workdir / "lock").open("w"), workdir / "config.json"
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.exists() and not allow_change:
+            _require_same(workdir, "config", read_recipe(workdir).to_dict(), recipe.to_dict())
+    except BlockingIOError:
+        lock.close()
+        raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def write_recipe(workdir: Path, recipe: Recipe) -> None:
+    """Makes the run in `workdir` one of this recipe."""
+    _write_json(workdir / "config.json", recipe.to_dict())
+
+
+def read_facts(workdir: Path) -> Facts | None:
+    """Of the dataset of the run in `workdir`; None where it holds none, as runs of before they were kept.
+
+    Raises:
+      ValueError: if they cannot be read.
+    """
+    path = workdir / "dataset.json"
+    if not path.exists():
+        return None
+    try:
+        return Facts.from_dict(read_json(path), str(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: cannot be read: {error}; remove it to have the dataset itself asked") from None
+
+
+def keep_facts(workdir: Path, facts: Facts, allow_change: bool) -> None:
+    """Keeps what is known of the dataset, for whoever uses the run in `workdir` without it.
+
+    Raises:
+      ValueError: if the run has been on another dataset and `allow_change` is false, or its facts cannot be read.
+    """
+    kept = None if allow_change else read_facts(workdir)
+    if kept is not None:
+        _require_same(workdir, "dataset", kept.to_dict(), facts.to_dict())
+    _write_json(workdir / "dataset.json", facts.to_dict())
+
+
+def read_network(workdir: Path) -> Network | None:
+    """The links as they were when the run in `workdir` began; None where it has none.
+
+    Raises:
+      ValueError: if it cannot be read.
+    """
+    path = workdir / "network.json"
+    if not path.exists():
+        return None
+    try:
+        return Network(**read_json(path))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}; remove it to have the links measured again") from None
+
+
+def write_network(workdir: Path, network: Network | None) -> None:
+    """Keeps the links by which the run in `workdir` chose its exchange."""
+    if network is not None:
+        _write_json(workdir / "network.json", dataclasses.asdict(network))
+
+
+def _write_json(path: Path, content: dict) -> None:
+    replace_durably(path, json.dumps(content, indent=2) + "\n")
+
+
+def _require_same(workdir: Path, kind: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    changed = [name for name in before if before[name] != after[name] and name not in WITHOUT_EFFECT]
+    if changed:
+        changes = [f"{name} is {before[name]!r} there and {after[name]!r} here" for name in changed]
+        raise ValueError(
+            f"workdir={str(workdir)!r}: holds a run with another {kind} ({'; '.join(changes)});"
+            f" take another --workdir, or continue it with this {kind} by --allow_config_change"
+        )

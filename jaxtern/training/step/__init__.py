@@ -1,0 +1,1 @@
+"""One step: local gradients, their mean, one update."""

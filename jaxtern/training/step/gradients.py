@@ -1,0 +1,133 @@
+"""What every worker computes by itself: the gradients of its own examples."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.data.rendering import Batch
+from jaxtern.models import MODELS
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.selection import mask
+from jaxtern.training.step.loss import Measured, inputs_and_targets, measure
+from jaxtern.training.step.optimizers import decays_in_loss
+from jaxtern.training.step.state import FAST_AXIS, VIRTUAL_AXIS, Program, TrainState, merge_trees
+
+_DROPOUT_STREAM = 2**32 - 1  # of keys folded from the seed, where augmentation takes the epochs' numbers
+
+
+class Local(NamedTuple):
+    """One worker's part of a step.
+
+    Attributes:
+      measured: of its examples, weight decay in the loss.
+      moments: of batch norm, after them.
+      gradients: of the loss, times the loss's scale.
+    """
+
+    measured: Measured
+    moments: Any
+    gradients: Any
+
+
+def create_local_gradients(
+    recipe: Recipe, program: Program, local_workers: int, is_cpu: bool
+) -> Callable[[TrainState, Batch, jax.Array], list[Local]]:
+    """(state, this device's batch [workers, examples, ...], number of its first worker) -> what each worker has."""
+    of_worker = _create_worker_gradients(recipe, program, is_cpu)
+
+    def of_device(state: TrainState, batch: Batch, first: jax.Array) -> list[Local]:
+        if recipe.virtual_workers == "unrolled":
+            each = (jax.tree.map(lambda leaf, w=w: leaf[w], batch) for w in range(local_workers))
+            return [of_worker(state, own, first + w) for w, own in enumerate(each)]
+        numbers = first + jnp.arange(local_workers)
+        stacked = jax.vmap(of_worker, in_axes=(None, 0, 0), axis_name=VIRTUAL_AXIS)(state, batch, numbers)
+        return [jax.tree.map(lambda leaf, w=w: leaf[w], stacked) for w in range(local_workers)]
+
+    return of_device
+
+
+def _create_worker_gradients(
+    recipe: Recipe, program: Program, is_cpu: bool
+) -> Callable[[TrainState, Batch, jax.Array], Local]:
+    """(state, a worker's examples on this device, its number) -> what it has."""
+    loss_and_gradient = jax.value_and_grad(_create_loss(recipe, program), has_aux=True)
+
+    def of_part(state: TrainState, batch: Batch, key: jax.Array) -> Local:
+        (_, (measured, moments)), gradients = loss_and_gradient(state.params, state, batch, key)
+        return Local(measured, moments, gradients)
+
+    def of_worker(state: TrainState, batch: Batch, worker: jax.Array) -> Local:
+        key = dropout_key(recipe.seed, state.step, worker)
+        if recipe.accumulation == 1:
+            return of_part(state, batch, key)
+        return _accumulate(of_part, state, batch, key, recipe.accumulation, is_cpu)
+
+    return of_worker
+
+
+def _accumulate(
+    of_part: Callable[[TrainState, Batch, jax.Array], Local],
+    state: TrainState,
+    batch: Batch,
+    key: jax.Array,
+    num_parts: int,
+    is_cpu: bool,
+) -> Local:
+    """Means over equal parts of a batch, one behind another, each with the moments that the one before it left.
+
+    They are unrolled on CPUs, where convolutions in loops are slow.
+    """
+
+    def add(total: Local, part: tuple[Batch, jax.Array]) -> tuple[Local, None]:
+        examples, number = part
+        own = of_part(state._replace(moments=total.moments), examples, jax.random.fold_in(key, number))
+        means = jax.tree.map(lambda s, x: s + x / num_parts, total._replace(moments=()), own._replace(moments=()))
+        return means._replace(moments=own.moments), None
+
+    zero = Local(Measured(*jnp.zeros((2,))), state.moments, jax.tree.map(jnp.zeros_like, state.params))
+    parts = jax.tree.map(lambda leaf: leaf.reshape(num_parts, -1, *leaf.shape[1:]), batch)
+    return jax.lax.scan(add, zero, (parts, jnp.arange(num_parts)), unroll=num_parts if is_cpu else 1)[0]
+
+
+def _create_loss(recipe: Recipe, program: Program) -> Callable:
+    """(weights, state, batch of uint8 images, key) -> (scaled loss, (measured, moments after it))."""
+    preprocessing = get_preprocessing(recipe.preprocessing)
+    auxiliary_weight = MODELS[recipe.model].auxiliary_weight
+
+    def loss(params: Any, state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Measured, Any]]:
+        keys = example_keys(recipe.seed, batch.epochs, batch.places)
+        prepared = preprocessing.augment(batch.images, keys, recipe.image_size)
+        inputs, targets = inputs_and_targets(preprocessing, prepared, batch.labels)
+        model = nnx.merge(program.graph, merge_trees(params, state.frozen, state.moments))
+        measured = measure(model(inputs, key), targets, recipe.label_smoothing, auxiliary_weight)
+        if decays_in_loss(recipe):
+            decay = recipe.weight_decay * sum_of_squares(params, program.decayed) / 2
+            measured = measured._replace(loss=measured.loss + decay)
+        scale = 1.0 if state.loss_scale is None else state.loss_scale.factor
+        return measured.loss * scale, (measured, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
+
+    return loss
+
+
+def example_keys(seed: int, epochs: jax.Array, places: jax.Array) -> jax.Array:
+    """A random key for each example: of (seed, epoch, place in the epoch) alone, so the same on any number of hosts."""
+    key = jax.random.key(seed)
+    return jax.vmap(lambda epoch, place: jax.random.fold_in(jax.random.fold_in(key, epoch), place))(epochs, places)
+
+
+def dropout_key(seed: int, step: jax.Array, worker: jax.Array) -> jax.Array:
+    """A random key for each worker and, where several share its batch, each of its devices, in every step."""
+    key = jax.random.fold_in(jax.random.key(seed), _DROPOUT_STREAM)
+    for number in (step, worker, jax.lax.axis_index(FAST_AXIS)):
+        key = jax.random.fold_in(key, number)
+    return key
+
+
+def sum_of_squares(params: Any, decayed: Any) -> jax.Array:
+    """Of all tensors whose path matches one of the patterns."""
+    squares = jax.tree.map(lambda w, counts: jnp.sum(w * w) if counts else 0.0, params, mask(decayed, params))
+    return sum(jax.tree.leaves(squares), start=jnp.zeros(()))

@@ -1,0 +1,66 @@
+"""The mesh of a run: which devices its workers live on."""
+
+import dataclasses
+
+import jax
+from jax.sharding import Mesh
+
+from jaxtern.cluster import devices_by_process
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS
+
+
+def lay_out(recipe: Recipe) -> Recipe:
+    """The recipe with its `devices_per_worker`, where it leaves them to the cluster.
+
+    In one process that is 1. Where each process has several devices and they are more than the workers, the devices of
+    a process are shared out among its workers: with a worker a host, the host's devices average as floats inside it.
+    """
+    if recipe.devices_per_worker is not None:
+        return recipe
+    of_process, workers = jax.local_device_count(), recipe.num_workers // jax.process_count()
+    fast = of_process // workers if jax.process_count() > 1 and workers and of_process % workers == 0 else 1
+    return dataclasses.replace(recipe, devices_per_worker=max(1, fast))
+
+
+def create_mesh(recipe: Recipe) -> Mesh:
+    """A mesh over the recipe's number of devices: workers by devices of a worker, as many in every process.
+
+    Raises:
+      ValueError: if there are fewer, or if the workers do not divide among devices and processes.
+    """
+    devices, fast = devices_by_process(), recipe.worker_devices
+    processes, of_process = devices.shape
+    if processes > 1:
+        _require_processes(recipe, processes, of_process)
+    fitting = (size for size in range(fast, of_process * processes + 1, fast) if _fits(recipe, size))
+    size = recipe.num_devices or max(fitting, default=fast)
+    if size > of_process * processes:
+        name = "num_devices" if recipe.num_devices else "devices_per_worker"
+        raise ValueError(f"{name}={size}: there are {of_process * processes}")
+    if size % fast:
+        raise ValueError(f"num_devices={size}: must be a multiple of devices_per_worker={fast}")
+    if recipe.num_workers % (size // fast):
+        groups = f"the {size // fast} groups of " if fast > 1 else ""
+        raise ValueError(f"num_workers={recipe.num_workers}: must be a multiple of {groups}num_devices={size}")
+    if recipe.batch_norm == "sync" and recipe.virtual_workers == "unrolled" and recipe.num_workers > size // fast:
+        raise ValueError(
+            "batch_norm='sync': with several workers on a device, virtual_workers='unrolled' must be 'vmapped'"
+        )
+    return Mesh(devices[:, : size // processes].reshape(-1, fast), (DEVICE_AXIS, FAST_AXIS))
+
+
+def _fits(recipe: Recipe, size: int) -> bool:
+    """Whether the workers divide on so many devices, and these among the processes."""
+    return recipe.num_workers % (size // recipe.worker_devices) == 0 and size % jax.process_count() == 0
+
+
+def _require_processes(recipe: Recipe, processes: int, of_process: int) -> None:
+    """Refuses workers and devices of which the processes cannot have as many each."""
+    if recipe.num_workers % processes:
+        raise ValueError(f"num_workers={recipe.num_workers}: must be a multiple of the {processes} processes")
+    if of_process % recipe.worker_devices:
+        need = f"must divide the {of_process} that each process has"
+        raise ValueError(f"devices_per_worker={recipe.worker_devices}: {need}")
+    if recipe.num_devices is not None and recipe.num_devices % processes:
+        raise ValueError(f"num_devices={recipe.num_devices}: must be a multiple of the {processes} processes")

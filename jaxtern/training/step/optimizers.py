@@ -1,0 +1,80 @@
+"""Optimisers by name, after the mean of the gradients."""
+
+import functools
+from collections.abc import Sequence
+
+import optax
+
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.selection import mask
+
+DECAYING_OPTIMIZERS = ("adamw", "lars", "lamb")  # whatever weight_decay_mode says
+
+
+def create_optimizer(recipe: Recipe, schedule: optax.Schedule, decayed: Sequence[str]) -> optax.GradientTransformation:
+    """Mean gradient to update.
+
+    With gradient g, weight w, momentum m, and d = weight_decay for what is decayed, 0 for the rest, the update is -rate
+    times
+
+    sgd       g
+    momentum  v = m v + g
+    nesterov  g + m v, with the new v
+    adam      a(g) = (mean of g) / (root of mean g^2 + 1e-8), means with decay .9 and .999 and without their bias
+    adamw     a(g) + d w
+    rmsprop   g / sqrt(mean g^2 + 1), TernGrad's: the mean has decay .9 and starts at 1
+    lamb      |w| / |u| * u, where u = a(g) + d w, with 1e-6 in place of 1e-8
+
+    sgd to rmsprop, but for adamw: plus d w, where weight_decay_mode is "decoupled". lars is another order: v =
+    m v + rate * trust_coefficient * |w| / |u| * u, where u = g + d w, and the update is -v. The norms are those of
+    whole tensors; where one is 0, their quotient (with trust_coefficient) is 1. It is 1, too, for tensors that are not
+    decayed, biases and norms of most networks.
+
+    Args:
+      recipe: names the optimiser and its numbers.
+      schedule: step to rate.
+      decayed: regular expressions of whole paths, the network's own, for a recipe whose `decay` is empty.
+
+    Returns:
+      A transformation that needs the weights.
+
+    References:
+      LARS: You et al. 2017, arXiv:1708.03888; LAMB: You et al. 2020, arXiv:1904.00962; AdamW: Loshchilov & Hutter 2019,
+      arXiv:1711.05101.
+    """
+    is_decayed = functools.partial(mask, decay_patterns(recipe, decayed))
+    if recipe.optimizer == "lars":
+        return optax.lars(
+            schedule,
+            recipe.weight_decay,
+            weight_decay_mask=is_decayed,
+            trust_coefficient=recipe.trust_coefficient,
+            trust_ratio_mask=is_decayed,
+            momentum=recipe.momentum,
+        )
+    rules = {
+        "sgd": optax.identity,
+        "momentum": lambda: optax.trace(recipe.momentum),
+        "nesterov": lambda: optax.trace(recipe.momentum, nesterov=True),
+        "adam": optax.scale_by_adam,
+        "adamw": optax.scale_by_adam,
+        "rmsprop": lambda: optax.scale_by_rms(decay=0.9, eps=1.0, initial_scale=1.0),
+        "lamb": lambda: optax.scale_by_adam(eps=1e-6),
+    }
+    parts = [rules[recipe.optimizer]()]
+    if recipe.weight_decay and not decays_in_loss(recipe):
+        parts.append(optax.add_decayed_weights(recipe.weight_decay, mask=is_decayed))
+    if recipe.optimizer == "lamb":  # optax.lamb scales biases and norms, too, which its authors leave out
+        parts.append(optax.masked(optax.scale_by_trust_ratio(), is_decayed))
+    return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+
+
+def decays_in_loss(recipe: Recipe) -> bool:
+    """Whether weight_decay * sum(w^2) / 2, over what is decayed, belongs to every worker's loss."""
+    by_itself = recipe.optimizer in DECAYING_OPTIMIZERS
+    return recipe.weight_decay > 0 and recipe.weight_decay_mode == "loss" and not by_itself
+
+
+def decay_patterns(recipe: Recipe, decayed: Sequence[str]) -> tuple[str, ...]:
+    """Regular expressions of the whole paths that are decayed: the recipe's, or else the network's own."""
+    return recipe.decay or tuple(decayed)

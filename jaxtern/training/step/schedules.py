@@ -1,0 +1,115 @@
+"""Learning rates over steps.
+
+The formulas are written out: optax's divide the step by a constant, for which a compiled program may multiply by the
+inverse, so that a stair may come a step late, and a root at the last step be NaN. Here stairs are counted in integers.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxtern.training.recipe.rates import Span, is_rate_string, parse_rates
+from jaxtern.training.recipe.recipe import Recipe
+
+_MAX_STEP = 2**31 - 1  # a step is an int32
+_ROUNDING = 1e-6  # of a step: 0.29 epochs of 100 steps are 28.999999999999996
+
+_Rates = Callable[[jax.Array], jax.Array]
+
+
+def create_schedule(recipe: Recipe, num_examples: int) -> optax.Schedule:
+    """The rate at every step, counted from 0 over the whole run; an epoch is step * batch_size / num_examples.
+
+    fixed        rate
+    exponential  rate * decay_factor^floor(step / steps in decay_epochs)
+    piecewise    rate * decay_factor^(boundaries at or before the epoch)
+    polynomial   end_rate + (rate - end_rate) * (1 - step / num_steps)^power
+    cosine       end_rate + (rate - end_rate) * (1 + cos(pi step / num_steps)) / 2
+    "E:A->B"     A + (B - A) * u, where u is the share of the span from the END before to E that is over
+    "E:A=>B"     A * (B / A)^u
+
+    At an END the next span holds; after the last, its last rate. Before warmup_steps the rate is
+    warmup_rate + (peak - warmup_rate) * step / warmup_steps, where the peak is warmup_peak, or if that is None the
+    schedule's own rate at warmup_steps. All of that is multiplied by batch_size / rate_batch_size where rate_batch_size
+    is given.
+
+    Args:
+      recipe: names the schedule and its numbers.
+      num_examples: in one epoch.
+
+    Returns:
+      int, or traced int32 scalar, to float32 scalar.
+
+    Raises:
+      ValueError: for a rate string that is none.
+    """
+    main = _create_main(recipe, num_examples / recipe.batch_size)
+    factor = recipe.batch_size / recipe.rate_batch_size if recipe.rate_batch_size else 1.0
+    steps, first = recipe.warmup_steps, recipe.warmup_rate
+
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        step = jnp.asarray(step)
+        rate = main(step)
+        if steps:
+            peak = main(jnp.asarray(steps)) if recipe.warmup_peak is None else recipe.warmup_peak
+            warming = first + (peak - first) * (step / steps)
+            rate = jnp.where(step < steps, warming, rate)
+        return jnp.asarray(factor * rate, jnp.float32)
+
+    return schedule
+
+
+def _create_main(recipe: Recipe, steps_per_epoch: float) -> _Rates:
+    """What the schedule has without warm-up and scaling."""
+    rate, end, steps = recipe.learning_rate, recipe.end_rate, recipe.num_steps
+    if is_rate_string(recipe.schedule):
+        return _follow_spans(parse_rates(recipe.schedule), steps_per_epoch)
+    if recipe.schedule == "exponential":
+        stair = max(1, int(min(recipe.decay_epochs * steps_per_epoch + _ROUNDING, _MAX_STEP)))
+        return lambda step: rate * _power(recipe.decay_factor, step // stair)
+    if recipe.schedule == "piecewise":
+        starts = np.array([_first_step(epoch, steps_per_epoch) for epoch in recipe.boundaries], np.int32)
+        return lambda step: rate * _power(recipe.decay_factor, _count_passed(starts, step))
+    if recipe.schedule == "polynomial":
+        return lambda step: end + (rate - end) * jnp.power(jnp.maximum(steps - step, 0) / steps, recipe.power)
+    if recipe.schedule == "cosine":
+        return lambda step: end + (rate - end) * (1 + jnp.cos(jnp.pi * jnp.minimum(step, steps) / steps)) / 2
+    return lambda step: jnp.full_like(step, rate, jnp.float32)
+
+
+def _follow_spans(spans: tuple[Span, ...], steps_per_epoch: float) -> _Rates:
+    """The rates of a rate string: (first + slope * u) * exp(growth * u), of which one is 0."""
+    ends = np.minimum([span.end * steps_per_epoch for span in spans], _MAX_STEP)
+    begins = np.array([0, *ends[:-1]], np.float32)
+    lengths = np.diff(ends, prepend=0).astype(np.float32)
+    changes = np.array([_first_step(span.end, steps_per_epoch) for span in spans[:-1]], np.int32)
+    firsts = np.array([span.first for span in spans], np.float32)
+    slopes = np.array([0 if span.exponential else span.last - span.first for span in spans], np.float32)
+    growths = np.array([math.log(s.last / s.first) if s.exponential else 0 for s in spans], np.float32)
+
+    def schedule(step: jax.Array) -> jax.Array:
+        i = _count_passed(changes, step)
+        begin, length, first, slope, growth = (jnp.asarray(x)[i] for x in (begins, lengths, firsts, slopes, growths))
+        share = jnp.clip((step - begin) / length, 0, 1)
+        return (first + slope * share) * jnp.exp(growth * share)
+
+    return schedule
+
+
+def _first_step(epoch: float, steps_per_epoch: float) -> int:
+    """The first step at or behind an epoch."""
+    return math.ceil(min(epoch * steps_per_epoch - _ROUNDING, _MAX_STEP))
+
+
+def _count_passed(starts: np.ndarray, step: jax.Array) -> jax.Array:
+    """How many of the rising first steps are at or before a step."""
+    return jnp.searchsorted(starts, step, side="right", method="compare_all")
+
+
+def _power(factor: float, stairs: jax.Array) -> jax.Array:
+    """factor^stairs, with 0^0 = 1."""
+    return jnp.power(factor, stairs.astype(jnp.float32))

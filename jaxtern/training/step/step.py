@@ -1,0 +1,103 @@
+"""One step, compiled over a mesh: local gradients of every worker, their mean, one update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxtern.data.rendering import Batch
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.step.compiler import step_options
+from jaxtern.training.step.gradients import create_local_gradients
+from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, specs_of_state
+from jaxtern.training.step.update import Metrics, create_update
+
+
+class TrainStep:
+    """A compiled step: called with a state, the images that lie on the devices or None, a batch, and where several
+    processes train float32[devices of different workers], 1 on those that ask for a stop.
+
+    It gives the next state and metrics, and takes the memory of the state that it is given; on CPUs only of what the
+    compressor carries, as XLA copies there what it still reads when it writes into its place.
+    """
+
+    def __init__(self, step: Callable[[TrainState, Any, Batch, Any], tuple[TrainState, Metrics]], platform: str):
+        """Compiles `step` at its first call."""
+
+        def step_of_parts(compressor: Any, rest: TrainState, *others: Any) -> tuple[TrainState, Metrics]:
+            return step(rest._replace(compressor=compressor), *others)
+
+        donated = 0 if platform == "cpu" else (0, 1)
+        self._jitted = jax.jit(step_of_parts, donate_argnums=donated, compiler_options=step_options(platform))
+
+    def __call__(
+        self, state: TrainState, images: jax.Array | None, batch: Batch, stops: jax.Array | None = None
+    ) -> tuple[TrainState, Metrics]:
+        return self._jitted(*self.arguments(state, images, batch, stops))
+
+    def lower(self, state: TrainState, images: jax.Array | None, batch: Batch) -> jax.stages.Lowered:
+        """As that of a jitted function; what it compiles to takes the `arguments` of a call."""
+        return self._jitted.lower(*self.arguments(state, images, batch))
+
+    def arguments(
+        self, state: TrainState, images: jax.Array | None, batch: Batch, stops: jax.Array | None = None
+    ) -> tuple:
+        """What the program takes: what the compressor carries apart from the rest of the state."""
+        return state.compressor, state._replace(compressor=None), images, batch, stops
+
+
+def create_train_step(
+    recipe: Recipe, program: Program, mesh: Mesh, *, compresses: bool = True, num_steps: int | None = None
+) -> TrainStep:
+    """The compiled step (state, images that lie on the devices or None, batch) -> (state, metrics).
+
+    Of the batch, worker w takes the w-th of N equal runs, each of its devices an equal part of that. Every example is
+    augmented by a key of its own. Metrics, means over all workers: loss (with weight decay in it) and accuracy;
+    nonfinite, bool[tensors], which new weights hold a NaN or an infinity, as they do where the mean gradient did; the
+    compressor's statistics where they are asked for; in float16 loss_scale, learning_rate, and overflow, 1 where the
+    step was skipped; and stops, whether any process asks for it, where they are asked.
+
+    Args:
+      recipe: of the run.
+      program: likewise.
+      mesh: of `create_mesh`.
+      compresses: False for the steps of the recipe whose mean is to be float.
+      num_steps: K, to take so many steps at once: of batches [K, ...], with metrics [K, ...]; None: one.
+    """
+    update, platform = create_update(recipe, program, compresses), mesh.devices.flat[0].platform
+    is_cpu = platform == "cpu"
+    local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
+    own_examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
+    local_gradients = create_local_gradients(recipe, program, local_workers, is_cpu)
+
+    def take_own(leaf: jax.Array) -> jax.Array:
+        """[examples of this device's workers, ...] to [workers, examples of this device, ...]."""
+        first = jax.lax.axis_index(FAST_AXIS) * own_examples
+        by_worker = leaf.reshape(local_workers, -1, *leaf.shape[1:])
+        return jax.lax.dynamic_slice_in_dim(by_worker, first, own_examples, axis=1)
+
+    def step(state: TrainState, images: Any, batch: Batch, stops: Any) -> tuple[TrainState, Metrics]:
+        batch = jax.tree.map(take_own, batch)
+        if images is not None:
+            batch = batch._replace(images=images[batch.images])
+        return update(state, local_gradients(state, batch, jax.lax.axis_index(DEVICE_AXIS) * local_workers), stops)
+
+    def steps(state: TrainState, images: Any, batches: Batch, stops: Any) -> tuple[TrainState, Metrics]:
+        # a convolution in a loop is slow on CPUs
+        unroll = num_steps if is_cpu and num_steps else 1
+        if state.compressor.carried is None:
+            return jax.lax.scan(lambda state, batch: step(state, images, batch, stops), state, batches, unroll=unroll)
+        # Behind the first step nothing is carried: the state is another.
+        state, first = step(state, images, jax.tree.map(lambda leaf: leaf[0], batches), stops)
+        state, others = steps(state, images, jax.tree.map(lambda leaf: leaf[1:], batches), stops)
+        return state, jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, others)
+
+    replicated, state_specs = PartitionSpec(), specs_of_state(recipe)
+    sharded = PartitionSpec(DEVICE_AXIS) if num_steps is None else PartitionSpec(None, DEVICE_AXIS)
+    in_specs, out_specs = (state_specs, replicated, sharded, PartitionSpec(DEVICE_AXIS)), (state_specs, replicated)
+    mapped = jax.shard_map(
+        step if num_steps is None else steps, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+    return TrainStep(mapped, platform)

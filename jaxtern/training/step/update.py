@@ -1,0 +1,125 @@
+"""The second half of a step: the mean of all workers' gradients, one update, and what is measured of both."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxtern.compression.statistics import Statistics
+from jaxtern.training.recipe import masks
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.step import precision
+from jaxtern.training.step.gradients import Local
+from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS, Averages, Program, TrainState
+
+Metrics = dict[str, jax.Array]
+_ALL_AXES = (DEVICE_AXIS, FAST_AXIS)
+
+
+def create_update(
+    recipe: Recipe, program: Program, compresses: bool
+) -> Callable[[TrainState, list[Local], jax.Array | None], tuple[TrainState, Metrics]]:
+    """(state, what every worker of this device has, 1 where this one is to stop) -> (state, metrics)."""
+    transformation = program.mean if compresses else program.float_mean
+
+    def update(state: TrainState, local: list[Local], stops: jax.Array | None) -> tuple[TrainState, Metrics]:
+        gradients = [masks.mask_slices(each.gradients, program.slices) for each in local]
+        skips = overflow = None
+        if state.loss_scale is not None:
+            overflow = _overflow(gradients)
+            skips = jnp.any(overflow)
+            gradients = [_zero_where(skips, precision.unscale(each, state.loss_scale)) for each in gradients]
+        mean, compressor = transformation.update(gradients, state.compressor)
+        updates, optimizer = program.optimizer.update(mean, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, masks.mask_slices(updates, program.slices))
+        new = TrainState(
+            state.step + 1, params, state.frozen, _join_moments(recipe, local), optimizer, compressor, state.averages,
+            state.loss_scale,
+        )  # fmt: skip
+        new = _average(new, recipe.average_decay)
+        metrics = _measure(local, stops) | {"nonfinite": _nonfinite(params)}
+        if compressor.statistics is not None and compresses:
+            metrics |= statistics_as_metrics(compressor.statistics)
+        if skips is not None:
+            metrics["learning_rate"] = jnp.asarray(program.schedule(_count_updates(state.optimizer)))
+            return _skip_overflow(state, new, metrics, overflow, skips)
+        return new, metrics
+
+    return update
+
+
+def _measure(local: list[Local], stops: jax.Array | None) -> Metrics:
+    """Means over all workers, in one message; of `stops` whether any host asks for it."""
+    measured = jnp.mean(jnp.array([each.measured for each in local]), axis=0)
+    if stops is None:
+        loss, accuracy = jax.lax.pmean(measured, _ALL_AXES)
+        return {"loss": loss, "accuracy": accuracy}
+    loss, accuracy, share = jax.lax.pmean(jnp.append(measured, stops), _ALL_AXES)
+    return {"loss": loss, "accuracy": accuracy, "stops": share > 0}
+
+
+def _join_moments(recipe: Recipe, local: list[Local]) -> Any:
+    """The moving moments that all workers go on with: their mean, or those of worker 0."""
+    moments = [each.moments for each in local]
+    if not jax.tree.leaves(moments) or recipe.batch_norm == "sync":  # those of all are the same already
+        return moments[0]
+    if recipe.batch_norm == "first":
+        is_first = jax.lax.axis_index(DEVICE_AXIS) == 0
+        return jax.lax.psum(jax.tree.map(lambda leaf: jnp.where(is_first, leaf, 0), moments[0]), DEVICE_AXIS)
+    return jax.lax.pmean(jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *moments), DEVICE_AXIS)
+
+
+def _average(state: TrainState, decay: float) -> TrainState:
+    """Moves the averages towards weights and moments: a <- d a + (1 - d) x, d = min(decay, (1 + t) / (10 + t)).
+
+    t counts steps, of which this is one: it is 1 in the first (Abadi et al. 2016, ExponentialMovingAverage).
+    """
+    if state.averages is None:
+        return state
+    t = state.step.astype(jnp.float32)
+    d = jnp.minimum(decay, (1 + t) / (10 + t))
+    new = Averages(state.params, state.moments)
+    return state._replace(averages=jax.tree.map(lambda a, x: a * d + x * (1 - d), state.averages, new))
+
+
+def _skip_overflow(
+    state: TrainState, new: TrainState, metrics: Metrics, overflow: Any, skips: jax.Array
+) -> tuple[TrainState, Metrics]:
+    """The state as it was, but for its counts, where any worker's gradients overflowed."""
+    assert state.loss_scale is not None
+    kept = new._replace(params=state.params, moments=state.moments, optimizer=state.optimizer, averages=state.averages)
+    chosen = jax.tree.map(lambda old, changed: jnp.where(skips, old, changed), kept, new)
+    # at the least factor, it is no overflow, but what ends a run
+    hopeless = ~precision.can_shrink(state.loss_scale)
+    metrics["nonfinite"] = jnp.where(skips, overflow & hopeless, metrics["nonfinite"])
+    metrics |= {"overflow": (skips & ~hopeless).astype(jnp.float32), "loss_scale": state.loss_scale.factor}
+    return chosen._replace(loss_scale=precision.adjust_scale(state.loss_scale, skips)), metrics
+
+
+def _count_updates(optimizer: optax.OptState) -> jax.Array:
+    """Of a state that has seen so many: steps less those that were skipped."""
+    return optax.tree_utils.tree_get_all_with_path(optimizer, "count")[0][1]
+
+
+def _overflow(workers: list[Any]) -> jax.Array:
+    """bool[tensors]: whose gradients hold a NaN or an infinity on any worker; the same on all."""
+    own = jnp.any(jnp.stack([_nonfinite(gradients) for gradients in workers]), axis=0)
+    return jax.lax.pmax(own.astype(jnp.int32), _ALL_AXES) > 0
+
+
+def _zero_where(condition: jax.Array, tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.where(condition, 0, leaf), tree)
+
+
+def statistics_as_metrics(statistics: Statistics) -> Metrics:
+    return {f"compression/{name}": value for name, value in statistics._asdict().items()}
+
+
+def _nonfinite(tree: Any) -> jax.Array:
+    """bool[leaves]: which leaves hold a NaN or an infinity.
+
+    Less itself, either is NaN, and so is the sum; all else is 0. Floats, unlike booleans, XLA adds in one pass.
+    """
+    return jnp.stack([jnp.isnan(jnp.sum(leaf - leaf)) for leaf in jax.tree.leaves(tree)])

@@ -1,0 +1,1 @@
+"""The ops as Pallas Mosaic kernels for NVIDIA GPUs."""

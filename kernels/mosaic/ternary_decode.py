@@ -1,0 +1,103 @@
+"""Decode as one Mosaic GPU kernel: every word is read once, every element of the mean written once.
+
+An item is one tile. Where it lies under one scale, all its planes take the same unit; where scales change in it, or the
+bucket ends, units are looked up place by place.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from .. import radix as radix_lib
+from ..radix import RUN
+from ..rounding import settle
+from ..segments import Segments
+from ..tuning import Tuning
+from . import mgpu
+
+_UNROLLED_ROWS = 8
+
+
+def ternary_decode_mgpu(
+    words: jax.Array,
+    units: jax.Array,
+    segments: Segments,
+    zero: int,
+    radix: int,
+    dtype: jnp.dtype,
+    tuning: Tuning,
+    interpret: Any = None,
+) -> jax.Array:
+    """`ternary_decode`, its arguments checked; units are what a digit is worth, `zero` is the sum of zero levels."""
+    rows, width = words.shape
+    depth, runs = radix_lib.digits_per_word(radix), segments.num_runs
+    bounds_table, owner_table = mgpu.segment_tables(segments, depth)
+
+    def ternary_decode(tile, words, units, bounds, owners, mean) -> None:
+        totals = sum_planes(words, rows, width, tile, radix)
+        first_run = tile * depth
+        out = mgpu.window(mean, first_run * RUN, depth)
+
+        def store(k: int, unit: jax.Array) -> None:
+            digits = lax.bitcast_convert_type(totals[k], jnp.int32) - zero
+            mgpu.store(out, k * RUN, settle(digits.astype(jnp.float32) * unit).astype(dtype))
+
+        def store_under_one_scale(segment: jax.Array) -> None:
+            unit = units[segment]
+            for k in range(depth):
+                store(k, unit)
+
+        def store_run_by_run(segment: jax.Array) -> None:
+            for k in range(depth):
+                segment, (unit,) = mgpu.factors_of_run(segment, first_run + k, bounds, (units,))
+                pl.when(first_run + k < runs)(functools.partial(store, k, unit))
+
+        mgpu.branch_by_owner(owners[tile], store_under_one_scale, store_run_by_run)
+
+    operands = [words.reshape(-1), units, jnp.asarray(bounds_table), jnp.asarray(owner_table)]
+    outputs = [(runs * RUN, dtype)]
+    mean = mgpu.launch(ternary_decode, operands, outputs, len(owner_table), tuning, interpret)[0]
+    return mean[: segments.num_elements]
+
+
+def sum_planes(
+    words: Any,
+    rows: int,
+    width: int,
+    tile: jax.Array,
+    radix: int,
+    complete: Callable[[jax.Array], jax.Array] = lambda word: word,
+) -> list[jax.Array]:
+    """The digits of a tile's planes, added over the rows of flat words; uint32[RUN] each.
+
+    `complete` may replace the words of a tile that is not there.
+    """
+
+    def digits(row: int | jax.Array) -> list[jax.Array]:
+        return unpack_run(complete(mgpu.load(words, row * width + tile * RUN)), radix)
+
+    def add_row(row: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+        return [total + digit for total, digit in zip(totals, digits(row), strict=True)]
+
+    totals = digits(0)
+    if rows > _UNROLLED_ROWS:
+        return lax.fori_loop(1, rows, add_row, totals)
+    for row in range(1, rows):
+        totals = add_row(row, totals)
+    return totals
+
+
+def unpack_run(word: jax.Array, radix: int) -> list[jax.Array]:
+    """The digits of a run of words; a GPU divides by a constant with one multiplication."""
+    digits = []
+    for _ in range(radix_lib.digits_per_word(radix) - 1):
+        quotient = word // np.uint32(radix)
+        digits.append(word - quotient * np.uint32(radix))
+        word = quotient
+    return [*digits, word]

@@ -1,0 +1,1 @@
+"""The ops as C functions for CPUs."""

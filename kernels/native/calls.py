@@ -1,0 +1,146 @@
+"""The ops as C functions that XLA calls in the middle of its own code on a CPU: see native.h for what they share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .. import radix as radix_lib
+from ..moments_reference import Partials, chunk_counts
+from ..segments import Segments
+from .library import target_of
+
+_NO_BLOCKS = 2**62  # elements of a block that no tensor reaches
+
+
+def moments_native(tensors: Sequence[jax.Array], segments: Segments, is_split: bool) -> tuple[Partials, jax.Array]:
+    """As `partials_reference` and `centres_of`, of a vector or of tensors that lie apart."""
+    counts = chunk_counts(segments)
+    before = np.concatenate([[0], np.cumsum(counts)])[_firsts(segments)]
+    shapes = [((int(counts.sum()),), jnp.float32)] * 3 + [((segments.num_scales,), jnp.float32)]
+    layout = _layout(segments, is_split=is_split)
+    max_abs, first, second, centres = _call("moments", shapes, tensors, first_chunks=before, **layout)
+    return (max_abs, first, second), centres
+
+
+def ternary_encode_native(
+    gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
+) -> jax.Array:
+    """`ternary_encode` without a residual, its arguments checked; steps turn g into fixed point."""
+    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": 0, "elements": segments.num_elements}
+    shapes = [((segments.num_words(radix),), jnp.uint32)]
+    return _call("ternary_encode", shapes, [steps, key, gradient], **numbers, **_layout(segments))[0]
+
+
+def encode_span_native(
+    tensors: Sequence[jax.Array],
+    steps: jax.Array,
+    key: jax.Array,
+    segments: Segments,
+    radix: int,
+    levels: int,
+    offset: int,
+    start: int,
+    size: int,
+    after: Sequence[jax.Array],
+) -> tuple[jax.Array, list[jax.Array]]:
+    """`encode_span`, its arguments checked; the tensors are handed on where they lie."""
+    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start, "elements": size}
+    shapes = [((radix_lib.num_words(size, radix),), jnp.uint32), *((each.shape, jnp.float32) for each in tensors)]
+    aliases = {2 + number: 1 + number for number in range(len(tensors))}
+    operands, layout = [steps, key, *tensors, *after], _layout(segments, is_split=True)
+    words, *tensors = _call("ternary_encode", shapes, operands, aliases, **numbers, **layout)
+    return words, tensors
+
+
+def ternary_decode_native(words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int) -> jax.Array:
+    """`ternary_decode` to float32, its arguments checked."""
+    numbers = {"radix": radix, "zero": zero, "start": 0, "elements": segments.num_elements}
+    shapes = [((segments.num_elements,), jnp.float32)]
+    return _call("ternary_decode", shapes, [words, units], **numbers, **_layout(segments))[0]
+
+
+def decode_span_native(
+    words: jax.Array,
+    total: jax.Array | None,
+    units: jax.Array,
+    segments: Segments,
+    into: Sequence[jax.Array],
+    zero: int,
+    radix: int,
+    start: int,
+    size: int,
+    after: Sequence[jax.Array],
+) -> list[jax.Array]:
+    """`decode_span`, its arguments checked; in place where nobody else needs what it decodes into."""
+    numbers = {"radix": radix, "zero": zero, "start": start, "elements": size}
+    shapes = [(each.shape, jnp.float32) for each in into]
+    aliases = {3 + number: number for number in range(len(into))}
+    total = jnp.zeros((1, 0), jnp.uint32) if total is None else total
+    operands, layout = [words, units, total, *into, *after], _layout(segments, is_split=True)
+    return list(_call("ternary_decode", shapes, operands, aliases, **numbers, **layout))
+
+
+def follow_native(words: jax.Array, after: Sequence[jax.Array]) -> jax.Array:
+    """`follow`, of two arrays or more, none of them empty."""
+    return _call("follow", [(words.shape, words.dtype)], [words, *after], {0: 0})[0]
+
+
+def shard_sum_native(words: jax.Array, num_elements: int, levels: int, radix: int) -> jax.Array:
+    """`shard_sum`, its arguments checked."""
+    numbers = {"radix": radix, "levels": levels, "elements": num_elements}
+    return _call("shard_sum", [((radix_lib.num_words(num_elements, radix),), jnp.uint32)], [words], **numbers)[0]
+
+
+def shard_mean_native(words: jax.Array, key: jax.Array, position: jax.Array, radix: int) -> jax.Array:
+    """`shard_mean`, its arguments checked."""
+    return _call("shard_mean", [(words.shape[1:], jnp.uint32)], [words, key, position], radix=radix)[0]
+
+
+def concatenate_native(parts: Sequence[jax.Array]) -> jax.Array:
+    """`concatenate` of two parts or more, none of them empty."""
+    layout = _layout(Segments(tuple(part.size for part in parts)))
+    return _call("concatenate", [((sum(part.size for part in parts),), jnp.float32)], parts, **layout)[0]
+
+
+def _call(
+    op: str,
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    operands: Sequence[jax.Array],
+    aliases: dict[int, int] | None = None,
+    **attributes: int | np.ndarray,
+) -> Sequence[jax.Array]:
+    """Results vary over all axes of `shard_map` that an operand varies over."""
+    operands = _vary_alike(operands)
+    varying = jax.typeof(operands[0]).manual_axis_type
+    # A type that varies is refused without a sharding; inside `shard_map` no axis of an array is sharded any more.
+    mesh = jax.sharding.get_abstract_mesh()
+    whole = NamedSharding(mesh, PartitionSpec(None)) if varying.varying else None
+    shapes = [jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying, sharding=whole) for shape, dtype in results]
+    call = jax.ffi.ffi_call(target_of(op), shapes, vmap_method="sequential", input_output_aliases=aliases)
+    return call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()})
+
+
+def _vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
+    own = [jax.typeof(each).manual_axis_type.varying for each in operands]
+    union = frozenset().union(*own)
+    return [
+        lax.pcast(each, tuple(union - axes), to="varying") if union - axes else each
+        for each, axes in zip(operands, own, strict=True)
+    ]
+
+
+def _firsts(segments: Segments) -> np.ndarray:
+    """The first segment of every tensor, and the number of all."""
+    return np.cumsum([0, *segments.scale_counts])
+
+
+def _layout(segments: Segments, *, is_split: bool = False) -> dict[str, int | np.ndarray]:
+    """What native.h calls a layout, and whether every tensor lies in memory of its own."""
+    block = segments.block_size or _NO_BLOCKS
+    starts = np.cumsum([0, *segments.sizes])
+    return {"starts": starts, "firsts": _firsts(segments), "block": block, "is_split": int(is_split)}
