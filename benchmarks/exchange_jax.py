@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtern.compression.wire import Axes, receive_bucket, send_bucket
 
 from benchmarks.exchange_worker import Shapes, count_elements, digest, is_plausible, measure, serve, shapes_of
 from jaxtern import Network, Ternary, compressed_mean
 from jaxtern.compression import exchange as collectives
-from jaxtern.compression.wire import Axes, receive_bucket, send_bucket
 from jaxtern.kernels import derive_key
 
 AXIS = "data"

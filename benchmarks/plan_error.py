@@ -34,14 +34,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jaxtern.compression.buckets import BUCKET_SIZE
+from jaxtern.compression.cost import step_traffic
+from jaxtern.compression.planning import CodecSpeed, Placement, predict_step, wire_seconds
 
 from benchmarks.exchange_worker import count_elements, shapes_of
 from benchmarks.netlab import parse_rate
 from benchmarks.training_step import create_network
 from jaxtern import Network, Ternary
-from jaxtern.compression.buckets import BUCKET_SIZE
-from jaxtern.compression.cost import step_traffic
-from jaxtern.compression.planning import CodecSpeed, Placement, predict_step, wire_seconds
 
 PAYLOAD = 1448 / 1514  # of a full Ethernet packet with TCP's time stamps
 

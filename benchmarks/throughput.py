@@ -29,9 +29,10 @@ import argparse
 import math
 from typing import NamedTuple
 
-from jaxtern import Network, Ternary
 from jaxtern.compression.cost import all_reduce
 from jaxtern.compression.planning import CodecSpeed, Placement, predict_step
+
+from jaxtern import Network, Ternary
 
 GTX_1080, P100 = 8.87e12, 10.6e12  # float32 operations a second, by the data sheets
 

@@ -1,34 +1,68 @@
-"""Data-parallel training over slow networks: ternary gradients, exactly summed by ordinary collectives."""
+"""Data-parallel training over slow networks: compressed gradients, the same bits on every worker."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxtern import cluster as cluster
-    from jaxtern.compression.calibration import calibrate as calibrate
-    from jaxtern.compression.codecs import Codec as Codec
-    from jaxtern.compression.codecs import Ternary as Ternary
-    from jaxtern.compression.cost import Network as Network
+    from jaxtern.compression.network.calibration import calibrate as calibrate
+    from jaxtern.compression.dgc import dgc as dgc
+    from jaxtern.compression.dgc import momentum_correction as momentum_correction
+    from jaxtern.compression.float_mean import float_mean as float_mean
+    from jaxtern.compression.low_rank import low_rank as low_rank
+    from jaxtern.compression.methods import METHODS as METHODS
+    from jaxtern.compression.network.links import Network as Network
+    from jaxtern.compression.network.links import Traffic as Traffic
+    from jaxtern.compression.radix.reducer import quantized as quantized
+    from jaxtern.compression.radix.reducer import ternary as ternary
+    from jaxtern.compression.reducer import Group as Group
+    from jaxtern.compression.reducer import Layout as Layout
+    from jaxtern.compression.reducer import Reduced as Reduced
+    from jaxtern.compression.reducer import Reducer as Reducer
+    from jaxtern.compression.reducer import State as State
     from jaxtern.compression.report import WireReport as WireReport
     from jaxtern.compression.report import wire_report as wire_report
+    from jaxtern.compression.sign import sign as sign
+    from jaxtern.compression.top_k import top_k as top_k
     from jaxtern.compression.transform import CompressedMeanState as CompressedMeanState
     from jaxtern.compression.transform import compressed_mean as compressed_mean
     from jaxtern.compression.transform import state_specs as state_specs
     from jaxtern.compression.transform import ternary_mean as ternary_mean
+    from jaxtern.compression.wrappers import delayed as delayed
+    from jaxtern.compression.wrappers import error_feedback as error_feedback
+    from jaxtern.compression.wrappers import hierarchical as hierarchical
+    from jaxtern.compression.wrappers import partition as partition
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "calibrate": "calibration",
-    "Codec": "codecs",
-    "Ternary": "codecs",
-    "Network": "cost",
+    "calibrate": "network.calibration",
+    "dgc": "dgc",
+    "momentum_correction": "dgc",
+    "float_mean": "float_mean",
+    "low_rank": "low_rank",
+    "METHODS": "methods",
+    "Network": "network.links",
+    "Traffic": "network.links",
+    "quantized": "radix.reducer",
+    "ternary": "radix.reducer",
+    "Group": "reducer",
+    "Layout": "reducer",
+    "Reduced": "reducer",
+    "Reducer": "reducer",
+    "State": "reducer",
     "WireReport": "report",
     "wire_report": "report",
+    "sign": "sign",
+    "top_k": "top_k",
     "CompressedMeanState": "transform",
     "compressed_mean": "transform",
     "state_specs": "transform",
     "ternary_mean": "transform",
+    "delayed": "wrappers",
+    "error_feedback": "wrappers",
+    "hierarchical": "wrappers",
+    "partition": "wrappers",
 }
 _MODULES = ("cluster",)
 

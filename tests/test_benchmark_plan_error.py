@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from jaxtern.compression.buckets import BUCKET_SIZE
+from jaxtern.compression.planning import CodecSpeed, predict_step
 
 from jaxtern import Network, Ternary
 from jaxtern.compression import cost
-from jaxtern.compression.buckets import BUCKET_SIZE
-from jaxtern.compression.planning import CodecSpeed, predict_step
 
 ROOT = Path(__file__).resolve().parents[1]
 with pytest.MonkeyPatch.context() as patch:  # the benchmarks are not installed

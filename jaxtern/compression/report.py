@@ -2,10 +2,12 @@
 
 from typing import Any, NamedTuple
 
-from jaxtern.compression import buckets, cost
-from jaxtern.compression.codecs import Codec
-from jaxtern.compression.cost import Network, StepTraffic, Traffic
-from jaxtern.compression.schedule import choose_exchange, resolve
+from jaxtern.compression.arguments import as_integer
+from jaxtern.compression.methods import as_reducer
+from jaxtern.compression.network.links import Traffic, all_reduce
+from jaxtern.compression.reducer import Reducer
+from jaxtern.compression.transform import PathPredicate, describe, keep_float
+from jaxtern.compression.wrappers import bytes_of_tensors
 
 
 class TensorReport(NamedTuple):
@@ -14,13 +16,11 @@ class TensorReport(NamedTuple):
     Attributes:
       path: as "conv1/kernel".
       elements: of its gradient.
-      compressed: whether it is; else it stays float.
-      bytes: sent, an equal part of the bucket's words for each element, and its own scales.
+      bytes: sent; of tensors that travel together, an equal part for each element.
     """
 
     path: str
     elements: int
-    compressed: bool
     bytes: float
 
     @property
@@ -33,16 +33,14 @@ class WireReport(NamedTuple):
 
     Attributes:
       num_workers: N.
-      exchanges: of every bucket, "auto" resolved.
       tensors: in the order of the tree.
-      traffic: of scales, words and float tensors.
+      traffic: of all of them; `traffic.ways` names the exchanges, "auto" resolved.
       float_traffic: of a float32 ring all-reduce of the same gradients.
     """
 
     num_workers: int
-    exchanges: tuple[str, ...]
     tensors: tuple[TensorReport, ...]
-    traffic: StepTraffic
+    traffic: Traffic
     float_traffic: Traffic
 
     @property
@@ -52,7 +50,7 @@ class WireReport(NamedTuple):
     @property
     def bytes(self) -> float:
         """Sent by one worker in a step."""
-        return self.traffic.total.bytes
+        return self.traffic.bytes
 
     @property
     def bits_per_element(self) -> float:
@@ -68,11 +66,18 @@ class WireReport(NamedTuple):
         """Times fewer bytes than float32's."""
         return self.float_traffic.bytes / self.bytes if self.bytes else 1.0
 
+    @property
+    def comparison(self) -> str:
+        """How the bytes compare with float32's, and what to do where they are more."""
+        if self.ratio >= 1:
+            return f"{self.ratio:.1f} times fewer bytes"
+        return f"{1 / self.ratio:.1f} times MORE bytes than float32: too small a tree for this; take float"
+
     def summary(self) -> str:
         """One line."""
         return (
             f"{self.bits_per_element:.2f} bits per gradient element, worker and step; float32 all-reduce"
-            f" {self.float_bits_per_element:.1f}: {self.ratio:.1f} times fewer"
+            f" {self.float_bits_per_element:.1f}: {self.comparison}"
         )
 
     def __str__(self) -> str:
@@ -80,7 +85,8 @@ class WireReport(NamedTuple):
         width = max([len("tensor"), *(len(tensor.path) for tensor in self.tensors)])
         lines = [f"{'tensor':{width}}  {'elements':>12}  {'bits/element':>12}  {'bytes/step':>14}"]
         for tensor in self.tensors:
-            kind = "" if tensor.compressed else "  float"
+            is_float = tensor.bits_per_element >= self.float_bits_per_element > 0
+            kind = "  float" if is_float else ""
             lines.append(
                 f"{tensor.path:{width}}  {tensor.elements:12,}  {tensor.bits_per_element:12.2f}"
                 f"  {tensor.bytes:14,.0f}{kind}"
@@ -88,70 +94,34 @@ class WireReport(NamedTuple):
         lines.append(f"{'total':{width}}  {self.elements:12,}  {self.bits_per_element:12.2f}  {self.bytes:14,.0f}")
         fp32 = self.float_traffic.bytes
         lines.append(f"{'float32':{width}}  {self.elements:12,}  {self.float_bits_per_element:12.2f}  {fp32:14,.0f}")
-        names = ", ".join(dict.fromkeys(self.exchanges)) or "float"
-        return "\n".join([*lines, f"{self.num_workers} workers, exchange {names}: {self.ratio:.1f} times fewer bytes"])
+        ways = ", ".join(self.traffic.ways) or "nothing"
+        return "\n".join([*lines, f"{self.num_workers} workers, by {ways}: {self.comparison}"])
 
 
 def wire_report(
     tree: Any,
-    codec: Codec | str = "ternary",
-    exchange: str = "auto",
+    reducer: Reducer | str = "ternary",
     num_workers: int = 2,
     *,
     min_size: int = 1,
-    exclude: buckets.PathPredicate | None = None,
-    bucket_size: int | None = buckets.BUCKET_SIZE,
-    network: Network | None = None,
-    devices_per_worker: int = 1,
+    exclude: PathPredicate | None = None,
 ) -> WireReport:
-    """What each of N workers sends in a step of `compressed_mean` with these arguments, counted from the words.
+    """What each of N workers sends in a step of `compressed_mean` with these arguments, by the reducer's own account.
 
     What a network adds (headers of TCP and IP: some 3 % of full packets) is not in it, nor what the devices of one
     worker send one another.
 
     Args:
       tree: gradients, weights, or `jax.ShapeDtypeStruct`s of their shapes.
-      codec, exchange, min_size, exclude, bucket_size, network: as in `compressed_mean`.
+      reducer, min_size, exclude: as in `compressed_mean`.
       num_workers: N.
-      devices_per_worker: devices along the fast axes.
 
     Raises:
       ValueError: as `compressed_mean`.
     """
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
-        raise ValueError(f"num_workers={num_workers!r}: must be an integer of 1 or more")
-    codec, exchange = resolve(codec, exchange)
-    layout = buckets.plan_layout(tree, min_size, exclude, bucket_size)
-    shares: dict[int, TensorReport] = {}
-    exchanges, totals = [], [Traffic(), Traffic(), Traffic()]
-    for bucket in layout.buckets:
-        sizes = layout.sizes(bucket.compressed), layout.sizes(bucket.floats)
-        chosen = exchange
-        if exchange != "float":
-            chosen = choose_exchange(exchange, codec, *sizes, num_workers, network or Network(), devices_per_worker)
-        traffic = cost.step_traffic(codec, chosen, *sizes, num_workers, devices_per_worker)
-        exchanges.append(chosen)
-        totals = [total + part for total, part in zip(totals, traffic, strict=True)]
-        shares |= _shares(layout, bucket, codec, traffic, is_compressed=exchange != "float")
-    float_traffic = cost.all_reduce(sum(share.elements for share in shares.values()), num_workers)
-    tensors = tuple(shares[place] for place in range(len(layout.paths)))
-    return WireReport(num_workers, tuple(exchanges), tensors, StepTraffic(*totals), float_traffic)
-
-
-def _shares(
-    layout: buckets.Layout, bucket: buckets.Bucket, codec: Codec, traffic: StepTraffic, is_compressed: bool
-) -> dict[int, TensorReport]:
-    """What each tensor of a bucket sends of its traffic, by its place."""
-    shares = {}
-    for places, sent, compressed in (
-        (bucket.compressed, traffic.words, is_compressed),
-        (bucket.floats, traffic.floats, False),
-    ):
-        sizes = layout.sizes(places)
-        scales = codec.num_scales(sizes)
-        for place, size in zip(places, sizes, strict=True):
-            own = sent.bytes * size / max(sum(sizes), 1)
-            if compressed and scales:
-                own += traffic.scales.bytes * codec.num_scales((size,)) / scales
-            shares[place] = TensorReport(layout.paths[place], size, compressed, own)
-    return shares
+    num_workers, layout = as_integer("num_workers", num_workers, 1), describe(tree)
+    reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
+    traffic = reducer.traffic(layout, num_workers)
+    rows = zip(layout.paths, layout.sizes, bytes_of_tensors(traffic, layout), strict=True)
+    tensors = tuple(TensorReport(*row) for row in rows)
+    return WireReport(num_workers, tensors, traffic, all_reduce(sum(layout.sizes), num_workers))

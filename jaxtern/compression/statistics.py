@@ -1,49 +1,59 @@
 """What compression does to a gradient, measured in the step."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxtern.compression import exchange
-from jaxtern.compression.exchange import AxisNames
+from jaxtern.compression import collectives
+from jaxtern.compression.collectives import Axes
+from jaxtern.compression.reducer import Group, Reduced, Tensors
 
 
 class Statistics(NamedTuple):
-    """Of the compressed tensors in one update; float32 scalars, the same on every worker.
+    """Of one update; float32 scalars, the same on every worker.
 
     Attributes:
       zero_fraction: share of elements sent as zero, mean over workers.
-      scale: mean of the shared scales.
-      cosine: cosine of the angle between the compressed mean and the float mean.
+      error: squared length of what workers left out or added, over that of their gradients; mean over workers.
+      cosine: cosine of the angle between the mean and the float mean.
     """
 
     zero_fraction: jax.Array
-    scale: jax.Array
+    error: jax.Array
     cosine: jax.Array
 
 
-def measure(
-    gradients: Sequence[jax.Array], sent: Sequence[jax.Array], mean: jax.Array, scales: jax.Array, names: AxisNames
-) -> Statistics:
+def measure(workers: list[Tensors], reduced: Reduced, group: Group, axes: Axes) -> Statistics:
     """Statistics of one update.
 
     Args:
-      gradients: float32[n] each, of the workers here.
-      sent: float32[n] each, what they sent of them, decoded.
-      mean: float32[n], the mean of what all sent.
-      scales: float32[num_scales], shared.
-      names: axes of the workers.
+      workers: tensors of each worker on this device.
+      reduced: what became of them, with `sent`.
+      group: of the workers.
+      axes: those of the workers, and of the devices of one worker.
+
+    Raises:
+      ValueError: for a reducer that does not tell what was sent.
     """
-    if not mean.size:
-        return unknown()
-    zeros = sum(jnp.mean((vector == 0).astype(jnp.float32)) for vector in sent) / len(sent)
-    float_mean, zero_fraction = exchange.float_mean((sum(gradients) / len(gradients), zeros), names)
+    if reduced.sent is None:
+        raise ValueError("statistics=True: this reducer does not tell what was sent, as a delayed one does not")
+    gradients = [_flat(own) for own in workers]
+    if axes.fast:
+        gradients = [collectives.pmean(own, axes.fast) for own in gradients]
+    sent = [_flat(own) for own in reduced.sent]
+    zeros = [jnp.mean((own == 0).astype(jnp.float32)) for own in sent]
+    errors = [jnp.sum((g - s) ** 2) / jnp.sum(g * g) for g, s in zip(gradients, sent, strict=True)]
+    float_mean, zero, error = group.pmean(list(zip(gradients, zeros, errors, strict=True)))
+    mean = _flat(reduced.mean)
     norms = jnp.linalg.norm(mean) * jnp.linalg.norm(float_mean)
-    return Statistics(zero_fraction, jnp.mean(scales), jnp.vdot(mean, float_mean) / norms)
+    return Statistics(zero, error, jnp.vdot(mean, float_mean) / norms)
+
+
+def _flat(tensors: Tensors) -> jax.Array:
+    return jnp.concatenate([tensor.reshape(-1).astype(jnp.float32) for tensor in tensors])
 
 
 def unknown() -> Statistics:
-    """Of an update in which nothing was compressed."""
+    """Of an update of no tensor."""
     return Statistics(*(jnp.full((), jnp.nan, jnp.float32) for _ in Statistics._fields))

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-
 from jaxtern.compression.buckets import Layout, flatten, give_back, plan_layout, take
 
 SHAPES = st.sampled_from([(), (1,), (5,), (0,), (3, 0), (2, 3), (4, 1, 2)])

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from jax import lax
-
-from jaxtern import Ternary, compressed_mean, ternary_mean
 from jaxtern.compression.cost import EXACT, Network
 from jaxtern.compression.schedule import choose_exchange
+
+from jaxtern import Ternary, compressed_mean, ternary_mean
 
 SHAPES = st.lists(st.integers(0, 12), max_size=3).map(tuple)
 

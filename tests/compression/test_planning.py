@@ -3,12 +3,12 @@
 import math
 
 import pytest
-
-from jaxtern import Network, Ternary
-from jaxtern.compression import cost
 from jaxtern.compression.codec_speed import measure_codec_speed
 from jaxtern.compression.forecast import Forecast, Scenario, Way, seconds
 from jaxtern.compression.planning import CodecSpeed, Placement, predict_step
+
+from jaxtern import Network, Ternary
+from jaxtern.compression import cost
 
 SPEED = CodecSpeed(3e-10, 1e-10, 2e-10, 4e-11, 3e-11, 2e-11, 4e-10, 1e-10)
 ELEMENTS = 10**7

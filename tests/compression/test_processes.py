@@ -13,9 +13,9 @@ from types import ModuleType
 import jax
 import numpy as np
 import pytest
+from jaxtern.compression.cost import EXACT
 
 from jaxtern import compressed_mean
-from jaxtern.compression.cost import EXACT
 
 WORKER = Path(__file__).with_name("worker_process.py")
 NAMES = [*EXACT, "two_way", *(f"{name} pieces" for name in (*EXACT, "two_way"))]

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jaxtern.compression.cost import EXACT, EXCHANGES
 
 from jaxtern import Network, Ternary, compressed_mean, ternary_mean
 from jaxtern.compression import exchange as exchange_lib
-from jaxtern.compression.cost import EXACT, EXCHANGES
 
 LAYOUTS = [
     ("mesh:8", "sum"),

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtern.compression.cost import EXACT
 
 from jaxtern import calibrate, compressed_mean
-from jaxtern.compression.cost import EXACT
 
 SHAPES = {"large": (300, 257), "small": (129,), "one": (1,), "float": (9,)}
 

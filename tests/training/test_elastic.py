@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
-
 from jaxtern.compression.cost import Network
+
 from jaxtern.compression.transform import CompressedMeanState
 from jaxtern.training.run import loop
 from jaxtern.training.run.calls import plan_calls

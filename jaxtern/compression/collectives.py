@@ -1,4 +1,4 @@
-"""The collectives: the only file that talks to axis names.
+"""The collectives: the only file of the package that talks to axis names.
 
 Axes may be mesh axes of `shard_map`, the axis of a `pmap`, a vmapped axis (virtual workers), or several of these in
 one tuple, the first the slowest to change. Results are the same on every worker, and `shard_map` with `check_vma` knows
@@ -6,7 +6,7 @@ it.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,20 @@ import numpy as np
 from jax import lax
 
 AxisNames = tuple[str, ...]
+
+_GATHERED_BYTES = 2**16  # up to so many sent, one collective is better than two that send fewer
+
+
+class Axes(NamedTuple):
+    """Where the workers lie.
+
+    Attributes:
+      workers: axes over which workers differ: the slow links.
+      fast: axes over the devices of one worker, which all hold the same values; each exchanges its part of them.
+    """
+
+    workers: AxisNames
+    fast: AxisNames = ()
 
 
 def as_axis_names(axis_name: str | tuple[str, ...] | None) -> AxisNames:
@@ -75,18 +89,23 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
     return jax.typeof(x).manual_axis_type.varying
 
 
+def other_axes(x: jax.Array, axes: Axes) -> tuple[str, ...]:
+    """The tracked axes besides the workers' own over which `x` differs, sorted."""
+    return tuple(sorted(varying_axes(x) - {*axes.workers, *axes.fast}))
+
+
 def maximum(x: jax.Array, names: AxisNames) -> jax.Array:
     """Elementwise maximum over all workers."""
     return _reduce(lax.pmax, x, names)
 
 
 def add_words(words: jax.Array, names: AxisNames) -> jax.Array:
-    """uint32[W] words of every device to their sum, uint32[1, W]: the exchange `sum`."""
+    """uint32[W] words of every device to their sum, uint32[1, W], modulo 2^32."""
     return _reduce(lax.psum, words, names)[None] if words.size else jnp.zeros((1, 0), words.dtype)
 
 
 def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
-    """uint32[V, W] words of the workers of every device to uint32[N, W]: the exchange `gather`."""
+    """uint32[V, W] words of the workers of every device to uint32[N, W]."""
     to = "invarying" if checked_axes(names) else "varying"
     width = words.shape[-1]
     if not width:  # nothing to exchange
@@ -175,9 +194,102 @@ def own_slice(words: jax.Array, names: AxisNames) -> jax.Array:
     return lax.dynamic_slice_in_dim(words, worker_index(names) * width, width, axis=-1)
 
 
-def float_mean(tree: Any, names: AxisNames) -> Any:
-    """`lax.pmean`: the exchange `float`."""
+def through_fast(send: Callable[[jax.Array], jax.Array], words: jax.Array, axes: Axes) -> jax.Array:
+    """Sends this device's part of [V, W] words, which are alike on the fast axes, and joins what the parts become."""
+    if not axes.fast:
+        return send(words)
+    devices, width = count_workers(axes.fast), words.shape[-1]
+    sent = send(own_slice(fill(words, devices), axes.fast))
+    joined = gather_words(sent.reshape(1, -1), axes.fast).reshape(devices, *sent.shape)
+    return jnp.moveaxis(joined, 0, 1).reshape(sent.shape[0], -1)[:, :width]
+
+
+def fill(words: jax.Array, multiple: int) -> jax.Array:
+    """Zeros behind the last axis, up to a multiple."""
+    return jnp.pad(words, [(0, 0)] * (words.ndim - 1) + [(0, -words.shape[-1] % multiple)])
+
+
+def pmean(tree: Any, names: AxisNames) -> Any:
+    """`lax.pmean`, whose order of additions is the engine's."""
     return _reduce(lax.pmean, tree, names)
+
+
+def mean_floats(values: jax.Array, axes: Axes) -> jax.Array:
+    """The mean of floats of 16 or 32 bits, added as float32 in the order of the workers wherever they lie.
+
+    Few are gathered. Of many, each device averages a shard, and all gather the shards: as an all-reduce sends. The mean
+    of more than two workers is rounded to the dtype, as it must be where it is sent.
+
+    Args:
+      values: [V, n] of the workers on this device.
+      axes: where the workers lie.
+
+    Returns:
+      float32[n].
+    """
+    words, restore = jax.vmap(lambda row: as_words(row)[0])(values), as_words(values[0])[1]
+    width, num_workers = words.shape[-1], count_workers(axes.workers) * words.shape[0]
+
+    def to_floats(own: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(own, values.dtype).reshape(own.shape[0], -1).astype(jnp.float32)
+
+    if gathers_mean(width, num_workers):
+        rows = through_fast(lambda own: gather_words(own, axes.workers), words, axes)
+        mean = mean_in_order(restore(rows).astype(jnp.float32))
+        return mean.astype(values.dtype).astype(jnp.float32) if num_workers > 2 else mean
+    places = axes.fast + axes.workers
+    filled = fill(words, count_workers(places))
+    rows = scatter_words(own_slice(filled, axes.fast) if axes.fast else filled, axes.workers)
+    mean = as_words(mean_in_order(to_floats(rows)).astype(values.dtype))[0]
+    return restore(gather_words(mean[None], places).reshape(-1)[:width]).astype(jnp.float32)
+
+
+def gathers_mean(num_words: int, num_workers: int) -> bool:
+    """Whether `mean_floats` gathers all words, rather than average them shard by shard."""
+    return num_workers <= 2 or 4 * num_words * (num_workers - 1) <= _GATHERED_BYTES
+
+
+def mean_in_order(rows: jax.Array) -> jax.Array:
+    """float32[N, ...] to the mean over N, added one worker after the other."""
+    if rows.shape[0] <= 2:
+        return (rows[0] + rows[-1]) / 2 if rows.shape[0] == 2 else rows[0] / 1
+    total, _ = lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(rows[0]), rows)
+    return total / rows.shape[0]
+
+
+def as_words(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    """The bits of all leaves as one vector, since only integers are sure to be sent as they are.
+
+    Args:
+      tree: of arrays whose elements have 1, 2 or 4 bytes.
+
+    Returns:
+      uint32[W], and the inverse, which takes uint32[..., W] and gives leaves [..., *shape].
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    parts = [_bits(leaf) for leaf in leaves]
+
+    def restore(words: jax.Array) -> Any:
+        found, start = [], 0
+        for leaf, part in zip(leaves, parts, strict=True):
+            found.append(_from_bits(words[..., start : start + part.size], leaf))
+            start += part.size
+        return treedef.unflatten(found)
+
+    return (jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.uint32)), restore
+
+
+def _bits(leaf: jax.Array) -> jax.Array:
+    flat = leaf.reshape(-1)
+    per_word = 4 // leaf.dtype.itemsize
+    if per_word == 1:
+        return lax.bitcast_convert_type(flat, jnp.uint32)
+    return lax.bitcast_convert_type(fill(flat, per_word).reshape(-1, per_word), jnp.uint32)
+
+
+def _from_bits(words: jax.Array, like: jax.Array) -> jax.Array:
+    values = lax.bitcast_convert_type(words, like.dtype)
+    return values.reshape(*words.shape[:-1], -1)[..., : like.size].reshape(*words.shape[:-1], *like.shape)
 
 
 def _reduce(collective: Callable[[Any, AxisNames], Any], tree: Any, names: AxisNames) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
 from jaxtern.compression.codecs import Codec
 from jaxtern.compression.planning import CodecSpeed
+
 from jaxtern.kernels import derive_key
 
 ELEMENTS = 2**22  # beyond most caches, as gradients are

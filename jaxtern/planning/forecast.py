@@ -3,10 +3,11 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-from jaxtern.compression import cost
 from jaxtern.compression.codecs import Codec
 from jaxtern.compression.cost import Network
 from jaxtern.compression.planning import CodecSpeed, Placement, StepTime, predict_step
+
+from jaxtern.compression import cost
 
 MOST_WORKERS = 1024
 

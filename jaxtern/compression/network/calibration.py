@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxtern.compression import exchange as collectives
-from jaxtern.compression.cost import Network, all_gather, all_reduce
+from jaxtern.compression import collectives
+from jaxtern.compression.network.links import Network, all_gather, all_reduce
 
 SECONDS = 1.5  # for everything, compilation left out
 FIRST_WORDS, MAX_WORDS = 2**14, 2**22  # of each worker

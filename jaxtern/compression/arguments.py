@@ -1,0 +1,45 @@
+"""Checks of arguments: NumPy's and JAX's scalars are numbers, too, and some may be traced."""
+
+import math
+import operator
+from typing import Any
+
+import jax
+
+
+def as_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """The value as an int.
+
+    Raises:
+      ValueError: if it is no integer between `least` and `most`, or is known only while a program runs.
+    """
+    if isinstance(value, jax.core.Tracer):
+        raise ValueError(
+            f"{name} is traced: must be known when a program is compiled; name it in the static_args of"
+            " optax.inject_hyperparams"
+        )
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least or (most is not None and number > most):
+        rule = f"of {least} or more" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}={value!r}: must be an integer {rule}")
+    return number
+
+
+def require_number(name: str, value: Any, least: float = 0.0, below: float | None = None) -> None:
+    """Refuses what is no finite number of `least` or more; a traced one is not looked at.
+
+    Raises:
+      ValueError: naming the argument, its value and the rule.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= least and (below is None or number < below)):
+        rule = f"of {least:g} or more" if below is None else f"from {least:g} to below {below:g}"
+        raise ValueError(f"{name}={value!r}: must be a finite number {rule}")

@@ -1,0 +1,101 @@
+"""Deep Gradient Compression: top-k with the momentum inside, so that what is sent late is not stale."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxtern.compression.arguments import require_number
+from jaxtern.compression.reducer import Group, Reduced, Reducer, State, Tensors
+from jaxtern.compression.top_k import top_k
+from jaxtern.compression.float_mean import float_mean
+from jaxtern.compression.wrappers import beside, partition, plus, require_sent, zeros
+
+
+def momentum_correction(
+    reducer: Reducer, momentum: Any = 0.9, clip_norm: Any = None, nesterov: bool = False, masked: bool = True
+) -> Reducer:
+    """Momentum of every worker's own, under a reducer that sends only a part of it.
+
+        u = m u + clip(g),  v = v + u,  mean = reduce(v),  v = v - sent(v),  u = 0 where sent(v) != 0
+
+    The mean is that of velocities, for an optimiser without momentum. With a reducer that sends everything it is
+    exactly SGD with momentum, but for the masking.
+
+    Args:
+      reducer: that tells what each worker's part stood for, without feedback of its own.
+      momentum: m, from 0 to below 1. It may be traced.
+      clip_norm: a worker's gradients, all together, are scaled down to a norm of clip_norm / sqrt(N); None: they are
+        not.
+      nesterov: whether v takes m u + g in place of u.
+      masked: whether u, too, is zeroed where something was sent (momentum factor masking).
+
+    Returns:
+      A reducer whose local state is ((u, v), that of `reducer`), u and v float32 tensors in the layout's shapes.
+
+    Raises:
+      ValueError: for an argument out of its range.
+
+    Reference:
+      Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, ICLR 2018,
+      sections 3.1 to 3.3 and algorithm 4.
+    """
+    require_number("momentum", momentum, below=1.0)
+    if clip_norm is not None:
+        require_number("clip_norm", clip_norm)
+    init, resize = beside(reducer, lambda layout: (zeros(layout), zeros(layout)))
+
+    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
+        own, inner = zip(*state.local, strict=True)
+        velocities, owed = [], []
+        for gradients, (u, v) in zip(workers, own, strict=True):
+            gradients = [tensor.astype(jnp.float32) for tensor in gradients]
+            if clip_norm is not None:
+                gradients = _clip(gradients, clip_norm / group.size**0.5)
+            velocity = [momentum * old + g for old, g in zip(u, gradients, strict=True)]
+            moved = [momentum * new + g for new, g in zip(velocity, gradients, strict=True)] if nesterov else velocity
+            velocities.append(velocity)
+            owed.append(plus(v, moved))
+        reduced = reducer.reduce(owed, State(state.shared, list(inner)), dataclasses.replace(group, tracks=True))
+        sent = require_sent(reduced, "momentum_correction")
+        local = []
+        for u, v, parts, rest in zip(velocities, owed, sent, reduced.state.local, strict=True):
+            kept = [old - part for old, part in zip(v, parts, strict=True)]
+            if masked:
+                u = [jnp.where(part != 0, 0.0, old) for old, part in zip(u, parts, strict=True)]
+            local.append(((u, kept), rest))
+        return Reduced(reduced.mean, State(reduced.state.shared, local), sent)
+
+    return Reducer(init, reduce, reducer.traffic, resize)
+
+
+def _clip(tensors: Tensors, most: Any) -> Tensors:
+    """Scaled down to a norm of `most`, all together."""
+    norm = jnp.sqrt(sum((jnp.vdot(tensor, tensor) for tensor in tensors), jnp.float32(0)))
+    factor = jnp.minimum(1.0, most / jnp.maximum(norm, 1e-30))
+    return [tensor * factor for tensor in tensors]
+
+
+def dgc(
+    density: float = 0.001,
+    momentum: Any = 0.9,
+    clip_norm: Any = None,
+    nesterov: bool = False,
+    value_dtype: str = "float32",
+    sampled: bool = False,
+) -> Reducer:
+    """`momentum_correction` of `top_k` without feedback: DGC whole, but for its warm-up of the density.
+
+    Tensors of one dimension, or none, stay float and take momentum without masking, as in the authors' code: where all
+    is sent, masking would leave no momentum. The warm-up takes a reducer for each density; all have the same state
+    (`density_warmup` of a recipe does so).
+
+    Args:
+      density, value_dtype, sampled: as in `top_k`.
+      momentum, nesterov: as in `momentum_correction`.
+      clip_norm: likewise, of the tensors that are sent in part.
+    """
+    sparse = top_k(density, value_dtype, sampled, feedback=False)
+    corrected = momentum_correction(sparse, momentum, clip_norm, nesterov)
+    floats = momentum_correction(float_mean(in_order=True), momentum, None, nesterov, masked=False)
+    return partition([(lambda path, shape: len(shape) < 2, floats)], corrected)._replace(floats=floats)

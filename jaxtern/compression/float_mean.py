@@ -1,0 +1,52 @@
+"""The float mean, in 32 or 16 bits."""
+
+import jax.numpy as jnp
+
+from jaxtern.compression.network.links import Traffic, all_reduce, mean_in_order
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing, stateless
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
+    """The mean of floats, uncompressed or rounded to 16 bits.
+
+    With 16 bits every worker's tensors are rounded to the dtype, sent as integers of 16 bits, which no engine widens,
+    and added as float32 in the order of the workers; the mean is rounded to the dtype once more. That is what DDP's
+    fp16 and bf16 hooks send, with exact additions.
+
+    Args:
+      dtype: "float32", "bfloat16" or "float16".
+      in_order: whether float32, too, is added in the order of the workers, so that the mean is the same bits wherever
+        they lie. False: by `lax.pmean`, an all-reduce whose order is the engine's.
+
+    Returns:
+      A reducer without state.
+
+    Raises:
+      ValueError: for another dtype.
+    """
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype={dtype!r}: must be one of {', '.join(_DTYPES)}")
+    is_plain = dtype == "float32" and not in_order
+    way = "float" if dtype == "float32" else dtype
+
+    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
+        mean = group.pmean(workers) if is_plain else group.mean(workers, dtype)
+        if is_plain or dtype == "float32":
+            return Reduced(mean, carry_nothing(group), workers)
+        rounded = [[tensor.astype(dtype).astype(jnp.float32) for tensor in own] for own in workers]
+        return Reduced(mean, carry_nothing(group), rounded)
+
+    def traffic(layout: Layout, num_workers: int) -> Traffic:
+        itemsize = jnp.dtype(dtype).itemsize
+        if is_plain:
+            return all_reduce(sum(layout.sizes), num_workers)._replace(ways=(way,))
+        total, words = Traffic(), dict.fromkeys(layout.varying, 0)
+        for kind, size in zip(layout.varying, layout.sizes, strict=True):
+            words[kind] += -(-size * itemsize // 4)
+        for count in words.values():
+            total += mean_in_order(count, num_workers)
+        return total._replace(ways=(way,))
+
+    return Reducer(stateless, reduce, traffic)

@@ -1,0 +1,147 @@
+"""Low rank: every matrix as the product of two thin ones (PowerSGD)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxtern.compression.arguments import as_integer
+from jaxtern.compression.network.links import Traffic, mean_in_order
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing
+from jaxtern.compression.wrappers import error_feedback
+from jaxtern.kernels import derive_key, random_bits
+
+
+def low_rank(rank: int = 1, min_ratio: float = 2.0, seed: int = 0, feedback: bool = True) -> Reducer:
+    """One step of subspace iteration towards the best approximation of rank r, from where the last one ended.
+
+    A tensor of shape [n, ...] is a matrix M of n rows. With the mean over the workers in E:
+
+        P = orthonormalise(E[M Q]),  Q' = E[M^T P],  mean = P Q'^T
+
+    Q' is where the next update starts. With feedback a worker adds to its next M what the mean has left out,
+    M - P Q'^T (see `error_feedback`).
+
+    Args:
+      rank: r, 1 or more; a matrix takes at most the smaller of its sides.
+      min_ratio: a tensor is compressed if it has more than so many times the elements of P and Q together. Others, and
+        those of one dimension or none, travel as floats.
+      seed: of the first Q.
+      feedback: whether to wrap it in `error_feedback`.
+
+    Returns:
+      A reducer whose shared state is the list of all Q, float32[m, r].
+
+    Raises:
+      ValueError: for an argument out of its range.
+
+    Reference:
+      Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, NeurIPS 2019,
+      algorithms 1 and 2.
+    """
+    rank = as_integer("rank", rank, 1)
+
+    def init(layout: Layout, num_workers: int) -> State:
+        del num_workers
+        matrices = [layout.shapes[place] for place in _split(layout, rank, min_ratio)[0]]
+        key = derive_key(seed, 0, 0)
+        return State([_first_factor(key, i, shape, rank) for i, shape in enumerate(matrices)])
+
+    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
+        places, others = _split(group.layout, rank, min_ratio)
+        matrices = [[_as_matrix(own[place]) for place in places] for own in workers]
+        floats = [[own[place] for place in others] for own in workers]
+        products = [[_multiply(m, q) for m, q in zip(own, state.shared, strict=True)] for own in matrices]
+        lefts, float_means = group.mean([list(pair) for pair in zip(products, floats, strict=True)])
+        lefts = [_orthonormalise(left) for left in lefts]
+        rights = group.mean([[_multiply(m.T, p) for m, p in zip(own, lefts, strict=True)] for own in matrices])
+        mean: Tensors = list(workers[0])
+        for place, left, right in zip(places, lefts, rights, strict=True):
+            mean[place] = _multiply(left, right.T).reshape(group.layout.shapes[place])
+        for place, tensor in zip(others, float_means, strict=True):
+            mean[place] = tensor
+        factors = [_keep_alive(new, old) for new, old in zip(rights, state.shared, strict=True)]
+        # What was left out is measured from the mean of all, as in the paper; what is float is sent as it is.
+        sent = [[own[place] if place in others else mean[place] for place in range(len(mean))] for own in workers]
+        return Reduced(mean, State(factors, carry_nothing(group).local), sent)
+
+    def traffic(layout: Layout, num_workers: int) -> Traffic:
+        places, others = _split(layout, rank, min_ratio)
+        left = right = 0
+        for place in places:
+            rows, columns, own = _sides(layout.shapes[place], rank)
+            left, right = left + rows * own, right + columns * own
+        floats = sum(layout.sizes[place] for place in others)
+        total = mean_in_order(left + floats, num_workers) + mean_in_order(right, num_workers)
+        return total._replace(ways=("low_rank",))
+
+    reducer = Reducer(init, reduce, traffic)
+    return error_feedback(reducer) if feedback else reducer
+
+
+def _sides(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:
+    """Rows, columns and rank of a tensor's matrix."""
+    rows, columns = shape[0], math.prod(shape[1:])
+    return rows, columns, min(rank, rows, columns)
+
+
+def _split(layout: Layout, rank: int, min_ratio: float) -> tuple[list[int], list[int]]:
+    """Places of the tensors that are compressed, and of the others."""
+    compressed = []
+    for place, (shape, size) in enumerate(zip(layout.shapes, layout.sizes, strict=True)):
+        if len(shape) > 1 and size:
+            rows, columns, own = _sides(shape, rank)
+            if size > min_ratio * (rows + columns) * own:
+                compressed.append(place)
+    return compressed, [place for place in range(len(layout.shapes)) if place not in compressed]
+
+
+def _first_factor(key: jax.Array, number: int, shape: tuple[int, ...], rank: int) -> jax.Array:
+    """float32[m, r] of random numbers, uniform about zero: bits of the same noise as all others."""
+    _, columns, own = _sides(shape, rank)
+    places = jnp.arange(columns * own, dtype=jnp.uint32) + jnp.uint32(number << 24)
+    return (random_bits(key, places).astype(jnp.float32) / 2**15 - 1).reshape(columns, own)
+
+
+def _as_matrix(tensor: jax.Array) -> jax.Array:
+    return tensor.astype(jnp.float32).reshape(tensor.shape[0], -1)
+
+
+def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
+
+
+def _orthonormalise(matrix: jax.Array) -> jax.Array:
+    """Modified Gram-Schmidt over the columns of float32[n, r], twice; a column that depends on others becomes zero.
+
+    Once is not enough: of a column that depends on those before it only rounding is left, which is not orthogonal to
+    them once it has length 1 (Parlett, The Symmetric Eigenvalue Problem, 6.9). After the first time nearly all of a
+    column is left, or nearly nothing.
+    """
+    columns = [matrix[:, index] for index in range(matrix.shape[1])]
+    for least in (1e-6, 0.5):  # share of its length that must be left of a column
+        lengths = [_length(column) for column in columns]
+        for index, before in enumerate(lengths):
+            for other in columns[:index]:
+                columns[index] = columns[index] - _dot(other, columns[index]) * other
+            length = _length(columns[index])
+            columns[index] = jnp.where(length > least * before, columns[index] / jnp.where(length > 0, length, 1.0), 0)
+    return jnp.stack(columns, axis=1)
+
+
+def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
+    return jnp.vdot(left, right, precision=lax.Precision.HIGHEST)
+
+
+def _length(column: jax.Array) -> jax.Array:
+    """The norm, without overflow or underflow of its squares."""
+    largest = jnp.max(jnp.abs(column))
+    scaled = column / jnp.where(largest > 0, largest, 1.0)
+    return largest * jnp.sqrt(_dot(scaled, scaled))
+
+
+def _keep_alive(new: jax.Array, old: jax.Array) -> jax.Array:
+    """The new factor, but for columns that are zero or not finite, from which no later update would get away."""
+    size = jnp.sum(jnp.abs(new), axis=0)
+    return jnp.where((size > 0) & jnp.isfinite(size), new, old)

@@ -1,0 +1,1 @@
+"""The links between workers: what they take, and how they are measured."""

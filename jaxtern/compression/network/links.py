@@ -1,0 +1,83 @@
+"""Bytes and seconds on the wire, by the alpha-beta model of collectives.
+
+A collective of N workers is a row of messages, each of which costs a latency (alpha), and of bytes, which cost the
+inverse of the bandwidth (beta). Rings: an all-reduce of B bytes sends 2 (N - 1) B / N in 2 (N - 1) messages, an
+all-gather of B bytes each (N - 1) B in N - 1, an all-to-all of B bytes each (N - 1) B / N in N - 1. See Thakur et al.,
+Optimization of Collective Communication Operations in MPICH, 2005.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+from jaxtern.compression.collectives import gathers_mean
+
+
+class Traffic(NamedTuple):
+    """What one worker sends in an update.
+
+    Attributes:
+      bytes: of all messages.
+      messages: one after the other.
+      ways: names of the exchanges, for reports.
+      of_tensors: bytes of each tensor of the layout; None: an equal part for each element.
+    """
+
+    bytes: float = 0.0
+    messages: int = 0
+    ways: tuple[str, ...] = ()
+    of_tensors: tuple[float, ...] | None = None
+
+    def __add__(self, other: "Traffic") -> "Traffic":  # pyright: ignore[reportIncompatibleMethodOverride]
+        ways = tuple(dict.fromkeys(self.ways + other.ways))
+        return Traffic(self.bytes + other.bytes, self.messages + other.messages, ways)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """The links between workers.
+
+    Attributes:
+      latency: alpha, seconds that a message takes whatever its size.
+      bandwidth: bytes a second that a worker can send, while it receives as many.
+    """
+
+    latency: float = 1e-4
+    bandwidth: float = 125e6  # 1 Gbit/s
+
+    def __post_init__(self):
+        for name, value, least in (("latency", self.latency, 0.0), ("bandwidth", self.bandwidth, 1.0)):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or value < least:
+                raise ValueError(f"{name}={value!r}: must be a finite number of {least:g} or more")
+
+    def seconds(self, traffic: Traffic) -> float:
+        """Time of the traffic, if nothing else is in the way."""
+        return traffic.messages * self.latency + traffic.bytes / self.bandwidth
+
+
+def all_reduce(num_words: float, num_workers: int) -> Traffic:
+    """Of words of 32 bits, summed over the workers."""
+    return _if_any(4 * num_words * 2 * (num_workers - 1) / num_workers, 2 * (num_workers - 1))
+
+
+def all_gather(num_words: float, num_workers: int) -> Traffic:
+    """Of so many words of each worker."""
+    return _if_any(4.0 * num_words * (num_workers - 1), num_workers - 1)
+
+
+def all_to_all(num_words: float, num_workers: int) -> Traffic:
+    """Of so many words of each worker, an equal part for each."""
+    return _if_any(4 * num_words * (num_workers - 1) / num_workers, num_workers - 1)
+
+
+def mean_in_order(num_words: int, num_workers: int) -> Traffic:
+    """Of the mean of so many words that stand for floats, as `collectives.mean_floats` takes it."""
+    if gathers_mean(num_words, num_workers):
+        return all_gather(num_words, num_workers)
+    return all_reduce(-(-num_words // num_workers) * num_workers, num_workers)
+
+
+def _if_any(num_bytes: float, messages: int) -> Traffic:
+    """No bytes, no messages: nothing is exchanged."""
+    return Traffic(num_bytes, messages) if num_bytes else Traffic()

@@ -1,0 +1,1 @@
+"""The radix reducer: quantizer, scales, exchanges and the pipeline, none of it visible outside but the reducers."""

@@ -1,0 +1,60 @@
+"""Buckets: which tensors travel together, and where their noise begins."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxtern.compression.reducer import Layout
+from jaxtern.kernels.noise import LANES
+from jaxtern.kernels.radix import RUN
+
+BUCKET_SIZE = 2**22  # elements, if nothing else is said: some milliseconds of a link of 1 Gbit/s
+
+
+class Bucket(NamedTuple):
+    """Tensors that are exchanged together.
+
+    Attributes:
+      places: among the layout's tensors, in the order of the bucket.
+      sizes: elements of each.
+      position: of the first element in the stream of noise, a multiple of 512.
+    """
+
+    places: tuple[int, ...]
+    sizes: tuple[int, ...]
+    position: int
+
+    @property
+    def size(self) -> int:
+        """Elements of all."""
+        return sum(self.sizes)
+
+
+def plan_buckets(layout: Layout, bucket_size: int | None) -> list[Bucket]:
+    """Every tensor in one bucket, the last tensors first, as their gradients are ready first.
+
+    A tensor of `bucket_size` elements or more is a bucket; smaller neighbours share one until it has so many. With None
+    all travel together. Tensors that vary over different axes never do.
+    """
+    sizes, buckets, position = layout.sizes, [], 0
+    for kind in dict.fromkeys(layout.varying):
+        places = [place for place, own in enumerate(layout.varying) if own == kind]
+        for group in [tuple(places)] if bucket_size is None else _group(places[::-1], sizes, bucket_size):
+            bucket = Bucket(group, tuple(sizes[place] for place in group), position)
+            buckets.append(bucket)
+            position += -(-bucket.size // (LANES * RUN)) * LANES * RUN
+    return buckets
+
+
+def _group(places: list[int], sizes: tuple[int, ...], bucket_size: int) -> Iterator[tuple[int, ...]]:
+    """Neighbours until they have `bucket_size` elements; a large tensor stands alone."""
+    group: list[int] = []
+    for place in places:
+        if sizes[place] >= bucket_size:
+            yield (place,)
+            continue
+        group.append(place)
+        if sum(sizes[member] for member in group) >= bucket_size:
+            yield tuple(sorted(group))
+            group = []
+    if group:
+        yield tuple(sorted(group))

@@ -1,0 +1,77 @@
+"""On CPUs: the memory of the tensors themselves, out of which pieces are encoded and into which means are decoded."""
+
+from collections.abc import Sequence
+
+import jax
+
+from jaxtern.compression.radix.exchanges import Received
+from jaxtern.compression.radix.pipeline import Piece, Plan
+from jaxtern.compression.reducer import Group, Tensors
+from jaxtern.kernels.segments import split
+
+
+class Memory:
+    """The tensors of one worker, which hold gradients at first and means in the end; no bucket is ever joined.
+
+    Attributes:
+      tensors: float32.
+      sent: None; who asks for it takes `pipeline.Buckets`.
+    """
+
+    sent = None
+
+    def __init__(self, plan: Plan, tensors: Tensors, group: Group):
+        """Shares the scales of all buckets, by one collective."""
+        self.tensors: list[jax.Array] = list(tensors)
+        self._plan, self._group, (self._key,) = plan, group, group.keys()
+        ordered = [tensors[place] for bucket in plan.buckets for place in bucket.places]
+        sizes = [bucket.sizes for bucket in plan.buckets]
+        shared = group.maximum([plan.quantizer.local_scales(ordered, sum(sizes, ()))])
+        self._scales = split(shared, tuple(plan.quantizer.num_scales(own) for own in sizes))
+
+    def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
+        places, scales, start = self._touched(piece)
+        words, tensors = self._plan.quantizer.encode_span(
+            [self.tensors[place] for place in places],
+            scales,
+            self._key,
+            (start, piece.size),
+            self._plan.exchanges[piece.number].num_added(self._group.size),
+            position=self._plan.buckets[piece.number].position + piece.start,
+            after=after,
+        )
+        self._put(places, tensors)
+        return words[None]
+
+    def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
+        places, scales, start = self._touched(piece)
+        tensors = self._plan.quantizer.decode_span(
+            received.words,
+            received.total,
+            scales,
+            [self.tensors[place] for place in places],
+            (start, piece.size),
+            received.num_added,
+            received.num_workers,
+            after=after,
+        )
+        self._put(places, tensors)
+
+    def _put(self, places: Sequence[int], tensors: Sequence[jax.Array]) -> None:
+        for place, tensor in zip(places, tensors, strict=True):
+            self.tensors[place] = tensor
+
+    def _touched(self, piece: Piece) -> tuple[tuple[int, ...], jax.Array, int]:
+        """The tensors in which a piece lies, their scales, and where it begins in the first of them."""
+        bucket, count = self._plan.buckets[piece.number], self._plan.quantizer.num_scales
+        first, before = 0, 0
+        while before + bucket.sizes[first] <= piece.start:
+            before += bucket.sizes[first]
+            first += 1
+        last, end = first, before
+        while end < piece.start + piece.size:
+            end += bucket.sizes[last]
+            last += 1
+        start = count(bucket.sizes[:first])
+        scales = self._scales[piece.number][start : start + count(bucket.sizes[first:last])]
+        return bucket.places[first:last], scales, piece.start - before

@@ -1,0 +1,158 @@
+"""The pipeline of a reduction: one piece is encoded or decoded while another is on the wire."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxtern.compression import collectives
+from jaxtern.compression.network.links import Network
+from jaxtern.compression.radix.buckets import Bucket
+from jaxtern.compression.radix.exchanges import Exchange, Received, Shards
+from jaxtern.compression.radix.quantizer import Quantizer
+from jaxtern.compression.reducer import Group, Tensors
+from jaxtern.kernels import concatenate, follow
+from jaxtern.kernels.segments import split
+
+_AHEAD = 2  # pieces: one on its way, one ready to follow it
+_KEPT = 3  # pieces, whose operands keep their memory
+
+
+class Plan(NamedTuple):
+    """What is decided when a reduction is traced.
+
+    Attributes:
+      buckets: tensors that travel together.
+      quantizer: of their elements.
+      exchanges: of each bucket.
+      links: between the workers.
+      piece_size: elements; a larger bucket travels in pieces of about so many. None: whole.
+      is_in_place: whether means take the memory of the tensors.
+    """
+
+    buckets: list[Bucket]
+    quantizer: Quantizer
+    exchanges: list[Exchange]
+    links: Network
+    piece_size: int | None = None
+    is_in_place: bool = False
+
+
+class Piece(NamedTuple):
+    """Elements from `start` on, `size` of them, of bucket `number`."""
+
+    number: int
+    start: int
+    size: int
+
+
+class Store(Protocol):
+    """Where pieces are encoded from, and their means decoded to."""
+
+    def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
+        """uint32[V, W] words of the workers here; where order matters, once `after` exists."""
+        ...
+
+    def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
+        """Keeps the mean of a piece; likewise."""
+        ...
+
+
+def run(plan: Plan, pieces: Sequence[Piece], store: Store, group: Group) -> None:
+    """Exchanges all pieces, one behind another.
+
+    While piece i is on its way, i + 2 is encoded and i - 1 decoded. Of an exchange of two collectives the second one
+    follows the first one of the next piece, which leaves what is computed between them that time. The operands of a
+    collective are kept a few pieces longer: XLA would give their memory to something that then waits for it.
+    """
+    sent: list[Received | Shards] = []
+    received: list[Received] = []
+    words = [store.encode(piece, ()) for piece in pieces[:_AHEAD]]
+    # What the next collective follows; where XLA orders the rest, the first one waits for nothing.
+    before: list[jax.Array] = words[1:] if plan.piece_size is not None else []
+    for turn, piece in enumerate([*pieces, None]):
+        if piece is not None:
+            exchange = plan.exchanges[piece.number]
+            sent.append(exchange.send(plan.quantizer, follow(words[turn], before), group, plan.links))
+            if turn + _AHEAD < len(pieces):
+                words.append(store.encode(pieces[turn + _AHEAD], before))
+            before = [sent[turn].arrived]
+        if turn > 0:
+            last = pieces[turn - 1]
+            position = plan.buckets[last.number].position + last.start
+            arguments = plan.quantizer, sent[turn - 1], last.size, group, position, before[0]
+            received.append(plan.exchanges[last.number].receive(*arguments))
+            store.decode(last, received[-1], received[turn - 1 - _KEPT].kept if turn > _KEPT else ())
+            if isinstance(sent[turn - 1], Shards):
+                before = [received[-1].arrived]
+
+
+class Buckets:
+    """Whole buckets, each joined to a vector for the kernels: for any device and any number of workers on it.
+
+    Attributes:
+      tensors: means, once all are decoded.
+      sent: of each worker here its own tensors as decoded; None where the group does not ask.
+    """
+
+    def __init__(self, plan: Plan, workers: Sequence[Tensors], group: Group):
+        """Takes float32 tensors."""
+        self.tensors: list[jax.Array] = list(workers[0])
+        self.sent: list[Tensors] | None = [list(own) for own in workers] if group.tracks else None
+        self._plan, self._workers, self._group, self._keys = plan, workers, group, group.keys()
+        self._scales: dict[int, jax.Array] = {}
+
+    def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
+        quantizer, bucket = self._plan.quantizer, self._plan.buckets[piece.number]
+        flats = [concatenate([own[place] for place in bucket.places]) for own in self._workers]
+        scales = self._group.maximum([quantizer.local_scales(flat, bucket.sizes) for flat in flats])
+        self._scales[piece.number] = scales
+        added = self._plan.exchanges[piece.number].num_added(self._group.size)
+        words = [
+            quantizer.encode(flat, scales, key, bucket.sizes, added, position=bucket.position)
+            for flat, key in zip(flats, self._keys, strict=True)
+        ]
+        for worker, own in enumerate(words) if self.sent is not None else ():
+            self._keep_sent(worker, bucket, quantizer.decode(own[None], scales, bucket.sizes, added, 1))
+        return jnp.stack(words)
+
+    def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
+        bucket, scales = self._plan.buckets[piece.number], self._scales[piece.number]
+        quantizer, counts = self._plan.quantizer, (received.num_added, received.num_workers)
+        if self._plan.is_in_place:
+            into = [self.tensors[place] for place in bucket.places]
+            arguments = received.words, received.total, scales, into, (0, bucket.size), *counts
+            means = quantizer.decode_span(*arguments, after=())
+        else:
+            words = received.words
+            if received.total is not None:
+                words = jnp.concatenate([words, received.total - words])
+            means = split(quantizer.decode(words, scales, bucket.sizes, *counts), bucket.sizes)
+        for place, mean in zip(bucket.places, means, strict=True):
+            self.tensors[place] = mean.reshape(self.tensors[place].shape)
+
+    def _keep_sent(self, worker: int, bucket: Bucket, flat: jax.Array) -> None:
+        assert self.sent is not None
+        for place, part in zip(bucket.places, split(flat, bucket.sizes), strict=True):
+            self.sent[worker][place] = part.reshape(self.sent[worker][place].shape)
+
+
+def cut(total: int, piece_size: int | None, quantizer: Quantizer, devices: int, workers: int) -> list[tuple[int, int]]:
+    """First element and elements of a bucket's pieces, all about alike; one where `piece_size` is None."""
+    size = None
+    if piece_size is not None:
+        count = max(1, round(total / piece_size))
+        size = quantizer.piece_size(-(-total // count), devices, workers) if count > 1 else None
+    size = size or max(total, 1)
+    return [(start, min(size, total - start)) for start in range(0, total, size)]
+
+
+def list_pieces(plan: Plan, group: Group) -> list[Piece]:
+    """The pieces of all buckets that hold an element."""
+    devices = collectives.count_workers(group.axes.workers + group.axes.fast)
+    return [
+        Piece(number, start, size)
+        for number, bucket in enumerate(plan.buckets)
+        for start, size in cut(bucket.size, plan.piece_size, plan.quantizer, devices, group.size)
+    ]

@@ -1,0 +1,213 @@
+"""Reducers made of reducers."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxtern.compression import collectives
+from jaxtern.compression.float_mean import float_mean
+from jaxtern.compression.network.links import Traffic
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, share_out
+
+Rule = tuple[Callable[[str, tuple[int, ...]], bool], Reducer]
+
+
+def zeros(layout: Layout) -> Tensors:
+    """float32 zeros in the shapes of a layout."""
+    return [jnp.zeros(shape, jnp.float32) for shape in layout.shapes]
+
+
+def plus(left: Tensors, right: Tensors) -> Tensors:
+    """Sums in float32, tensor by tensor."""
+    return [a.astype(jnp.float32) + b.astype(jnp.float32) for a, b in zip(left, right, strict=True)]
+
+
+def beside(reducer: Reducer, first: Callable[[Layout], Any]) -> tuple[Callable, Callable]:
+    """`init` and `resize` of a wrapper whose `State.local` is (its own, the reducer's).
+
+    Args:
+      reducer: that is wrapped.
+      first: layout -> the wrapper's own local state at the start, of floats that workers owe to the mean.
+    """
+
+    def init(layout: Layout, num_workers: int) -> State:
+        inner = reducer.init(layout, num_workers)
+        return State(inner.shared, (first(layout), inner.local))
+
+    def resize(local: Any, layout: Layout, num_workers: int) -> Any:
+        return share_out(local[0], layout, num_workers), reducer.resize(local[1], layout, num_workers)
+
+    return init, resize
+
+
+def error_feedback(reducer: Reducer) -> Reducer:
+    """Adds to every worker's tensors what it has not sent so far.
+
+        p = g + e,  mean = reduce(p),  e' = p - sent(p)
+
+    What compression leaves out is kept and sent later, so that even a biased reducer leaves nothing out for good.
+
+    Args:
+      reducer: any that tells what each worker's part stood for.
+
+    Returns:
+      A reducer whose local state is (e: float32 tensors in the shapes of the layout, that of `reducer`).
+
+    Reference:
+      Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019, algorithm 2,
+      with the rate left to the optimiser behind.
+    """
+    init, resize = beside(reducer, zeros)
+
+    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
+        errors, inner = zip(*state.local, strict=True)
+        owed = [plus(own, error) for own, error in zip(workers, errors, strict=True)]
+        reduced = reducer.reduce(owed, State(state.shared, list(inner)), dataclasses.replace(group, tracks=True))
+        sent = require_sent(reduced, "error_feedback")
+        kept = [[p - s for p, s in zip(*pair, strict=True)] for pair in zip(owed, sent, strict=True)]
+        local = list(zip(kept, reduced.state.local, strict=True))
+        return Reduced(reduced.mean, State(reduced.state.shared, local), sent)
+
+    return Reducer(init, reduce, reducer.traffic, resize)
+
+
+def require_sent(reduced: Reduced, wrapper: str) -> list[Tensors]:
+    """What each worker's part stood for, which a wrapper needs.
+
+    Raises:
+      ValueError: if the reducer does not tell.
+    """
+    if reduced.sent is None:
+        raise ValueError(f"{wrapper}: its reducer must return `sent` where group.tracks is true")
+    return reduced.sent
+
+
+def delayed(reducer: Reducer) -> Reducer:
+    """The mean of the update before, so that the wire is at work beside the computation of this one.
+
+    The first mean is zero. Each worker keeps its tensors until the next update, where they are compressed and
+    exchanged; nothing there depends on the gradients that are computed meanwhile.
+
+    Returns:
+      A reducer whose local state is (the tensors, the state of `reducer`).
+    """
+    init, resize = beside(reducer, lambda layout: list(map(jnp.zeros, layout.shapes, layout.dtypes)))
+
+    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
+        before, inner = zip(*state.local, strict=True)
+        late = dataclasses.replace(group, late=group.late + 1, tracks=False)
+        reduced = reducer.reduce(list(before), State(state.shared, list(inner)), late)
+        return Reduced(reduced.mean, State(reduced.state.shared, list(zip(workers, reduced.state.local, strict=True))))
+
+    return Reducer(init, reduce, reducer.traffic, resize)
+
+
+def partition(rules: Sequence[Rule], rest: Reducer) -> Reducer:
+    """Several reducers in one tree: path and shape decide which one a tensor goes to.
+
+        partition([(lambda path, shape: math.prod(shape) < 1000, float_mean(in_order=True))], top_k(0.001))
+
+    Args:
+      rules: (path, shape) -> bool, and the reducer of the tensors for which it is the first to be true.
+      rest: the reducer of all others.
+
+    Returns:
+      A reducer whose state is a tuple of theirs.
+    """
+    reducers = [*(reducer for _, reducer in rules), rest]
+
+    def places_of(layout: Layout) -> list[list[int]]:
+        places: list[list[int]] = [[] for _ in reducers]
+        for place, (path, shape) in enumerate(zip(layout.paths, layout.shapes, strict=True)):
+            matching = (number for number, (applies, _) in enumerate(rules) if applies(path, shape))
+            places[next(matching, len(rules))].append(place)
+        return places
+
+    def init(layout: Layout, num_workers: int) -> State:
+        parts = zip(reducers, places_of(layout), strict=True)
+        states = [each.init(layout.select(own), num_workers) for each, own in parts]
+        return State(tuple(state.shared for state in states), tuple(state.local for state in states))
+
+    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
+        mean, shared, local = list(workers[0]), [], []
+        sent = [list(own) for own in workers] if group.tracks else None
+        for number, (reducer, places) in enumerate(zip(reducers, places_of(group.layout), strict=True)):
+            own = State(state.shared[number], [each[number] for each in state.local])
+            taken = [[worker[place] for place in places] for worker in workers]
+            reduced = reducer.reduce(taken, own, group.select(places)) if places else Reduced([], own, taken)
+            shared.append(reduced.state.shared)
+            local.append(reduced.state.local)
+            for index, place in enumerate(places):
+                mean[place] = reduced.mean[index]
+                for worker, parts in enumerate(require_sent(reduced, "partition") if sent is not None else ()):
+                    sent[worker][place] = parts[index]
+        return Reduced(mean, State(tuple(shared), list(zip(*local, strict=True))), sent)
+
+    def traffic(layout: Layout, num_workers: int) -> Traffic:
+        total, of_tensors = Traffic(), [0.0] * len(layout.paths)
+        for reducer, places in zip(reducers, places_of(layout), strict=True):
+            if places:
+                part = reducer.traffic(layout.select(places), num_workers)
+                total += part
+                for place, share in zip(places, bytes_of_tensors(part, layout.select(places)), strict=True):
+                    of_tensors[place] = share
+        return total._replace(of_tensors=tuple(of_tensors))
+
+    def resize(local: Any, layout: Layout, num_workers: int) -> Any:
+        parts = zip(reducers, local, places_of(layout), strict=True)
+        return tuple(each.resize(own, layout.select(places), num_workers) for each, own, places in parts)
+
+    return Reducer(init, reduce, traffic, resize)
+
+
+def bytes_of_tensors(traffic: Traffic, layout: Layout) -> tuple[float, ...]:
+    """Each tensor's part of what is sent."""
+    if traffic.of_tensors is not None:
+        return traffic.of_tensors
+    total = max(sum(layout.sizes), 1)
+    return tuple(traffic.bytes * size / total for size in layout.sizes)
+
+
+def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, ...]) -> Reducer:
+    """First the mean over the devices of one worker, by fast links; then that of the workers, by slow ones.
+
+    The devices of a worker then hold the same tensors; each exchanges its part of the words over the slow axis, and
+    they join the results, so that a worker sends the words once, however many devices it has.
+
+    Args:
+      fast: over the devices of a worker; without state.
+      slow: over the workers.
+      fast_axis_name: axes of `shard_map` over the devices of one worker.
+
+    Returns:
+      A reducer with the state and the traffic of `slow`.
+    """
+    names = collectives.as_axis_names(fast_axis_name)
+
+    def init(layout: Layout, num_workers: int) -> State:
+        if jax.tree.leaves(fast.init(layout, 1)):
+            raise ValueError("fast: must be a reducer without state")
+        return slow.init(layout, num_workers)
+
+    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
+        if set(names) & set(group.axes.workers):
+            raise ValueError(f"fast_axis_name={fast_axis_name!r}: must name other axes than {group.axes.workers!r}")
+        inside = dataclasses.replace(group, axes=collectives.Axes(names), local_workers=1, tracks=False)
+        averaged = [fast.reduce([own], State(local=[()]), inside).mean for own in workers]
+        axes = collectives.Axes(group.axes.workers, names)
+        return slow.reduce(averaged, state, dataclasses.replace(group, axes=axes))
+
+    return Reducer(init, reduce, slow.traffic, slow.resize)
+
+
+def idle(reducer: Reducer) -> Reducer:
+    """The float mean beside the state of a reducer, which it leaves as it is: for steps without compression."""
+    plain = float_mean()
+
+    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
+        return plain.reduce(workers, State(local=[()] * len(workers)), group)._replace(state=state)
+
+    return Reducer(reducer.init, reduce, plain.traffic, reducer.resize)
