@@ -1,7 +1,7 @@
 """Time of one mean of gradients over N hosts of a slow network: every exchange, and torch's on the same links.
 
     python -m benchmarks.exchange [--hosts 2 4] [--rates 100mbit 1gbit 10gbit] [--elements 2**20 2**23 alexnet]
-        [--exchanges float gather sum scatter two_way] [--torch PYTHON] [--json exchange.json] [--plot exchange.png]
+        [--exchanges float gather sum scatter two_way] [--torch PYTHON] [--json exchange.json]
 
 Hosts are those of benchmarks.netlab: network namespaces on this machine, every link shaped both ways; needs root and
 iproute2. Each runs one process a library, over gloo; N hosts together have no more cores than the machine.
@@ -38,7 +38,6 @@ from collections.abc import Iterator
 import jax
 
 from benchmarks.commands import at_least, create_parser, output_file, say
-from benchmarks.exchange.plot import plot
 from benchmarks.exchange.shapes import count_elements, parse_size, shapes_of
 from benchmarks.netlab import Lab, measuring, parse_rate
 from benchmarks.netlab.measuring import START_SECONDS, has_memory
@@ -64,10 +63,7 @@ def main() -> None:
     record = {"machine": machine(), "jax": jax.__version__, "torch": arguments.torch_version}
     record |= {"repeats": arguments.repeats}
     say(f"{record['machine']}, {torch}\n\n{HEADING}")
-    status = measuring.collect(record, measure_all(arguments), as_line, arguments.json)
-    if arguments.plot:
-        plot(record, arguments.plot)
-    sys.exit(status)
+    sys.exit(measuring.collect(record, measure_all(arguments), as_line, arguments.json))
 
 
 def parse() -> argparse.Namespace:
@@ -81,7 +77,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--torch", help="a Python with torch; left out: no rows of torch")
     parser.add_argument("--repeats", type=at_least(MIN_REPEATS), default=7)
     parser.add_argument("--json", type=output_file, help="file for the figures, written after every row")
-    parser.add_argument("--plot", type=output_file, help="file for a figure of time against rate, .png or .svg")
     return measuring.parse(parser, complete)
 
 

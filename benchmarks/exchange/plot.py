@@ -33,14 +33,15 @@ def main() -> None:
         rows = [row for file in arguments.files for row in json.loads(file.read_text())["rows"]]
         rows = [row for row in rows if arguments.size in (None, row["size"])]
         rows = [row for row in rows if not arguments.hosts or row["hosts"] in arguments.hosts]
-        if not any("milliseconds" in row for row in rows):
+        rows = [row for row in rows if "milliseconds" in row]
+        if not rows:
             raise ValueError("no such rows")
-        plot({"rows": rows}, arguments.plot)
+        plot(rows, arguments.plot)
     except (OSError, ValueError, KeyError) as error:
         print(f"plot: {error}", file=sys.stderr)
         sys.exit(2)
     rows.sort(key=lambda row: (row["hosts"], parse_rate(row["rate"]), row["elements"]))
-    print(HEADING, *(as_line(row) for row in rows if "milliseconds" in row), sep="\n")
+    print(HEADING, *map(as_line, rows), sep="\n")
 
 
 def as_line(row: dict) -> str:
@@ -52,11 +53,10 @@ def as_line(row: dict) -> str:
     return f"| {row['hosts']} | {rate} | {row['elements'] / 1e6:.1f} M | {name} | {' | '.join(figures)} |"
 
 
-def plot(record: dict, path: Path) -> None:
+def plot(rows: list[dict], path: Path) -> None:
     """Draws all rows that have figures; a thin line is the wire's limit of the exchange of that colour."""
     from matplotlib.figure import Figure
 
-    rows = [row for row in record["rows"] if "milliseconds" in row]
     hosts, sizes = sorted({row["hosts"] for row in rows}), sorted({row["elements"] for row in rows})
     figure = Figure(figsize=(4.2 * len(sizes) + 2.2, 3.6 * len(hosts)), layout="constrained")
     panels = figure.subplots(len(hosts), len(sizes), squeeze=False, sharex=True)

@@ -1,7 +1,5 @@
 """Time to make crops of 224 x 224 pixels out of JPEGs of 500 x 375: ours, the decoder's alone, OpenCV's, and tf.data's.
 
-    python -m benchmarks.feed.decoding [--images FOLDER_OR_ZIP] [--tensorflow PYTHON] [--rounds 9] [--json FILE]
-
 Everything runs on one core, in one thread, in this process or in one that this one waits for, in alternating rounds;
 times are medians of the rounds, and so are the ratios, each of two times of one round. Crops are those that inception
 training draws, the same for all. Ours and OpenCV's end as uint8. tf.data's is decode_and_crop_jpeg and a bilinear
@@ -15,7 +13,6 @@ made here have the quality 95. Errors are mean absolute differences, of values u
 resized bilinearly in floating point.
 """
 
-import argparse
 import contextlib
 import os
 import statistics
@@ -32,7 +29,6 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from benchmarks.commands import at_least, create_parser, output_file, save
 from benchmarks.timing import machine
 from jaxtern.data.images import decode, read_shape, render
 from jaxtern.data.preprocessing.views import View, inception_view
@@ -43,14 +39,6 @@ MIN_ROUNDS = 5
 MODES = ("default", "fast")  # of tf.data
 
 Crop = Callable[[bytes, View], np.ndarray]
-
-
-def main() -> None:
-    arguments = parse()
-    images = list(load(arguments.images, arguments.count)) if arguments.images else list(make(arguments.count))
-    record = measure(images, arguments.tensorflow, arguments.rounds) | describe(images, arguments.images)
-    print(as_table(record))
-    save(record, arguments.json)
 
 
 def measure(images: list[bytes], tensorflow: str | None, rounds: int) -> dict:
@@ -70,16 +58,6 @@ def measure(images: list[bytes], tensorflow: str | None, rounds: int) -> dict:
         times = [{name: run() for name, run in timed.items()} for _ in range(rounds + 1)][1:]
         errors = {name: mean_error(crops(), images, views) for name, crops in outputs.items()}
     return summarize(times, errors)
-
-
-def parse() -> argparse.Namespace:
-    parser = create_parser(__doc__)
-    parser.add_argument("--images", type=Path, help="a folder or a zip file of JPEGs; default: noise")
-    parser.add_argument("--count", type=at_least(1), default=64, help="images")
-    parser.add_argument("--tensorflow", help="a Python with TensorFlow; left out: no rows of it")
-    parser.add_argument("--rounds", type=at_least(MIN_ROUNDS), default=9)
-    parser.add_argument("--json", type=output_file, help="file for the figures")
-    return parser.parse_args()
 
 
 def draw_view(number: int, height: int, width: int) -> View:
@@ -144,7 +122,7 @@ class TensorFlow:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            sys.exit("decoding: TensorFlow's process has ended")
+            sys.exit("feed: TensorFlow's process has ended")
         return float(answer)
 
     def crops(self, mode: str) -> np.ndarray:
@@ -174,7 +152,7 @@ def load(path: Path, count: int) -> Iterator[bytes]:
     read = readers_of(path)
     names = sorted(name for name in read if name.lower().endswith((".jpg", ".jpeg")))
     if not names:
-        sys.exit(f"decoding: --images={path}: holds no JPEG")
+        sys.exit(f"feed: --images={path}: holds no JPEG")
     generator = np.random.default_rng(2)
     if min(read_shape(read[names[0]]())) >= SMALL:
         yield from (read[name]() for name in generator.permutation(names)[:count])
@@ -249,7 +227,3 @@ def as_table(record: dict) -> str:
             f"| {row['images_per_second']:.0f} | {row['jaxtern_is_faster']:.2f} | {error} |"
         )
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,8 +15,8 @@ from benchmarks.netlab import Counters, team, worker
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "benchmarks.exchange", *arguments]
+def run(*arguments: str, module: str = "exchange", timeout: float = 60) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -27,7 +27,7 @@ def test_bytes_at_the_interfaces_are_those_predicted(netlab: ModuleType, tmp_pat
     bits = {"100mbit": 1e8, "1gbit": 1e9}[rate]
     file, figure = tmp_path / "exchange.json", tmp_path / "exchange.png"
     what = ("--hosts", "2", "--rates", rate, "--elements", "2**18", "--exchanges", "gather", "float")
-    done = run(*what, "--repeats", "5", "--json", str(file), "--plot", str(figure))
+    done = run(*what, "--repeats", "5", "--json", str(file))
     assert done.returncode == 0, done
     rows = {row["exchange"]: row for row in json.loads(file.read_text())["rows"]}
     assert list(rows) == ["float", "gather"]
@@ -42,6 +42,8 @@ def test_bytes_at_the_interfaces_are_those_predicted(netlab: ModuleType, tmp_pat
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(table) == 4
     assert len({line.count("|") for line in table}) == 1
+    drawn = run(str(file), "--plot", str(figure), module="exchange.plot")
+    assert [line.split("|")[4].strip() for line in drawn.stdout.splitlines()[2:]] == ["`float`", "`gather`"]
     assert figure.stat().st_size > 10_000
 
 
