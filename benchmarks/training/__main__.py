@@ -96,9 +96,7 @@ def complete(arguments: argparse.Namespace) -> None:
     arguments.hosts = arguments.hosts or ([2] if to_accuracy else [2, 4])
     arguments.rates = arguments.rates or (["100mbit"] if to_accuracy else ["100mbit", "1gbit"])
     wanted = arguments.variants or (["float", "ternary", "delayed"] if to_accuracy else VARIANTS)
-    arguments.variants = [
-        variant for variant in VARIANTS if variant in wanted
-    ]  # what others are compared with is first
+    arguments.variants = [each for each in VARIANTS if each in wanted]  # what others are compared with is first
     if to_accuracy and not 0 < arguments.time_to <= 1:
         raise ValueError(f"--time_to={arguments.time_to}: must be above 0 and at most 1")
     if to_accuracy != (arguments.data_dir is not None):
