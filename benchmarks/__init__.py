@@ -1,1 +1,13 @@
-"""Measurements: each module is a command that prints a table and writes JSON."""
+"""Measurements: every folder is a command, which prints a table and writes JSON.
+
+    accuracy   float against ternary in trained networks; .language, .gradient_noise
+    exchange   one mean over slow links, beside torch's; .plot, .plan_error
+    training   whole steps over slow links, or training to an accuracy; .plain_step, .pooling, .throughput
+    kernels    every kernel beside a copy; .instructions, .noise, .noise_instructions
+    feed       what a batch costs
+    chaos      runs that are killed, cut off or damaged; .table
+    netlab     hosts on a slow network within one machine, for all that need them
+    results    what was measured for docs/
+
+`python -m benchmarks.kernels --help` tells the rest, and so does `python -m benchmarks.kernels.noise --help`.
+"""

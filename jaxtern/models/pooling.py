@@ -30,7 +30,7 @@ def max_pool(
 
     `nnx.max_pool`, but for the gradient on CPUs, where XLA computes it of arrays of indices and scatters it: there it
     is the same up to the order in which the gradients of overlapping windows are added, at a third to a fifth of the
-    time (benchmarks/pooling.py).
+    time (benchmarks/training/pooling.py).
 
     Args:
       x: float[B, H, W, C] activations; a window with a NaN becomes NaN.

@@ -1,0 +1,1 @@
+"""Does a compressed mean cost accuracy? Studies of trained networks."""

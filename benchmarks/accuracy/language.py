@@ -1,0 +1,138 @@
+"""Test loss of a language model, float against ternary gradients of one scale a tensor or a block, and more levels.
+
+    python -m benchmarks.accuracy.language FILE --seeds 0 1 2 --out=runs/language
+    python -m benchmarks.accuracy.language FILE --variants float ternary --override num_steps=50
+
+Trains `configs/charlm.py` on the text FILE once for each, under OUT, and goes on where it was stopped (see
+study.py). All have the same steps, batches and first weights. OUT/language.json holds the curves, of which
+OUT/table.md and OUT/language.png are made after every run.
+"""
+
+import argparse
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import study
+from benchmarks.commands import create_parser, format_table, save
+
+VARIANTS = {
+    "float": {"codec": "float", "block_size": None},
+    "ternary": {"block_size": None, "clip_sigmas": 2.5},
+    "ternary_1.25": {"block_size": None, "clip_sigmas": 1.25},
+    "block512": {"block_size": 512, "clip_sigmas": 2.5},
+    "block512_unclipped": {"block_size": 512, "clip_sigmas": 0.0},
+    "block64": {"block_size": 64, "clip_sigmas": 2.5},
+    "block64_1.25": {"block_size": 64, "clip_sigmas": 1.25},
+    "block64_unclipped": {"block_size": 64, "clip_sigmas": 0.0},
+    "levels2": {"block_size": None, "levels": 2, "clip_sigmas": 2.5},
+    "levels7": {"block_size": None, "levels": 7, "clip_sigmas": 2.5},
+}
+NAMES = {
+    "float": "float",
+    "ternary": "ternary, c = 2.5",
+    "ternary_1.25": "ternary, c = 1.25",
+    "block512": "blocks of 512, c = 2.5",
+    "block512_unclipped": "blocks of 512",
+    "block64": "blocks of 64, c = 2.5",
+    "block64_1.25": "blocks of 64, c = 1.25",
+    "block64_unclipped": "blocks of 64",
+    "levels2": "2 levels a side, c = 2.5",
+    "levels7": "7 levels a side, c = 2.5",
+}
+STYLES = {name: "black" if name == "float" else f"C{number}" for number, name in enumerate(VARIANTS)}
+
+
+def main() -> None:
+    arguments = _parse()
+    out = Path(arguments.out)
+    for seed in arguments.seeds:
+        for variant in arguments.variants:
+            own = [f"{name}={value}" for name, value in VARIANTS[variant].items()]
+            fields = [f"dataset={_as_path(arguments.text)}", *own, f"seed={seed}", *arguments.override]
+            study.train("charlm", fields, out / f"{variant}_{seed}")
+            rows = read_rows(out, arguments.variants, arguments.seeds)
+            save({"rows": rows}, out / "language.json")
+            (out / "table.md").write_text(make_table(rows))
+            plot(rows, out / "language.png")
+    print(make_table(read_rows(out, arguments.variants, arguments.seeds)))
+
+
+def _parse() -> argparse.Namespace:
+    parser = create_parser(__doc__)
+    parser.add_argument("text", help="file to train on and, its last tenth, to evaluate on")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--out", default="runs/language")
+    parser.add_argument("--override", nargs="*", default=[], help="field=value, for every run")
+    return parser.parse_args()
+
+
+def _as_path(text: str) -> str:
+    """With a slash in it, by which a recipe knows it from a name."""
+    return text if "/" in text else f"./{text}"
+
+
+def read_rows(out: Path, variants: list[str], seeds: list[int]) -> list[dict[str, Any]]:
+    """A row for each run that is finished: bits that a worker sends an element and step, and the curves on the test
+    split: steps, loss in nats a character, share of characters that are foretold.
+    """
+    rows = []
+    for variant in variants:
+        for seed in seeds:
+            workdir = out / f"{variant}_{seed}"
+            evaluations = study.read_evaluations(workdir)
+            if evaluations:
+                row = {"variant": variant, "seed": seed, "bits": _read_bits(workdir)}
+                names = {"steps": "step", "losses": "test/loss", "accuracies": "test/precision_at_1"}
+                curves = {name: [record[key] for record in evaluations] for name, key in names.items()}
+                rows.append(row | curves)
+    return rows
+
+
+def _read_bits(workdir: Path) -> float:
+    """As the run says at its end."""
+    (*_, bits) = re.findall(r"^sent ([\d.]+) bits", study.log_of(workdir).read_text(), re.MULTILINE)
+    return float(bits)
+
+
+def make_table(rows: list[dict[str, Any]]) -> str:
+    """Test loss at the last step: a row for each variant, a column for each seed."""
+    seeds = sorted({row["seed"] for row in rows})
+    columns = [*(f"seed {seed}" for seed in seeds), "mean", "deviation", "mean - float", "precision@1, %"]
+    table = [["gradients", "bits", *columns]]
+    final = {(row["variant"], row["seed"]): row["losses"][-1] for row in rows}
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        own = [row for row in rows if row["variant"] == variant]
+        both = [row["seed"] for row in own if ("float", row["seed"]) in final]
+        differences = [final[variant, seed] - final["float", seed] for seed in both]
+        difference = f"{statistics.mean(differences):+.3f}" if differences and variant != "float" else ""
+        accuracy = 100 * statistics.mean(row["accuracies"][-1] for row in own)
+        losses = study.summarize([final.get((variant, seed)) for seed in seeds], digits=3)
+        table.append([NAMES[variant], f"{own[0]['bits']:.2f}", *losses, difference, f"{accuracy:.1f}"])
+    return format_table(table)
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws test loss over steps, a line for each run and a colour for each variant."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    named: set[str] = set()
+    for row in rows:
+        variant = row["variant"]
+        label = None if variant in named else f"{NAMES[variant]} ({row['bits']:.1f} bits)"
+        axes.plot(row["steps"], row["losses"], color=STYLES[variant], label=label, linewidth=1.2)
+        named.add(variant)
+    axes.set(xlabel="step", ylabel="test loss, nats a character", yscale="log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:.2g}")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

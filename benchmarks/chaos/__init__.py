@@ -1,0 +1,1 @@
+"""Runs that are disturbed on purpose, and held to the undisturbed one."""

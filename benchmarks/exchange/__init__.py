@@ -1,0 +1,1 @@
+"""The time of one mean of gradients over slow links."""

@@ -1,0 +1,1 @@
+"""What a batch costs before the first layer."""

@@ -1,0 +1,1 @@
+"""The speed of the kernels, their noise, and what they become on a GPU."""

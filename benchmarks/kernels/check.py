@@ -1,0 +1,103 @@
+"""Whether the Mosaic kernels give the bits of their references on this device."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.kernels.cases import random_words
+from benchmarks.timing import one_line
+from jaxtern.kernels import Segments, derive_key, moments, shard_sum, ternary_decode, ternary_encode
+from jaxtern.kernels.tuning import OPS
+
+DTYPES = ("float32", "bfloat16", "float16")
+SHAPES = (
+    Segments((1,)),
+    Segments((127,)),
+    Segments((5120,)),
+    Segments((2560, 2560, 2560)),
+    Segments((20000, 1, 16385)),
+    Segments((300, 200), 150),
+    Segments((400, 0, 40001), 5000),
+)
+LEVELS = (1, 2, 7, 64, 127)
+WORKERS = (1, 2, 3, 4, 8, 16)
+MIXES = 15  # of the above, each next to the following one; not all with all, as every mix is compiled
+
+
+def check() -> bool:
+    """Whether Mosaic gives the bits of the reference, or a NaN where that has one; a line for every op."""
+    is_sound = True
+    for name in (*OPS, "not finite"):
+        found = [(place, find_difference(run, arrays)) for place, run, arrays in comparisons(name)]
+        failures = [f"{place}: {why}" for place, why in found if why]
+        is_sound = is_sound and not failures
+        print(
+            f"check {name}: {'FAILED' if failures else 'ok'}, {len(found) - len(failures)} of {len(found)} agree",
+            flush=True,
+        )
+        for failure in failures:
+            print(f"    {failure}", flush=True)
+    return is_sound
+
+
+def comparisons(op: str) -> Iterator[tuple[str, Callable, tuple[jax.Array, ...]]]:
+    """Description, what to run, and its arguments."""
+    for i in range(MIXES):
+        segments, dtype, residual = SHAPES[i % len(SHAPES)], DTYPES[i % len(DTYPES)], i % 2 == 1
+        levels, workers = LEVELS[i % len(LEVELS)], WORKERS[i % len(WORKERS)]
+        elements, radix, own_radix = segments.num_elements, 2 * levels * workers + 1, 2 * levels + 1
+        gradient = (jax.random.normal(jax.random.key(i), (elements,)) + i % 4).astype(dtype)
+        scales = jax.random.uniform(jax.random.key(i), (segments.num_scales,), minval=0.5, maxval=3)
+        key, place = derive_key(3, 14, i), f"{segments}, {dtype}, levels={levels}, {workers} workers"
+        codec: dict[str, Any] = {"segments": segments, "levels": levels}
+        if op == "moments":
+            yield place, partial(moments, segments=segments), (gradient,)
+        elif op == "ternary_encode":
+            run = partial(ternary_encode, radix=radix, residual=residual, offset=512 * i, **codec)
+            yield f"{place}, residual={residual}", run, (gradient, scales, key)
+        elif op == "ternary_decode":
+            for rows, each in ((workers, own_radix), (1, radix)):
+                run = partial(ternary_decode, num_workers=workers, dtype=dtype, radix=each, **codec)
+                yield f"{place}, {rows} rows", run, (random_words(rows, elements, each), scales)
+        elif op == "shard_sum":
+            words = random_words(workers, elements, own_radix)
+            yield place, partial(shard_sum, num_elements=elements, levels=levels), (words,)
+        else:
+            bad, middle = (np.nan, np.inf, -np.inf)[i % 3], elements // 2
+            owners = np.searchsorted(segments.bounds()[1:], np.arange(elements), side="right")
+            arrays = gradient.at[middle].set(bad), key, jnp.asarray(owners == owners[middle])
+            yield f"{place}, {bad}", partial(mean_of_one, codec=codec), arrays
+
+
+def mean_of_one(
+    gradient: jax.Array, key: jax.Array, is_bad: jax.Array, codec: dict[str, Any], implementation: str
+) -> jax.Array:
+    """All of the codec for one worker; the reference with NaN where it has to be."""
+    codec = {**codec, "radix": 2 * codec["levels"] + 1, "implementation": implementation}
+    scales = moments(gradient, codec["segments"], implementation=implementation).max_abs
+    words = ternary_encode(gradient, scales, key, **codec)
+    mean = ternary_decode(words[None], scales, num_workers=1, **codec)
+    return jnp.where(is_bad, jnp.nan, mean) if implementation == "reference" else mean
+
+
+def find_difference(run: Callable, arguments: tuple[jax.Array, ...]) -> str:
+    """Between Mosaic and the reference, in words; nothing where there is none."""
+    try:
+        found, expected = (
+            jax.tree.map(np.asarray, jax.tree.leaves(jax.jit(partial(run, implementation=implementation))(*arguments)))
+            for implementation in ("mosaic", "reference")
+        )
+    except Exception as error:  # noqa: BLE001 as above; the next comparison may fare better
+        return one_line(error)
+    for got, want in zip(found, expected, strict=True):
+        if (got.dtype, got.shape) != (want.dtype, want.shape):
+            return f"{got.dtype}{list(got.shape)}, not {want.dtype}{list(want.shape)}"
+        bits = f"uint{8 * got.itemsize}"
+        places = np.flatnonzero((got.view(bits) != want.view(bits)) & ~(np.isnan(got) & np.isnan(want)))
+        if places.size:
+            return f"{places.size} of {got.size} differ, number {places[0]}: {got[places[0]]}, not {want[places[0]]}"
+    return ""

@@ -1,0 +1,43 @@
+"""Time to an accuracy, for benchmarks.training: a run of training, part by part, with evaluations between them."""
+
+import argparse
+
+from benchmarks.netlab import parse_rate
+from benchmarks.netlab.measuring import START_SECONDS
+from benchmarks.netlab.team import Team
+
+STEP_SECONDS = 10.0  # that a step may take without the network, before its host is given up
+
+HEADING = """| hosts | rate | model | batch a host | mean | exchange | steps | seconds | accuracy | ms a step |
+| ---: | ---: | --- | ---: | --- | --- | ---: | ---: | ---: | ---: |"""
+
+
+def measure_accuracy(team: Team, row: dict, arguments: argparse.Namespace) -> dict:
+    """Trains until the accuracy is reached, or for the most steps that are allowed.
+
+    Returns:
+      Steps, seconds of the slowest host of every part, added, and accuracy in the end; (steps, seconds, accuracy) of
+      every evaluation; and an error if it was not reached.
+    """
+    wire = 8 * 8 * row["elements"] / parse_rate(row["rate"])
+    timeout = START_SECONDS + arguments.every * (STEP_SECONDS + 4 * wire)
+    steps, seconds, accuracy = 0, 0.0, 0.0
+    evaluations: list[tuple[int, float, float]] = []
+    while accuracy < arguments.time_to and steps < arguments.max_steps:
+        answers = team.ask("train", timeout, first=steps, steps=arguments.every, batch=row["batch"])
+        steps += arguments.every
+        seconds += max(answer["seconds"] for answer in answers)
+        counts = team.ask("evaluate", START_SECONDS)
+        accuracy = sum(count["right"] for count in counts) / sum(count["examples"] for count in counts)
+        evaluations.append((steps, seconds, accuracy))
+    found = {"steps": steps, "seconds": seconds, "accuracy": accuracy, "evaluations": evaluations}
+    if accuracy < arguments.time_to:
+        found["error"] = f"did not reach {arguments.time_to:.1%}"
+    return found
+
+
+def as_line(row: dict) -> str:
+    figures = [row["hosts"], row["rate"], row["model"], row["batch"], row["variant"], row["exchange"], row["steps"]]
+    figures += [f"{row['seconds']:.1f}", f"{row['accuracy']:.2%}", f"{1e3 * row['seconds'] / row['steps']:.1f}"]
+    error = f" {row['error']}" if "error" in row else ""
+    return f"| {' | '.join(map(str, figures))} |{error}"
