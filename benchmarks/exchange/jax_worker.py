@@ -16,12 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-<<<<<<< HEAD:benchmarks/exchange_jax.py
-from jax.sharding import NamedSharding, PartitionSpec
-from jaxtern.compression.wire import Axes, receive_bucket, send_bucket
-=======
 from jax.sharding import Mesh
->>>>>>> benchmarks:benchmarks/exchange/jax_worker.py
 
 from benchmarks.exchange.shapes import Shapes, count_elements, is_plausible, shapes_of
 from benchmarks.netlab.mesh import AXIS, create_barrier, join, over, place

@@ -6,9 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxtern.compression.arguments import require_number
+from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.reducer import Group, Reduced, Reducer, State, Tensors
 from jaxtern.compression.top_k import top_k
-from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.wrappers import beside, partition, plus, require_sent, zeros
 
 
@@ -98,4 +98,8 @@ def dgc(
     sparse = top_k(density, value_dtype, sampled, feedback=False)
     corrected = momentum_correction(sparse, momentum, clip_norm, nesterov)
     floats = momentum_correction(float_mean(in_order=True), momentum, None, nesterov, masked=False)
-    return partition([(lambda path, shape: len(shape) < 2, floats)], corrected)._replace(floats=floats)
+    return partition([(_is_vector, floats)], corrected)._replace(floats=floats)
+
+
+def _is_vector(path: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) < 2

@@ -1,5 +1,7 @@
 """Signs: one bit an element, and one scale a tensor."""
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +14,6 @@ from jaxtern.compression import collectives
 from jaxtern.compression.network.links import Traffic, all_gather, all_to_all
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing, stateless
 from jaxtern.compression.wrappers import error_feedback
-from jaxtern.kernels import Segments, moments
 
 _BITS = 32  # elements of a word
 
@@ -147,13 +148,16 @@ def _resize_errors(local: Any, layout: Layout, num_workers: int) -> Any:
 
 
 def mean_magnitudes(tensors: Tensors) -> jax.Array:
-    """float32[n]: mean |x| of each tensor, the same bits in every program; 0 of a tensor without elements."""
-    full = [tensor for tensor in tensors if tensor.size]
-    if not full:
-        return jnp.zeros((len(tensors),), jnp.float32)
-    magnitudes = [jnp.abs(tensor.astype(jnp.float32)) for tensor in full]
-    means = iter(moments(magnitudes, Segments(tuple(tensor.size for tensor in full))).mean)
-    return jnp.stack([next(means) if tensor.size else jnp.zeros((), jnp.float32) for tensor in tensors])
+    """float32[n]: mean |x| of each tensor; 0 of a tensor without elements."""
+    return jnp.stack([_total(jnp.abs(own.astype(jnp.float32))) / max(own.size, 1) for own in tensors])
+
+
+def _total(x: jax.Array) -> jax.Array:
+    """The sum in an order that depends on the size alone, where a compiler's own depends on the program around it."""
+    x = x.reshape(-1) if x.size else jnp.zeros((1,), x.dtype)
+    while x.size > 1:
+        x = lax.optimization_barrier(functools.reduce(operator.add, list(collectives.fill(x, 16).reshape(16, -1))))
+    return x[0]
 
 
 def num_sign_words(size: int) -> int:

@@ -130,19 +130,11 @@ def compressed_mean(
     Raises:
       ValueError: as `ternary_mean`; also for a reducer that breaks its protocol.
     """
-    axes, reducer = _as_axes(axis_name, fast_axis_name), as_reducer(reducer)
-    min_size = as_integer("min_size", min_size, 1)
-    if exclude is not None and not callable(exclude):
-        raise ValueError(f"exclude={exclude!r}: must be None or a function of a path")
-    if not isinstance(seed, jax.Array):
-        seed = as_integer("seed", seed, 0, 2**32 - 1)
+    axes = _as_axes(axis_name, fast_axis_name)
+    reducer = _wrap(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude, delayed, axes)
+    seed = seed if isinstance(seed, jax.Array) else as_integer("seed", seed, 0, 2**32 - 1)
     if virtual_workers is not None:
         virtual_workers = as_integer("virtual_workers", virtual_workers, 1)
-    reducer = keep_float(reducer, min_size, exclude)
-    if delayed:
-        reducer = wrappers.delayed(reducer)
-    if axes.fast:
-        reducer = hierarchical(float_mean(), reducer, axes.fast)
 
     def init(params: Any) -> CompressedMeanState:
         local_workers = virtual_workers or 1
@@ -176,6 +168,14 @@ def compressed_mean(
 
     # optax types a state as a tree of arrays, which has no place for None.
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def _wrap(reducer: Reducer, min_size: int, exclude: PathPredicate | None, delayed: bool, axes: Axes) -> Reducer:
+    if exclude is not None and not callable(exclude):
+        raise ValueError(f"exclude={exclude!r}: must be None or a function of a path")
+    reducer = keep_float(reducer, min_size, exclude)
+    reducer = wrappers.delayed(reducer) if delayed else reducer
+    return hierarchical(float_mean(), reducer, axes.fast) if axes.fast else reducer
 
 
 def keep_float(reducer: Reducer, min_size: int, exclude: PathPredicate | None) -> Reducer:

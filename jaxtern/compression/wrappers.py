@@ -119,48 +119,51 @@ def partition(rules: Sequence[Rule], rest: Reducer) -> Reducer:
     """
     reducers = [*(reducer for _, reducer in rules), rest]
 
-    def places_of(layout: Layout) -> list[list[int]]:
+    def parts_of(layout: Layout) -> list[tuple[Reducer, list[int]]]:
+        """Each reducer with the places of its tensors."""
         places: list[list[int]] = [[] for _ in reducers]
         for place, (path, shape) in enumerate(zip(layout.paths, layout.shapes, strict=True)):
             matching = (number for number, (applies, _) in enumerate(rules) if applies(path, shape))
             places[next(matching, len(rules))].append(place)
-        return places
+        return list(zip(reducers, places, strict=True))
 
     def init(layout: Layout, num_workers: int) -> State:
-        parts = zip(reducers, places_of(layout), strict=True)
-        states = [each.init(layout.select(own), num_workers) for each, own in parts]
+        states = [each.init(layout.select(places), num_workers) for each, places in parts_of(layout)]
         return State(tuple(state.shared for state in states), tuple(state.local for state in states))
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
         mean, shared, local = list(workers[0]), [], []
         sent = [list(own) for own in workers] if group.tracks else None
-        for number, (reducer, places) in enumerate(zip(reducers, places_of(group.layout), strict=True)):
+        for number, (reducer, places) in enumerate(parts_of(group.layout)):
             own = State(state.shared[number], [each[number] for each in state.local])
             taken = [[worker[place] for place in places] for worker in workers]
             reduced = reducer.reduce(taken, own, group.select(places)) if places else Reduced([], own, taken)
             shared.append(reduced.state.shared)
             local.append(reduced.state.local)
-            for index, place in enumerate(places):
-                mean[place] = reduced.mean[index]
-                for worker, parts in enumerate(require_sent(reduced, "partition") if sent is not None else ()):
-                    sent[worker][place] = parts[index]
+            _put(mean, places, reduced.mean)
+            for whole, part in zip(sent, require_sent(reduced, "partition"), strict=True) if sent is not None else ():
+                _put(whole, places, part)
         return Reduced(mean, State(tuple(shared), list(zip(*local, strict=True))), sent)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         total, of_tensors = Traffic(), [0.0] * len(layout.paths)
-        for reducer, places in zip(reducers, places_of(layout), strict=True):
-            if places:
-                part = reducer.traffic(layout.select(places), num_workers)
-                total += part
-                for place, share in zip(places, bytes_of_tensors(part, layout.select(places)), strict=True):
-                    of_tensors[place] = share
+        for reducer, places in parts_of(layout):
+            selected = layout.select(places)
+            part = reducer.traffic(selected, num_workers) if places else Traffic()
+            total += part
+            _put(of_tensors, places, bytes_of_tensors(part, selected))
         return total._replace(of_tensors=tuple(of_tensors))
 
     def resize(local: Any, layout: Layout, num_workers: int) -> Any:
-        parts = zip(reducers, local, places_of(layout), strict=True)
-        return tuple(each.resize(own, layout.select(places), num_workers) for each, own, places in parts)
+        parts = zip(local, parts_of(layout), strict=True)
+        return tuple(each.resize(own, layout.select(places), num_workers) for own, (each, places) in parts)
 
     return Reducer(init, reduce, traffic, resize)
+
+
+def _put(whole: list[Any], places: Sequence[int], part: Sequence[Any]) -> None:
+    for place, value in zip(places, part, strict=True):
+        whole[place] = value
 
 
 def bytes_of_tensors(traffic: Traffic, layout: Layout) -> tuple[float, ...]:

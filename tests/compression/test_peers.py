@@ -9,10 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxtern
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
+
+import jaxtern
 
 # Every reducer, for what holds of all of them. Each biased one is here with its feedback.
 REDUCERS: dict[str, Callable[..., Any]] = {
