@@ -59,9 +59,9 @@ def main() -> None:
             for size, clip in itertools.product(arguments.block_sizes, arguments.clip_sigmas)
         ]
         run = SavedRun(arguments.workdir)
-        workers = arguments.workers or run.recipe.num_workers
-        if run.recipe.batch_size % workers:
-            raise ValueError(f"--workers={workers}: must divide the run's batch_size={run.recipe.batch_size}")
+        workers = arguments.workers or run.recipe.run.num_workers
+        if run.recipe.run.batch_size % workers:
+            raise ValueError(f"--workers={workers}: must divide the run's batch_size={run.recipe.run.batch_size}")
         sums = run.use_latest(lambda step: add_up(run, step, codecs, workers, arguments.batches))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
@@ -101,7 +101,7 @@ def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str,
     """Of one worker after the other, batch after batch, by path."""
     recipe = dataclasses.replace(
         run.recipe, num_workers=1, num_devices=1, devices_per_worker=1, batch_norm="local", precision="float32",
-        batch_size=run.recipe.batch_size // workers, codec="float", delayed=False, steps_per_call=1,
+        batch_size=run.recipe.run.batch_size // workers, codec="float", delayed=False, steps_per_call=1,
     )  # fmt: skip
     mesh, model = create_mesh(recipe), create_network(recipe, run.inputs)
     program, state = create_run(recipe, model, run.inputs.dataset.train.size, mesh)
@@ -123,7 +123,7 @@ def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str,
         yield {
             path: leaf
             for path, leaf in named.items()
-            if leaf.size >= run.recipe.min_size and not stays_float(run.recipe, model.last_layer, path)
+            if leaf.size >= run.recipe.mean.min_size and not stays_float(run.recipe, model.last_layer, path)
         }
 
 

@@ -53,8 +53,8 @@ def test_study_trains_each_variant_and_seed_and_makes_a_table(
     monkeypatch.setattr(sys, "argv", ["language", *arguments, f"--out={tmp_path / 'out'}"])
     bench.main()
     assert len(commands) == 4
-    assert {"--config=charlm", "--config.dataset=./a.txt", "--config.num_steps=20"} <= set(commands[3])
-    assert {"--config.seed=1", "--config.clip_sigmas=2.5", f"--workdir={tmp_path / 'out' / 'ternary_1'}"} <= {
+    assert {"--config=charlm", "--config.data.name=./a.txt", "--config.run.num_steps=20"} <= set(commands[3])
+    assert {"--config.run.seed=1", "--config.mean.clip_sigmas=2.5", f"--workdir={tmp_path / 'out' / 'ternary_1'}"} <= {
         *commands[3]
     }
     table = (tmp_path / "out" / "table.md").read_text()

@@ -1,4 +1,4 @@
-"""`--config.dry_run=True`: every installed recipe says what it would do, takes three small steps and leaves nothing."""
+"""`--config.run.dry_run=True`: every installed recipe says what it would do, takes three small steps and leaves nothing."""
 
 import dataclasses
 import importlib
@@ -37,12 +37,12 @@ def load(name: str, **fields: object) -> Recipe:
 def test_dry_run_passes_for_every_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     recipe = load(name)
-    if not get_preprocessing(recipe.preprocessing).takes_whole_images:
+    if not get_preprocessing(recipe.data.preprocessing).takes_whole_images:
         recipe = dataclasses.replace(recipe, image_size=LEAST_SIZE)
     run = prepare_dry_run(recipe)
-    assert run.wire.num_workers == recipe.num_workers
-    if recipe.image_size:
-        assert run.inputs.input_shape[:2] == (recipe.image_size, recipe.image_size)
+    assert run.wire.num_workers == recipe.run.num_workers
+    if recipe.data.image_size:
+        assert run.inputs.input_shape[:2] == (recipe.data.image_size, recipe.data.image_size)
     said = list(rehearse(run, QUICKLY))
     steps = [line for line in said if line.startswith("step ")]
     assert [line.partition(":")[0] for line in steps] == ["step 1", "step 2", "step 3"]
@@ -56,26 +56,26 @@ def test_dry_run_passes_for_every_recipe(name: str, tmp_path: Path, monkeypatch:
 def test_dry_run_describes_every_recipe_at_full_size(name: str):
     recipe = load(name)
     said = describe(prepare_dry_run(recipe))
-    assert said.startswith(f"{recipe.model}: {PARAMETERS[name]:,} parameters, ")
-    assert f"\n{recipe.num_workers} workers, codec ternary\n" in said
+    assert said.startswith(f"{recipe.model.name}: {PARAMETERS[name]:,} parameters, ")
+    assert f"\n{recipe.run.num_workers} workers, codec ternary\n" in said
     bits, of_float = map(float, re.search(r"\nsent ([\d.]+) bits .* all-reduce ([\d.]+): ", said).groups())
-    assert of_float == pytest.approx(64 * (recipe.num_workers - 1) / recipe.num_workers)  # of a ring, there and back
+    assert of_float == pytest.approx(64 * (recipe.run.num_workers - 1) / recipe.run.num_workers)  # of a ring, there and back
     assert 1.5 < bits < of_float / 4
-    assert f"\n{recipe.num_steps:,} steps of {recipe.batch_size:,} examples, " in said
-    assert 0 < float(re.search(r", ([\d.e-]+) highest, ", said)[1]) <= max(recipe.learning_rate, 0.4)
+    assert f"\n{recipe.run.num_steps:,} steps of {recipe.run.batch_size:,} examples, " in said
+    assert 0 < float(re.search(r", ([\d.e-]+) highest, ", said)[1]) <= max(recipe.optimizer.learning_rate, 0.4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", INSTALLED)
 def test_dry_run_passes_at_full_size(name: str, tmp_path: Path, run_door: Callable):
-    done = run_door("train", f"--config={name}", "--config.dry_run=True", cwd=tmp_path)
+    done = run_door("train", f"--config={name}", "--config.run.dry_run=True", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\ndry run passed\n")
     assert not list(tmp_path.iterdir())
 
 
 def test_dry_run_by_the_command_leaves_nothing(run_door: Callable, tmp_path: Path):
-    done = run_door("train", "--config.dry_run=True", "--config.init_from=nowhere", cwd=tmp_path)
+    done = run_door("train", "--config.run.dry_run=True", "--config.model.init_from=nowhere", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("lenet: 131,080 parameters, 131,080 trained and 0 frozen\n")
     for words in (
@@ -92,7 +92,7 @@ def test_dry_run_by_the_command_leaves_nothing(run_door: Callable, tmp_path: Pat
 
 
 def test_dry_run_by_the_command_fails_where_numbers_are_not_finite(run_door: Callable, tmp_path: Path):
-    fields = ("--config.learning_rate=1e30", "--config.optimizer=sgd", "--config.dry_run=True")
+    fields = ("--config.optimizer.learning_rate=1e30", "--config.optimizer.name=sgd", "--config.run.dry_run=True")
     done = run_door("train", *fields, f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

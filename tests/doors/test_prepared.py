@@ -33,7 +33,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Pat
     done = run_door("prepare", root / "source", root / "out", f"--sheet={root / 'sheet.png'}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == [
-        f"to train: python -m jaxtern.train --config=RECIPE --config.dataset={root / 'out'}",
+        f"to train: python -m jaxtern.train --config=RECIPE --config.data.name={root / 'out'}",
         f"sheet in {root / 'sheet.png'}",
     ]
     return root / "out"
@@ -73,7 +73,7 @@ def test_run_on_prepared_images_killed_in_mid_epoch_goes_on_as_if_it_had_not_bee
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert max(step for step, *_ in losses(tmp_path / "killed")) < NUM_STEPS
-        again = run_door("train", *arguments, "--config.decode_processes=0")  # which is no other config
+        again = run_door("train", *arguments, "--config.data.decode_processes=0")  # which is no other config
     finally:
         process.kill()
     assert again.returncode == 0, again.stderr

@@ -89,7 +89,7 @@ def test_calls_of_cifar10_are_of_two_lengths_and_take_a_whole_epoch_if_asked(
     steps_per_call: int, in_an_epoch: dict[int, int]
 ):
     recipe = Recipe.from_dict(cifar10.get_config().to_dict() | {"steps_per_call": steps_per_call})
-    assert (recipe.num_steps, recipe.log_every, recipe.evaluate_every) == (30 * 391, 100, 391)
+    assert (recipe.run.num_steps, recipe.run.log_every, recipe.run.evaluate_every) == (30 * 391, 100, 391)
     counts = Counter(call.num_steps for call in plan_calls(recipe, 50_000, 0, 0))
     assert counts == {length: 30 * count for length, count in in_an_epoch.items()}
 

@@ -140,7 +140,7 @@ FIELDS = {
 def test_gather_names_what_differs_and_where(small_recipe: Callable, wire: Callable):
     recipe = small_recipe(**FOUR | {"model": "tiny_norm", "average_decay": 0.9, "freeze": ("fc1/kernel",)})
     mesh = create_mesh(recipe)
-    model = create_model(recipe.model, (4, 4, 1), 3, 0)
+    model = create_model(recipe.model.name, (4, 4, 1), 3, 0)
     _, state = create_run(recipe, model, 32, mesh)
     gather = create_gather(recipe, mesh)
     (sent,) = wire(gather, state)
@@ -225,7 +225,7 @@ def test_run_undisturbed_holds_one_state(prepare: Callable, extra: dict[str, Any
     run = prepare(**FOUR | extra)
     batches, seen = run.feed.batches(0, iter([1] * 5)), set()
     for step in range(5):
-        run.state, _ = run.train_step(run.state, run.feed.images, next(batches), Call(1, run.recipe.codec == "ternary"))
+        run.state, _ = run.train_step(run.state, run.feed.images, next(batches), Call(1, run.recipe.mean.method == "ternary"))
         digests = run.guard.compare(run.state, step, step + 1, False)
         assert digests.shape == (4, 8, 2)
         assert run.guard.find_difference(np.asarray(digests)) is None

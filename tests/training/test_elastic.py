@@ -44,7 +44,7 @@ def take(run: Run, num_steps: int) -> tuple[list[np.ndarray], list[float]]:
         examples.append(np.asarray(batch.images))
         run.state, metrics = run.train_step(run.state, run.feed.images, batch, call)
         losses.append(float(metrics["loss"]))
-        run.examples_seen += run.recipe.batch_size
+        run.examples_seen += run.recipe.run.batch_size
     batches.close()
     run.save(int(run.state.step))
     run.close()
@@ -157,7 +157,7 @@ WAYS = [
 def test_mean_of_what_was_sent_is_that_of_the_workers_who_sent_it(small_recipe: Callable, fields: dict[str, Any]):
     recipe = small_recipe(**{"model": "tiny", "num_workers": 4, "num_devices": 4, "delayed": True} | fields)
     mesh, specs, everywhere = create_mesh(recipe), specs_of_state(recipe).compressor, PartitionSpec()
-    local_workers, network = recipe.num_workers // mesh.shape["data"], Network(latency=1e-3)
+    local_workers, network = recipe.run.num_workers // mesh.shape["data"], Network(latency=1e-3)
     mean = create_mean(recipe, "fc2", local_workers, network)
     params = jax.tree.map(lambda shape: np.zeros(shape, np.float32), SHAPES, is_leaf=lambda x: isinstance(x, tuple))
 
@@ -174,7 +174,7 @@ def test_mean_of_what_was_sent_is_that_of_the_workers_who_sent_it(small_recipe: 
     expected, _ = step(state, 2)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(to_host(expected)))
     found = pending_mean(pending, np.int32(1), recipe, params, network)
-    assert_close(found, expected) if recipe.codec == "float" else assert_same(found, expected)
+    assert_close(found, expected) if recipe.mean.method == "float" else assert_same(found, expected)
 
 
 def draw(key: jax.Array, like: Any) -> Any:

@@ -22,7 +22,7 @@ def make_program() -> Callable[..., tuple[jax.export.Exported, dict[str, np.ndar
     def make(seed: int) -> tuple[jax.export.Exported, dict[str, np.ndarray]]:
         recipe = Recipe(seed=seed)
         inputs = open_inputs(recipe)
-        graph, variables = nnx.split(create_model(recipe.model, inputs.input_shape, 10, seed))
+        graph, variables = nnx.split(create_model(recipe.model.name, inputs.input_shape, 10, seed))
         artifact = export_network(recipe, facts_of(inputs), graph, nnx.to_pure_dict(variables))
         return jax.export.deserialize(bytearray(artifact.program)), artifact.weights
 

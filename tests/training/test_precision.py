@@ -40,7 +40,7 @@ def overflow_in(monkeypatch: pytest.MonkeyPatch, steps: tuple[int, ...], worker:
 
         def overflowing(state: Any, batch: Any, first: jax.Array) -> list:
             is_due = jnp.any(state.step == jnp.array(steps))
-            is_due &= jax.lax.axis_index(FAST_AXIS) == recipe.worker_devices - 1
+            is_due &= jax.lax.axis_index(FAST_AXIS) == recipe.mean.worker_devices - 1
 
             def spoil(number: int, each: Any) -> Any:
                 kernel = each.gradients["fc2"]["kernel"]

@@ -37,7 +37,7 @@ def test_recipe_goes_through_json(name: str):
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_recipe_has_a_float_variant_by_one_override(name: str):
-    assert load(name).codec == "ternary"
+    assert load(name).mean.method == "ternary"
     assert dataclasses.replace(load(name), codec="float").codec == "float"
 
 
@@ -142,7 +142,7 @@ def test_recipe_tells_its_result_its_command_and_its_hardware(name: str):
     assert re.search(r"^(Measured: |RESULT)", text, re.MULTILINE)
     assert re.search(r"^Hardware: ", text, re.MULTILINE)
     assert "    python -m jaxtern.train" in text
-    assert "--config.codec=float" in text
+    assert "--config.mean.method=float" in text
 
 
 def test_recipe_explains_every_field_and_every_choice():
