@@ -1,11 +1,11 @@
 """The defaults of every field; the other recipes start from here."""
 
 import dataclasses
+import typing
 from typing import Any
 
 import ml_collections
 
-from jaxtern.training.recipe.field_types import optional_kinds
 from jaxtern.training.recipe.recipe import Recipe
 
 
@@ -14,6 +14,8 @@ def get_config() -> Any:  # a ConfigDict, whose sections type checkers do not se
     recipe = Recipe()
     values = dataclasses.asdict(recipe)
     for section, fields in values.items():
-        for name, kind in optional_kinds(type(getattr(recipe, section))).items():
-            fields[name] = ml_collections.FieldReference(fields[name], field_type=kind)
+        for name, kind in typing.get_type_hints(type(getattr(recipe, section))).items():
+            given, *others = typing.get_args(kind) or (kind,)
+            if others == [type(None)]:
+                fields[name] = ml_collections.FieldReference(fields[name], field_type=given)
     return ml_collections.ConfigDict(values)

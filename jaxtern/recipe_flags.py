@@ -1,5 +1,6 @@
 """The flag --config of the doors that take a recipe."""
 
+import functools
 import inspect
 import os
 import re
@@ -80,14 +81,11 @@ def _describe_config() -> str:
 
 def _describe_section(name: str, section: Section) -> str:
     """What a section is for, and its fields as the command line has them."""
-    subject, *entries = re.split(r"^  (?=\w)", inspect.getdoc(section) or "", flags=re.MULTILINE)
-    lines = [f"\n  {name}: {subject.partition('.')[0]}"]
-    for field, _, meaning in (entry.partition(": ") for entry in entries):
-        line = f"{name}.{field}={getattr(section, field)!r}: {' '.join(meaning.split())}"
-        lines.append(
-            textwrap.fill(line, 120, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False)
-        )
-    return "\n".join(lines)
+    subject, *entries = re.split(r"\n  (?=\w)", re.sub(r"\n {4}", " ", inspect.getdoc(section) or ""))
+    fill = functools.partial(textwrap.fill, width=120, subsequent_indent=" " * 8, break_on_hyphens=False)
+    parts = (entry.partition(": ") for entry in entries)
+    lines = (fill(f"    {name}.{field}={getattr(section, field)!r}: {meaning}") for field, _, meaning in parts)
+    return "\n".join([f"\n  {name}: {subject.partition('.')[0]}", *lines])
 
 
 def _resolve(arguments: list[str]) -> list[str]:

@@ -114,9 +114,8 @@ def require_trainable(train_only: Sequence[str], freeze: Sequence[str], params: 
         require_match("model.freeze", pattern, paths, entry)
     masks = slice_masks(freeze, params)
     if not any(is_trained(train_only, freeze, path) and masks.get(path, np.bool_(True)).any() for path in paths):
-        raise ValueError(
-            f"model.train_only={tuple(train_only)!r}, model.freeze={tuple(freeze)!r}: must leave a tensor to train"
-        )
+        given = f"model.train_only={tuple(train_only)!r}, model.freeze={tuple(freeze)!r}"
+        raise ValueError(f"{given}: must leave a tensor to train")
 
 
 def _reads_as_class(entry: str, path: str) -> bool:

@@ -62,14 +62,12 @@ class MeanSection(Section):
             Network(**self.links)
         except ValueError as error:
             raise ValueError(f"mean.{error}") from None
-        if self.delayed and self.statistics:
-            raise ValueError(
-                "mean.statistics=True: must be False where mean.delayed=True, whose means are of other gradients"
-            )
-        for name in ("float_epochs", "compress_from"):
-            if self.delayed and getattr(self, name):
-                need = "must be 0 where mean.delayed=True, whose words come a step late"
-                raise ValueError(f"mean.{name}={getattr(self, name)}: {need}")
+        if self.delayed:
+            of_others = "must be False where mean.delayed=True, whose means are of other gradients"
+            self.require(not self.statistics, "statistics", of_others)
+            late = "must be 0 where mean.delayed=True, whose words come a step late"
+            self.require(not self.float_epochs, "float_epochs", late)
+            self.require(not self.compress_from, "compress_from", late)
 
     @property
     def worker_devices(self) -> int:

@@ -1,6 +1,7 @@
 """The section `optimizer` of a recipe."""
 
 import dataclasses
+import itertools
 from typing import Annotated, Literal
 
 from jaxtern.training.recipe.field_types import Natural, NonNegative, Pattern, Positive, Section, Share, between
@@ -60,10 +61,10 @@ class OptimizerSection(Section):
         super().__post_init__()
         if is_rate_string(self.schedule):
             parse_rates(self.schedule)
-        elif self.schedule not in SCHEDULES:
-            need = f"must be one of {', '.join(SCHEDULES)}, or rates over epochs"
-            raise ValueError(f"optimizer.schedule={self.schedule!r}: {need}")
-        if self.schedule == "piecewise" and not self.boundaries:
-            raise ValueError("optimizer.boundaries=(): must hold an epoch or more where schedule='piecewise'")
-        if any(not epoch > before for before, epoch in zip((0, *self.boundaries), self.boundaries, strict=False)):
-            raise ValueError(f"optimizer.boundaries={self.boundaries}: must be epochs that rise from above 0")
+        else:
+            choices = f"must be one of {', '.join(SCHEDULES)}, or rates over epochs"
+            self.require(self.schedule in SCHEDULES, "schedule", choices)
+        has_stairs = bool(self.boundaries) or self.schedule != "piecewise"
+        self.require(has_stairs, "boundaries", "must hold an epoch or more where schedule='piecewise'")
+        rises = all(epoch > before for before, epoch in itertools.pairwise((0, *self.boundaries)))
+        self.require(rises, "boundaries", "must be epochs that rise from above 0")

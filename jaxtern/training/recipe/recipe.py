@@ -38,17 +38,20 @@ class Recipe:
         Raises:
           ValueError: naming a field, its value and the rule.
         """
-        _require_parts(self.run, self.mean)
-        if self.mean.delayed and self.model.precision == "float16":
-            raise ValueError(
-                "model.precision='float16': must be another where mean.delayed=True, by which a mean comes in a step"
-                " that may be skipped for another's overflow"
-            )
-        schedule, warmup, steps = self.optimizer.schedule, self.optimizer.warmup_steps, self.run.num_steps
-        if schedule in _TO_LAST_STEP and warmup >= steps:
-            # the rate would rise to what these have at their end, which is mostly 0
-            need = f"must be below run.num_steps={steps} where schedule={schedule!r}"
-            raise ValueError(f"optimizer.warmup_steps={warmup}: {need}")
+        run, fast, schedule = self.run, self.mean.worker_devices, self.optimizer.schedule
+        of_device = run.batch_size // run.num_workers // fast
+        need = f"each worker's part must be a multiple of mean.devices_per_worker={fast}"
+        run.require(run.batch_size // run.num_workers % fast == 0, "batch_size", need)
+        need = f"must divide the {of_device} examples that a device has of a batch"
+        run.require(of_device % run.accumulation == 0, "accumulation", need)
+        need = (
+            "must be another where mean.delayed=True: a mean comes in a step that may be skipped for another's overflow"
+        )
+        self.model.require(not (self.mean.delayed and self.model.precision == "float16"), "precision", need)
+        # the rate would rise to what these schedules have at their end, which is mostly 0
+        is_over = schedule in _TO_LAST_STEP and self.optimizer.warmup_steps >= run.num_steps
+        need = f"must be below run.num_steps={run.num_steps} where schedule={schedule!r}"
+        self.optimizer.require(not is_over, "warmup_steps", need)
 
     @classmethod
     def from_dict(cls, values: dict[str, dict[str, Any]]) -> "Recipe":
@@ -103,15 +106,3 @@ def require_field(name: str) -> None:
     near = [names[each] for each in difflib.get_close_matches(name[:80], names, cutoff=0.5)]
     hint = f"; nearest: {', '.join(same or dict.fromkeys(near))}" if same or near else ""
     raise ValueError(f"{name!r} is no field of a recipe{hint} (--help names all)")
-
-
-def _require_parts(run: RunSection, mean: MeanSection) -> None:
-    """Refuses a batch that does not divide among all workers' devices, and the parts of an accumulation."""
-    of_worker = run.batch_size // run.num_workers
-    if of_worker % mean.worker_devices:
-        need = f"must be a multiple of mean.devices_per_worker={mean.devices_per_worker}"
-        raise ValueError(f"run.batch_size={run.batch_size}: each worker's part {need}")
-    of_device = of_worker // mean.worker_devices
-    if of_device % run.accumulation:
-        need = f"must divide the {of_device} examples that a device has of a batch"
-        raise ValueError(f"run.accumulation={run.accumulation}: {need}")

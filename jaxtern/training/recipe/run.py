@@ -52,6 +52,5 @@ class RunSection(Section):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.batch_size % self.num_workers:
-            need = f"must be a multiple of run.num_workers={self.num_workers}"
-            raise ValueError(f"run.batch_size={self.batch_size}: {need}")
+        need = f"must be a multiple of run.num_workers={self.num_workers}"
+        self.require(self.batch_size % self.num_workers == 0, "batch_size", need)

@@ -42,9 +42,7 @@ def export_run(
     """
     recipe = read_recipe(workdir)
     if recipe.data.preprocessing == "text":
-        raise ValueError(
-            f"workdir={str(workdir)!r}: data.preprocessing='text': networks of text cannot be exported yet"
-        )
+        raise ValueError(f"workdir={str(workdir)!r}: networks of text (data.preprocessing) cannot be exported yet")
     facts = _find_facts(workdir, recipe.data, data_dir)
     run = SavedNetwork(workdir, recipe, _create_network(recipe, facts), facts.num_examples)
     if best:
@@ -110,7 +108,6 @@ def _find_facts(workdir: Path, data: DataSection, data_dir: str | None) -> Facts
 
 
 def _create_network(recipe: Recipe, facts: Facts) -> Model:
-    shape = get_preprocessing(recipe.data.preprocessing).output_shape(
-        raw_shape_of(recipe.data, facts), recipe.data.image_size
-    )
+    data, raw_shape = recipe.data, raw_shape_of(recipe.data, facts)
+    shape = get_preprocessing(data.preprocessing).output_shape(raw_shape, data.image_size)
     return create_network_for(recipe.model, shape, facts.num_classes, recipe.run.seed)

@@ -89,13 +89,11 @@ def require_feed(data: DataSection, preprocessing: Preprocessing, steps_per_call
       ValueError: naming the field, its value and the rule.
     """
     if preprocessing.next_token and data.feed == "streaming":
-        raise ValueError(
-            f"data.feed='streaming': data.preprocessing={data.preprocessing!r} takes text, which is resident"
-        )
+        raise ValueError(f"data.feed='streaming': preprocessing={data.preprocessing!r} takes text, which is resident")
     crops = preprocessing.train_view is not None and data.name != "synthetic"
     if crops and data.feed == "resident":
         need = "crops images of any size, for which they must be streamed"
-        raise ValueError(f"data.feed='resident': data.preprocessing={data.preprocessing!r} {need}")
+        raise ValueError(f"data.feed='resident': preprocessing={data.preprocessing!r} {need}")
     if crops or data.feed == "streaming":
         _require_single_steps(data, steps_per_call)
 

@@ -109,6 +109,5 @@ class SavedRun(SavedNetwork):
         """
         recipe = read_recipe(workdir)
         self.inputs = open_inputs(recipe.data, data_dir=data_dir)
-        super().__init__(
-            workdir, recipe, create_network(recipe.model, self.inputs, recipe.run.seed), self.inputs.dataset.train.size
-        )
+        network = create_network(recipe.model, self.inputs, recipe.run.seed)
+        super().__init__(workdir, recipe, network, self.inputs.dataset.train.size)

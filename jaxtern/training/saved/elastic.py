@@ -53,11 +53,8 @@ def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe, network: Net
         compressor = compressor._replace(statistics=arrange(sent["statistics"], own.statistics))
     if sent.get("pending") is not None:
         before, links = _origin(saved.metadata, recipe, network)
-        if (
-            recipe.mean.delayed
-            and _reads_alike(before, recipe, links, network)
-            and _is_like(sent["pending"], own.pending)
-        ):
+        reads = recipe.mean.delayed and _reads_alike(before, recipe, links, network)
+        if reads and _is_like(sent["pending"], own.pending):
             compressor = compressor._replace(pending=arrange(sent["pending"], own.pending))
         else:
             mean = pending_mean(sent["pending"], compressor.count, before, state.params, links)
