@@ -40,16 +40,18 @@ for name, (folder, door, arguments) in json.load(open("commands.json")).items():
 """
 
 CASES = {
-    "unknown field": ("train", ["--config.learning_rat=0.1"], ["learning_rat", "learning_rate"]),
+    "unknown field": ("train", ["--config.optimizer.learning_rat=0.1"], ["learning_rat", "learning_rate"]),
+    "field without its section": ("train", ["--config.num_workers=2"], ["'num_workers' is run.num_workers now"]),
+    "section": ("train", ["--config.run=2"], ["'run' is a section of a recipe", "run.FIELD"]),
     "unknown field in the middle": ("train", ["--config.run.seed=1", "--config.colour=red"], ["--config.colour"]),
     "unknown flag": ("train", ["--wokdir=x"], ["wokdir"]),
     "missing recipe": ("train", ["--config=nothing"], ["--config=nothing", "charlm, cifar10", "mnist"]),
     "missing recipe file": ("train", ["--config=./nothing.py"], ["--config=./nothing.py: no such file"]),
     "batch does not divide": ("train", ["--config.run.batch_size=62"], ["batch_size=62", "num_workers=4"]),
-    "no workers": ("train", ["--config.run.num_workers=0"], ["num_workers=0: must be 1 or more"]),
+    "no workers": ("train", ["--config.run.num_workers=0"], ["run.num_workers=0: must be 1 or more"]),
     "too many devices": ("train", ["--config.run.num_devices=4"], ["num_devices=4: there are 1"]),
     "unknown exchange": ("train", ["--config.mean.exchange=pigeon"], ["exchange='pigeon'", "gather, sum"]),
-    "unknown codec": ("train", ["--config.mean.method=zip"], ["codec='zip'", "ternary, float"]),
+    "unknown codec": ("train", ["--config.mean.method=zip"], ["mean.method='zip'", "ternary, float"]),
     "unknown model": ("train", ["--config.model.name=lenett"], ["model='lenett'", "lenet"]),
     "unknown dataset": ("train", ["--config.data.name=cifar99"], ["dataset='cifar99'", "TFDS knows none"]),
     "no such folder": ("train", ["--config.data.name=./nowhere"], ["dataset='./nowhere': no such folder"]),
@@ -67,10 +69,19 @@ CASES = {
     ),
     "text for a network of images": (
         "train",
-        ["--config=charlm", "--config.data.name=synthetic", "--config.data.synthetic_classes=9", "--config.model.name=lenet"],
+        [
+            "--config=charlm",
+            "--config.data.name=synthetic",
+            "--config.data.synthetic_classes=9",
+            "--config.model.name=lenet",
+        ],
         ["model='lenet': takes images, and preprocessing gives text"],
     ),
-    "unknown preprocessing": ("train", ["--config.data.preprocessing=vgg99"], ["preprocessing='vgg99'", "mnist, cifar10"]),
+    "unknown preprocessing": (
+        "train",
+        ["--config.data.preprocessing=vgg99"],
+        ["preprocessing='vgg99'", "mnist, cifar10"],
+    ),
     "unknown feed": ("train", ["--config.data.feed=tube"], ["feed='tube'", "auto, resident, streaming"]),
     "views of what lies in memory": (
         "train",
@@ -94,7 +105,11 @@ CASES = {
         ["--config.data.name=synthetic", "--config.data.preprocessing=vgg", "--config.data.synthetic_shape=(5,5,3)"],
         ["synthetic_shape=(5, 5, 3)", "(224, 224, 3)"],
     ),
-    "unknown optimizer": ("train", ["--config.optimizer.name=lion"], ["optimizer='lion'", "sgd, momentum, nesterov, adam"]),
+    "unknown optimizer": (
+        "train",
+        ["--config.optimizer.name=lion"],
+        ["optimizer.name='lion'", "sgd, momentum, nesterov, adam"],
+    ),
     "data_dir not set": ("train", ["--config=mnist"], ["dataset='mnist'", "as data_dir"]),
     "data_dir missing": (
         "train",
@@ -143,7 +158,7 @@ CASES = {
     "plan without a network": ("plan", ["--network=nowhere"], ["--network=nowhere: cannot be read"]),
     "plan in no picture": ("plan", ["--out=plan.txt"], ["--out=plan.txt: must end with .png, .svg or .pdf"]),
     "plan in no folder": ("plan", ["--out=nowhere/plan.png"], ["--out=nowhere/plan.png: cannot be written"]),
-    "plan of an unknown field": ("plan", ["--config.levls=3"], ["--config.levls", "levels"]),
+    "plan of an unknown field": ("plan", ["--config.mean.levls=3"], ["--config.mean.levls", "mean.levels"]),
     "plan of no levels": ("plan", ["--config.mean.levels=0"], ["levels=0"]),
     "unknown flag of plan": ("plan", ["--speed=3"], ["speed"]),
 }
@@ -202,9 +217,9 @@ def test_door_refuses_bad_input_in_one_line(answers: dict[str, Answer], case: st
 
 def test_door_itself_refuses_bad_input_in_one_line(run_door: Callable, tmp_path: Path):
     """One case by the command as typed, as proof that the others stand for it."""
-    done = run_door("train", "--config.learning_rat=0.1", cwd=tmp_path)
+    done = run_door("train", "--config.optimizer.learning_rat=0.1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: --config.learning_rat: ")
+    assert done.stderr.startswith("error: --config.optimizer.learning_rat: ")
     assert len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
@@ -224,21 +239,21 @@ def test_help_has_the_values_of_the_recipe_that_is_asked_for(run_door: Callable,
     assert (done.returncode, done.stderr) == (0, "")
     words = " ".join(done.stdout.split())
     assert "here with the values of imagenet_resnet50_lars_32k: " in words
-    assert ' optimizer=\'lars\': "sgd", "momentum", ' in words
-    assert " batch_size=32768: examples of one step over all workers." in words
+    assert ' optimizer.name=\'lars\': "sgd", "momentum", ' in words
+    assert " run.batch_size=32768: examples of one step over all workers." in words
 
 
 @pytest.mark.parametrize(
     ("recipe", "answer"),
     [
         ("nothing", "error: --config=nothing: no such recipe is installed; "),
-        ("./own.py", "error: config: batch_size=-1: "),
+        ("./own.py", "error: config: run.batch_size=-1: "),
     ],
 )
 def test_help_refuses_a_recipe_that_does_not_fit_in_one_line(
     run_door: Callable, tmp_path: Path, recipe: str, answer: str
 ):
-    (tmp_path / "own.py").write_text(OWN_RECIPE.format("batch_size = -1"))
+    (tmp_path / "own.py").write_text(OWN_RECIPE.format("run.batch_size = -1"))
     done = run_door("train", "--help", f"--config={recipe}", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(answer)
@@ -247,8 +262,8 @@ def test_help_refuses_a_recipe_that_does_not_fit_in_one_line(
 
 def test_an_optional_field_is_taken_back_by_none(run_door: Callable, tmp_path: Path):
     """Where ml_collections itself takes only a number once a recipe has set one."""
-    (tmp_path / "own.py").write_text(OWN_RECIPE.format("block_size = 64"))
+    (tmp_path / "own.py").write_text(OWN_RECIPE.format("mean.block_size = 64"))
     flags = ["--config=./own.py", "--config.mean.block_size=None", "--config.run.num_steps=1", "--workdir=run"]
     done = run_door("train", *flags, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["block_size"] is None
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["mean"]["block_size"] is None

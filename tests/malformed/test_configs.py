@@ -4,6 +4,8 @@
 import dataclasses
 import json
 import math
+import types
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ TRAIN = {
     "more steps than are counted": ([f"--config.run.num_steps={2**31}"], ["num_steps"]),
     "more steps than a float has": ([f"--config.run.num_steps={10**400}"], ["num_steps"]),
     "more warm-up than is counted": ([f"--config.optimizer.warmup_steps={2**40}"], ["warmup_steps"]),
-    "ternary from beyond": ([f"--config.mean.compress_from={2**63}"], ["ternary_from"]),
+    "ternary from beyond": ([f"--config.mean.compress_from={2**63}"], ["compress_from"]),
     "a rate that is none": (["--config.optimizer.learning_rate=nan"], ["learning_rate=nan"]),
     "a rate below zero": (["--config.optimizer.learning_rate=-0.1"], ["learning_rate=-0.1"]),
     "a rate above all floats": (["--config.optimizer.learning_rate=1e39"], ["learning_rate=1e+39"]),
@@ -79,7 +81,7 @@ TRAIN = {
     "a span from nothing by factors": (["--config.optimizer.schedule=5:0=>0.1"], ["exponentially"]),
     "a span of points": (["--config.optimizer.schedule=5:1.2.3"], ["5:1.2.3"]),
     "a thousand spans": (["--config.optimizer.schedule=" + ",".join(["5:x"] * 1000)], ["schedule="]),
-    "half an expression": (["--config.mean.exclude=('conv(',)"], ["exclude='conv('"]),
+    "half an expression": (["--config.mean.exclude=('conv(',)"], ["mean.exclude=('conv(',)"]),
     "an expression of too many": (["--config.mean.exclude=('a{99999999999}',)"], ["exclude="]),
     "an expression in ten thousand brackets": ([f"--config.mean.exclude=('{'(' * 10_000}',)"], ["exclude="]),
     "an expression that is a number": (["--config.mean.exclude=(1,)"], ["exclude"]),
@@ -157,15 +159,17 @@ FILES = {
     "what asserts": b"assert False, 'no'\n",
     "what never ends": b"def get_config():\n    return get_config()\n",
     "a field that is none": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'rate': 1})\n",
+    "a section that is a number": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'run': 1})\n",
+    "a field of a section that is a number": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'run': {1: 1}})\n",
     "a field that is a number": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({1: 1})\n",
-    "a config in a config": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'seed': {'seed': 1}})\n",
+    "a config in a config": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'run': {'seed': {'seed': 1}}})\n",
     "a reference to nothing": (
         b"from ml_collections import ConfigDict, FieldReference\ndef get_config():\n"
-        b"    return ConfigDict({'seed': FieldReference(None, field_type=int)})\n"
+        b"    return ConfigDict({'run': {'seed': FieldReference(None, field_type=int)}})\n"
     ),
     "a required placeholder": (
         b"from ml_collections import config_dict\ndef get_config():\n"
-        b"    return config_dict.ConfigDict({'seed': config_dict.required_placeholder(int)})\n"
+        b"    return config_dict.ConfigDict({'run': {'seed': config_dict.required_placeholder(int)}})\n"
     ),
 }
 
@@ -191,23 +195,26 @@ RUNS = {  # config.json of a run
     "null": b"null",
     "words": b"seed = 1",
     "two objects": b"{}{}",
-    "a comma too many": b'{"seed": 1,}',
-    "single quotes": b"{'seed': 1}",
+    "a comma too many": b'{"run": {"seed": 1,}}',
+    "single quotes": b"{'run': {'seed': 1}}",
     "bytes that are no text": b"\xff\xfe{}",
-    "UTF-16": '{"seed": 1}'.encode("utf-16"),
-    "a byte order mark": b'\xef\xbb\xbf{"seed": 1}',
+    "UTF-16": '{"run": {"seed": 1}}'.encode("utf-16"),
+    "a byte order mark": b'\xef\xbb\xbf{"run": {"seed": 1}}',
     "zeros": bytes(4096),
     "a hundred thousand brackets": b"[" * 100_000,
     "a hundred thousand objects": b'{"seed":' * 100_000,
-    "a number of a hundred thousand digits": b'{"seed": ' + b"9" * 100_000 + b"}",
-    "an unknown field": b'{"colour": "red"}',
-    "a field of a hundred thousand letters": b'{"' + b"x" * 100_000 + b'": 1}',
-    "a field of escapes": b'{"\\u001b[2J\\n\\r": 1}',
-    "half of a pair": b'{"model": "\\ud800"}',
-    "a zero byte in a name": b'{"dataset": "./a\\u0000b"}',
-    "a zero byte in a folder": b'{"dataset": "mnist", "data_dir": "a\\u0000b"}',
-    "a zero byte in a split": b'{"dataset": "./", "train_split": "\\u0000"}',
-    "the text of nothing": b'{"preprocessing": "text", "model": "transformer", "dataset": "/dev/null"}',
+    "a number of a hundred thousand digits": b'{"run": {"seed": ' + b"9" * 100_000 + b"}}",
+    "an unknown section": b'{"colour": "red"}',
+    "an unknown field": b'{"run": {"colour": "red"}}',
+    "a section that is a list": b'{"run": []}',
+    "fields without sections": b'{"num_workers": 4}',
+    "a field of a hundred thousand letters": b'{"run": {"' + b"x" * 100_000 + b'": 1}}',
+    "a field of escapes": b'{"run": {"\\u001b[2J\\n\\r": 1}}',
+    "half of a pair": b'{"model": {"name": "\\ud800"}}',
+    "a zero byte in a name": b'{"data": {"name": "./a\\u0000b"}}',
+    "a zero byte in a folder": b'{"data": {"name": "mnist", "dir": "a\\u0000b"}}',
+    "a zero byte in a split": b'{"data": {"name": "./", "train_split": "\\u0000"}}',
+    "the text of nothing": b'{"data": {"preprocessing": "text", "name": "/dev/null"}, "model": {"name": "transformer"}}',
 }
 WRONG = {
     bool: ["yes", 1, 0.0, [], {}, None],
@@ -216,11 +223,19 @@ WRONG = {
     str: [1, 0.5, True, [], ["x"], {}, {"x": "y"}],
     tuple: ["abc", 3, 1.5, True, [None], [[]], [{}], {"x": 1}],
 }
-KINDS = {field.name: getattr(field.type, "__name__", str(field.type)) for field in dataclasses.fields(Recipe)}
+KINDS = {
+    f"{section.name}.{name}": kind
+    for section in dataclasses.fields(Recipe)
+    for name, kind in typing.get_type_hints(type(getattr(Recipe(), section.name))).items()
+}
 
 
-def wrong_values(kind: str) -> st.SearchStrategy[Any]:
-    return st.sampled_from(next(values for each, values in WRONG.items() if kind.startswith(each.__name__)))
+def wrong_values(kind: Any) -> st.SearchStrategy[Any]:
+    """Of a field whose annotation is one of the types above, choices of strings, or one of them or None."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        kind = typing.get_args(kind)[0]
+    origin = typing.get_origin(kind) or kind
+    return st.sampled_from(WRONG[str if origin is typing.Literal else origin])
 
 
 @pytest.mark.parametrize("case", RUNS)
@@ -236,7 +251,8 @@ def test_evaluate_refuses_a_field_of_another_type(refuses: Callable, tmp_path: P
     field = data.draw(st.sampled_from(sorted(KINDS)))
     value = data.draw(wrong_values(KINDS[field]))
     (tmp_path / "run").mkdir(exist_ok=True)
-    (tmp_path / "run" / "config.json").write_text(json.dumps({field: value}))
+    section, _, name = field.partition(".")
+    (tmp_path / "run" / "config.json").write_text(json.dumps({section: {name: value}}))
     refuses("evaluate", "--workdir=run", cwd=tmp_path, names=["config.json", field])
 
 

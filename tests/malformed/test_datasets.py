@@ -134,7 +134,12 @@ def test_doors_refuse_idx_files(refuses: Callable, tmp_path: Path, case: str, do
         refuses("prepare", "mnist", "out", "--workers=1", cwd=tmp_path)
     else:
         refuses(
-            "train", "--config=mnist", "--config.data.dir=mnist", "--workdir=run", "--config.run.batch_size=4", cwd=tmp_path
+            "train",
+            "--config=mnist",
+            "--config.data.dir=mnist",
+            "--workdir=run",
+            "--config.run.batch_size=4",
+            cwd=tmp_path,
         )
 
 

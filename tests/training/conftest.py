@@ -125,11 +125,11 @@ def digits() -> Split:
 
 
 @pytest.fixture(scope="session")
-def small_recipe() -> Callable[..., Recipe]:
+def small_recipe(recipe_of: Callable[..., Recipe]) -> Callable[..., Recipe]:
     """A recipe of a few steps of one worker, with these fields."""
 
     def make(**fields: Any) -> Recipe:
-        return Recipe(**SMALL | fields)
+        return recipe_of(**SMALL | fields)
 
     return make
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from jaxtern.training.recipe.masks import is_trained, mask_slices, require_trainable, slice_masks, split_slice
-from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.model import ModelSection
 
 SHAPES = {
     "conv1": {"kernel": (5, 5, 1, 20), "bias": (20,)},
@@ -186,20 +186,19 @@ def test_masks_that_fit_are_accepted(train_only: tuple):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"freeze": ("(",)}, "freeze='(': is no regular expression"),
-        ({"freeze": ("conv1/.*", "a([0]",)}, "freeze='a([0]': is no regular expression"),
-        ({"freeze": ("w[]",)}, "freeze='w[]': is no regular expression"),
-        ({"freeze": ("w{99999999999999999999}",)}, "freeze='w{99999999999999999999}': is no regular expression"),
-        ({"train_only": ("*",)}, "train_only='*': is no regular expression"),
-        ({"schedule": "piecewise"}, "boundaries=(): must hold an epoch or more where schedule='piecewise'"),
+        ({"freeze": ("(",)}, "model.freeze=('(',): '(' is no regular expression"),
+        ({"freeze": ("conv1/.*", "a([0]",)}, "model.freeze=('conv1/.*', 'a([0]'): 'a([0]' is no regular expression"),
+        ({"freeze": ("w[]",)}, "model.freeze=('w[]',): 'w[]' is no regular expression"),
+        ({"freeze": ("w{99999999999999999999}",)}, "model.freeze=('w{99999999999999999999}',): 'w{9999"),
+        ({"train_only": ("*",)}, "model.train_only=('*',): '*' is no regular expression"),
     ],
 )  # fmt: skip
 def test_masks_whose_patterns_do_not_compile_are_refused_by_the_recipe(fields: dict[str, Any], words: str):
     with pytest.raises(ValueError, match="=") as caught:
-        Recipe(**fields)
+        ModelSection(**fields)
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
 
 
 def test_masks_of_slices_are_accepted_by_the_recipe():
-    assert Recipe(freeze=("conv2/kernel[:, :, 29, 13]", "fc[12]/.*")).freeze[0] == "conv2/kernel[:, :, 29, 13]"
+    assert ModelSection(freeze=("conv2/kernel[:, :, 29, 13]", "fc[12]/.*")).freeze[0] == "conv2/kernel[:, :, 29, 13]"
