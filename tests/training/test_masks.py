@@ -142,21 +142,53 @@ def test_masks_need_only_shapes():
 @pytest.mark.parametrize(
     ("train_only", "freeze", "words"),
     [
-        (("conv3/.*",), (), "train_only='conv3/.*': must match the path of a tensor; available: conv"),
-        ((), ("fc1",), "freeze='fc1': must match the path of a tensor; available: fc1/bias"),
-        ((), ("zzz",), "freeze='zzz': must match the path of a tensor; available: conv1/bias, conv1/kernel, conv2/"),
-        ((), ("conv3/kernel[0]",), "freeze='conv3/kernel[0]': must match the path of a tensor; available: conv"),
-        ((), ("fc1/kernel[6]",), "freeze='fc1/kernel[6]': must be within fc1/kernel, whose shape is (6, 4)"),
-        ((), ("fc1/kernel[:, -5]",), "freeze='fc1/kernel[:, -5]': must be within fc1/kernel, whose shape is (6, 4)"),
-        ((), ("fc1/kernel[:7]",), "freeze='fc1/kernel[:7]': must be within fc1/kernel, whose shape is (6, 4)"),
-        ((), ("fc1/kernel[3:3]",), "freeze='fc1/kernel[3:3]': must be within fc1/kernel, whose shape is (6, 4), and"),
-        ((), (".*/kernel[5]",), "freeze='.*/kernel[5]': must be within conv1/kernel, whose shape is (5, 5, 1, 20)"),
-        ((), ("fc1/bias[0, 0]",), "freeze='fc1/bias[0, 0]': must have no more indices than fc1/bias has axes: its"),
-        ((), ("fc1/bias[0, ..., 0]",), "freeze='fc1/bias[0, ..., 0]': must have no more indices than fc1/bias"),
-        ((), (".*",), "train_only=(), freeze=('.*',): must leave a tensor to train"),
-        (("fc1/.*",), ("fc1/.*",), "train_only=('fc1/.*',), freeze=('fc1/.*',): must leave a tensor to train"),
-        (("fc1/bias",), ("fc1/bias[...]",), "train_only=('fc1/bias',), freeze=('fc1/bias[...]',): must leave a"),
-        (("fc1/bias",), ("fc1/bias[:2]", "fc1/bias[2:]"), "train_only=('fc1/bias',), freeze=('fc1/bias[:2]', 'fc1/"),
+        (("conv3/.*",), (), "model.train_only='conv3/.*': must match the path of a tensor; available: conv"),
+        ((), ("fc1",), "model.freeze='fc1': must match the path of a tensor; available: fc1/bias"),
+        (
+            (),
+            ("zzz",),
+            "model.freeze='zzz': must match the path of a tensor; available: conv1/bias, conv1/kernel, conv2/",
+        ),
+        ((), ("conv3/kernel[0]",), "model.freeze='conv3/kernel[0]': must match the path of a tensor; available: conv"),
+        ((), ("fc1/kernel[6]",), "model.freeze='fc1/kernel[6]': must be within fc1/kernel, whose shape is (6, 4)"),
+        (
+            (),
+            ("fc1/kernel[:, -5]",),
+            "model.freeze='fc1/kernel[:, -5]': must be within fc1/kernel, whose shape is (6, 4)",
+        ),
+        ((), ("fc1/kernel[:7]",), "model.freeze='fc1/kernel[:7]': must be within fc1/kernel, whose shape is (6, 4)"),
+        (
+            (),
+            ("fc1/kernel[3:3]",),
+            "model.freeze='fc1/kernel[3:3]': must be within fc1/kernel, whose shape is (6, 4), and",
+        ),
+        (
+            (),
+            (".*/kernel[5]",),
+            "model.freeze='.*/kernel[5]': must be within conv1/kernel, whose shape is (5, 5, 1, 20)",
+        ),
+        (
+            (),
+            ("fc1/bias[0, 0]",),
+            "model.freeze='fc1/bias[0, 0]': must have no more indices than fc1/bias has axes: its",
+        ),
+        ((), ("fc1/bias[0, ..., 0]",), "model.freeze='fc1/bias[0, ..., 0]': must have no more indices than fc1/bias"),
+        ((), (".*",), "model.train_only=(), model.freeze=('.*',): must leave a tensor to train"),
+        (
+            ("fc1/.*",),
+            ("fc1/.*",),
+            "model.train_only=('fc1/.*',), model.freeze=('fc1/.*',): must leave a tensor to train",
+        ),
+        (
+            ("fc1/bias",),
+            ("fc1/bias[...]",),
+            "model.train_only=('fc1/bias',), model.freeze=('fc1/bias[...]',): must leave a",
+        ),
+        (
+            ("fc1/bias",),
+            ("fc1/bias[:2]", "fc1/bias[2:]"),
+            "model.train_only=('fc1/bias',), model.freeze=('fc1/bias[:2]', 'fc1/",
+        ),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(train_only: tuple, freeze: tuple, words: str):
