@@ -72,6 +72,6 @@ def _parse(argv: list[str], positionals: Sequence[str]) -> list[str]:
         raise UsageError(f"{needed[len(rest)]} is missing: give {' '.join(positionals)} (--help tells more)")
     if len(rest) > len(needed) == len(positionals):
         wanted = f"after {' '.join(positionals)} come flags alone, which" if positionals else "flags"
-        example = "--workers=4" if positionals else "--config.batch_size=64"
+        example = "--workers=4" if positionals else "--config.run.batch_size=64"
         raise UsageError(f"argument {rest[len(positionals)]!r}: {wanted} start with --, as {example}")
     return rest

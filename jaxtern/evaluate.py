@@ -98,7 +98,7 @@ class Evaluator:
     def follow(self, poll_seconds: float) -> Iterator[dict[str, Any]]:
         """Results of all checkpoints as they come, until that of the last step."""
         seen: set[int] = set()
-        while self._run.recipe.num_steps not in seen:
+        while self._run.recipe.run.num_steps not in seen:
             for step in self._run.steps():
                 if step not in seen:
                     seen.add(step)
@@ -106,7 +106,7 @@ class Evaluator:
                         yield self._evaluate(step)
                     except ValueError as error:  # also one that the trainer has meanwhile deleted
                         logger.warning("%s; leaving it out", error)
-            if self._run.recipe.num_steps not in seen:
+            if self._run.recipe.run.num_steps not in seen:
                 time.sleep(poll_seconds)
 
     def _evaluate(self, step: int, predictions: Path | None = None) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Evaluator:
             variables_of(self._run.restore(step), averaged=True),
             split,
             inputs.preprocessing,
-            self._run.recipe.image_size,
+            self._run.recipe.data.image_size,
             inputs.threads,
             collect=None if predictions is None else logits.append,
         )

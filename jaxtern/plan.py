@@ -1,7 +1,7 @@
 """python -m jaxtern.plan --config=RECIPE | --parameters=61M: what a step will take on a cluster, by exchange.
 
     python -m jaxtern.plan --parameters=61M --hosts=8 --rate=1gbit --step_seconds=0.25
-    python -m jaxtern.plan --config=mnist --config.data_dir=FOLDER --hosts=4 --rate=100mbit --out=plan.png
+    python -m jaxtern.plan --config=mnist --config.data.dir=FOLDER --hosts=4 --rate=100mbit --out=plan.png
 
 Printed are the seconds of compute, codec, wire and the whole step for each exchange on the cluster; step and throughput
 over one worker's for 1 to 1,024 workers, each with as many examples; and which exchange to take. A worker is a device;
@@ -28,7 +28,8 @@ from jaxtern.compression.cost import Network
 from jaxtern.compression.forecast import Forecast, Scenario, seconds
 from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
 from jaxtern.data.json_files import read_json
-from jaxtern.training.recipe.recipe import Recipe, create_codec
+from jaxtern.training.recipe.mean import create_codec
+from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.curves import plot_speed_up
 from jaxtern.training.run.inputs import open_inputs
 from jaxtern.training.run.workload import measure_step_seconds, read_workload
@@ -45,7 +46,7 @@ STEP_SECONDS = flags.DEFINE_string("step_seconds", None, "of a step without exch
 CODEC_SPEED = flags.DEFINE_string(
     "codec_speed", None, "seconds an element, as encode=2e-10,decode=4e-11; others cost nothing; or none [measured]"
 )
-OVERLAP = flags.DEFINE_bool("overlap", None, "the wire works beside the computation [a recipe's `delayed`]")
+OVERLAP = flags.DEFINE_bool("overlap", None, "the wire works beside the computation [a recipe's mean.delayed]")
 HIDDEN = flags.DEFINE_float(
     "hidden",
     1.0,
@@ -111,14 +112,14 @@ def main() -> int:
 def read_recipe() -> Job:
     """That of --config; its step is measured unless it is given."""
     recipe: Recipe = recipe_flags.recipe_from_config(CONFIG)
-    codec = create_codec(recipe)
-    inputs = open_inputs(recipe)
+    codec = create_codec(recipe.mean)
+    inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     sizes, floats, examples = read_workload(recipe, inputs)
     given = STEP_SECONDS.value
     compute = measure_step_seconds(recipe, inputs) if given is None else parse("step_seconds", given)
-    overlap = recipe.delayed if OVERLAP.value is None else OVERLAP.value
-    name = f"{recipe.model}, {examples} examples a worker"
-    return Job(name, codec, sizes, floats, compute, overlap, recipe.bucket_size)
+    overlap = recipe.mean.delayed if OVERLAP.value is None else OVERLAP.value
+    name = f"{recipe.model.name}, {examples} examples a worker"
+    return Job(name, codec, sizes, floats, compute, overlap, recipe.mean.bucket_size)
 
 
 def read_parameters() -> Job:

@@ -62,7 +62,7 @@ def main(source: str, out: str) -> int:
         if SHEET.value:
             _require_writable_sheet(Path(SHEET.value), Path(out))
         print(run(source, Path(out)))
-        print(f"to train: python -m jaxtern.train --config=RECIPE --config.dataset={as_path(out)}", flush=True)
+        print(f"to train: python -m jaxtern.train --config=RECIPE --config.data.name={as_path(out)}", flush=True)
         if SHEET.value:
             draw_sheet(sheet_recipe(as_path(out), PREPROCESSING.value), Path(SHEET.value))
             print(f"sheet in {SHEET.value}")

@@ -1,6 +1,7 @@
 """The flag --config of the doors that take a recipe."""
 
-import dataclasses
+import functools
+import inspect
 import os
 import re
 import runpy
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict, config_flags
 
 from jaxtern import command_line, configs
 from jaxtern.command_line import UsageError
+from jaxtern.training.recipe.field_types import Section
 from jaxtern.training.recipe.recipe import Recipe, require_field
 
 DEFAULT_RECIPE = "digits"
@@ -39,7 +42,7 @@ class _OrNone(flags.ArgumentParser):
 
 
 def define_config() -> flags.FlagHolder:
-    """The flag --config and its --config.field overrides."""
+    """The flag --config and its --config.SECTION.FIELD overrides."""
     for kind, parser in ((int, flags.IntegerParser()), (float, flags.FloatParser()), (str, flags.ArgumentParser())):
         config_flags.register_flag_parser_for_type(kind, _OrNone(parser))
     return config_flags.DEFINE_config_file("config", None, "path of a recipe, or the bare name of an installed one")
@@ -67,16 +70,22 @@ def recipe_name() -> str:
 
 
 def _describe_config() -> str:
-    """Every field, with the value that the recipe of --config gives it."""
+    """Every field by section, with the value that the recipe of --config gives it."""
     path = _given_path(_resolve(sys.argv[1:]))
-    values = dataclasses.asdict(_to_recipe(_load_config(path)))
-
-    def add_value(found: re.Match[str]) -> str:
-        return f"{found[1]}{found[2]}={values[found[2]]!r}:" if found[2] in values else found[0]
-
-    described = re.sub(r"^( {6})(\w+):", add_value, Recipe.__doc__ or "", flags=re.MULTILINE)
+    recipe = _to_recipe(_load_config(path))
     installed = textwrap.fill(f"--config=RECIPE, a file or one of {', '.join(_installed_recipes())}", 120)
-    return f"\n\n{installed}\n--config.FIELD=VALUE, here with the values of {Path(path).stem}:\n\n{described}"
+    described = [_describe_section(name, getattr(recipe, name)) for name in recipe.to_dict()]
+    head = f"--config.SECTION.FIELD=VALUE, here with the values of {Path(path).stem}:"
+    return "\n".join(["\n", installed, head, *described])
+
+
+def _describe_section(name: str, section: Section) -> str:
+    """What a section is for, and its fields as the command line has them."""
+    subject, *entries = re.split(r"\n  (?=\w)", re.sub(r"\n {4}", " ", inspect.getdoc(section) or ""))
+    fill = functools.partial(textwrap.fill, width=120, subsequent_indent=" " * 8, break_on_hyphens=False)
+    parts = (entry.partition(": ") for entry in entries)
+    lines = (fill(f"    {name}.{field}={getattr(section, field)!r}: {meaning}") for field, _, meaning in parts)
+    return "\n".join([f"\n  {name}: {subject.partition('.')[0]}", *lines])
 
 
 def _resolve(arguments: list[str]) -> list[str]:
@@ -88,7 +97,7 @@ def _resolve(arguments: list[str]) -> list[str]:
     if not any(argument.startswith("--config=") for argument in resolved):
         resolved.insert(0, f"--config={_recipe_path(DEFAULT_RECIPE)}")
     path = _given_path(resolved)
-    fields = list(_load_config(path))
+    fields = [".".join(map(str, place)) for place in flatten_dict(_load_config(path).to_dict())]
     for name in (argument.lstrip("-").partition("=")[0] for argument in resolved):
         if name.startswith("config.") and name.removeprefix("config.") not in fields:
             raise UsageError(f"--{name}: is not set by --config={path}, so that it cannot be set otherwise")
@@ -119,7 +128,7 @@ def _load_config(path: str) -> ConfigDict:
     except Exception as error:  # noqa: BLE001 - a recipe is code, which may raise anything
         raise UsageError(f"--config={path}: is no recipe: {type(error).__name__}: {error}") from None
     if not isinstance(config, ConfigDict) or not all(isinstance(name, str) for name in config):
-        raise UsageError(f"--config={path}: is no recipe: get_config() must return a ConfigDict of fields")
+        raise UsageError(f"--config={path}: is no recipe: get_config() must return a ConfigDict of sections")
     return config
 
 

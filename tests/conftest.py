@@ -310,3 +310,28 @@ def assert_exact_mean() -> Callable:
             np.testing.assert_array_equal(mean, expected[1])
 
     return check
+
+
+@pytest.fixture(scope="session")
+def full_names() -> Callable[..., dict[str, Any]]:
+    """Fields of a recipe by their whole names, of their own, num_workers=2, or of a named section, model="tiny"."""
+    from jaxtern.training.recipe.recipe import Recipe  # here, because most tests need none
+
+    sections = {name.partition(".")[2]: name for name in Recipe().by_name()}
+    sections |= {section: f"{section}.name" for section in ("data", "model", "optimizer")}
+    return lambda **fields: {sections[name]: value for name, value in fields.items()}
+
+
+@pytest.fixture(scope="session")
+def recipe_of(full_names: Callable) -> Callable[..., Any]:
+    """A recipe of these fields, told as for `full_names`."""
+    from jaxtern.training.recipe.recipe import Recipe
+
+    def make(**fields: Any) -> Recipe:
+        sections: dict[str, dict[str, Any]] = {}
+        for name, value in full_names(**fields).items():
+            section, _, field = name.partition(".")
+            sections.setdefault(section, {})[field] = value
+        return Recipe.from_dict(sections)
+
+    return make

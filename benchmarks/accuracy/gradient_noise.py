@@ -15,7 +15,6 @@ compresses and that have gradients are listed, and the last row is their mean, w
 """
 
 import argparse
-import dataclasses
 import functools
 import itertools
 import sys
@@ -35,8 +34,9 @@ from jaxtern.kernels import Segments
 from jaxtern.training.run.inputs import Feed, create_network
 from jaxtern.training.run.saved_run import SavedRun
 from jaxtern.training.step.gradients import create_local_gradients
+from jaxtern.training.step.mean import stays_float
 from jaxtern.training.step.mesh import create_mesh
-from jaxtern.training.step.state import create_run, stays_float
+from jaxtern.training.step.state import create_run
 
 
 class Sums(NamedTuple):
@@ -59,9 +59,9 @@ def main() -> None:
             for size, clip in itertools.product(arguments.block_sizes, arguments.clip_sigmas)
         ]
         run = SavedRun(arguments.workdir)
-        workers = arguments.workers or run.recipe.num_workers
-        if run.recipe.batch_size % workers:
-            raise ValueError(f"--workers={workers}: must divide the run's batch_size={run.recipe.batch_size}")
+        workers = arguments.workers or run.recipe.run.num_workers
+        if run.recipe.run.batch_size % workers:
+            raise ValueError(f"--workers={workers}: must divide the run's batch_size={run.recipe.run.batch_size}")
         sums = run.use_latest(lambda step: add_up(run, step, codecs, workers, arguments.batches))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
@@ -94,11 +94,13 @@ def add_up(run: SavedRun, step: int, codecs: list[Ternary], workers: int, num_ba
 
 def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str, jax.Array]]:
     """Of one worker after the other, batch after batch, by path."""
-    recipe = dataclasses.replace(
-        run.recipe, num_workers=1, num_devices=1, devices_per_worker=1, batch_norm="local", precision="float32",
-        batch_size=run.recipe.batch_size // workers, codec="float", delayed=False, steps_per_call=1,
-    )  # fmt: skip
-    mesh, model = create_mesh(recipe), create_network(recipe, run.inputs)
+    batch_size = run.recipe.run.batch_size // workers
+    recipe = run.recipe.replace(
+        model={"batch_norm": "local", "precision": "float32"},
+        mean={"method": "float", "devices_per_worker": 1, "delayed": False},
+        run={"num_workers": 1, "num_devices": 1, "batch_size": batch_size, "steps_per_call": 1},
+    )
+    mesh, model = create_mesh(recipe), create_network(recipe.model, run.inputs, recipe.run.seed)
     program, state = create_run(recipe, model, run.inputs.dataset.train.size, mesh)
     saved = run.restore(step)
     state = jax.device_put(state._replace(params=saved.params, frozen=saved.frozen, moments=saved.moments))
@@ -111,14 +113,14 @@ def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str,
 
     specs = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec(), "check_vma": False}
     mapped: Callable = jax.jit(jax.shard_map(differentiate, mesh=mesh, **specs))
-    feed = Feed(recipe, run.inputs, mesh)
+    feed = Feed(recipe.data, recipe.run, run.inputs, mesh)
     for batch in feed.batches(0):
         leaves = jax.tree_util.tree_leaves_with_path(mapped(state, feed.images, batch))
         named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
         yield {
             path: leaf
             for path, leaf in named.items()
-            if leaf.size >= run.recipe.min_size and not stays_float(run.recipe, model.last_layer, path)
+            if leaf.size >= run.recipe.mean.min_size and not stays_float(run.recipe.mean, model.last_layer, path)
         }
 
 

@@ -58,7 +58,7 @@ def remark_on_splits(names: Iterable[str]) -> tuple[str, ...]:
     remark = (
         f"no split to evaluate on: training wants {' or '.join(TEST_SPLITS)}; to evaluate on the images it trains on,"
     )
-    return (f"{remark} set --config.test_split=train",)
+    return (f"{remark} set --config.data.test_split=train",)
 
 
 def format_table(summaries: list[SplitSummary]) -> str:

@@ -12,6 +12,7 @@ from benchmarks.accuracy import gradient_noise
 from jaxtern import Ternary
 from jaxtern.kernels import Segments, derive_key, ternary_decode, ternary_encode
 from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.run import loop
 from jaxtern.training.run.run import prepare_run
 
@@ -65,7 +66,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
     folder = tmp_path_factory.mktemp("gradient_noise") / "run"
     fields = {"num_steps": 2, "checkpoint_every": 2, "evaluate_every": 2, "num_workers": 2, "batch_size": 8}
-    run = prepare_run(Recipe(**fields), folder)
+    run = prepare_run(Recipe(run=RunSection(**fields)), folder)
     loop.train(run)
     run.close()
     return folder

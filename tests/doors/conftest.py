@@ -15,7 +15,7 @@ PATIENCE = 600  # seconds for a command, on a machine that does other things too
 NUM_STEPS = 60
 FIELDS = {
     "num_steps": NUM_STEPS, "batch_size": 16, "num_workers": 2, "checkpoint_every": 1, "log_every": 1,
-    "evaluate_every": 20, "log_compression": True,
+    "evaluate_every": 20, "statistics": True,
 }  # fmt: skip
 Door = Callable[..., subprocess.CompletedProcess]
 
@@ -61,11 +61,12 @@ def run_door(open_door: Callable[..., subprocess.Popen]) -> Door:
 
 
 @pytest.fixture(scope="session")
-def train_arguments() -> Callable[..., list[str]]:
+def train_arguments(full_names: Callable) -> Callable[..., list[str]]:
     """Arguments of the short run, with a checkpoint and a record after every step."""
 
     def make(workdir: Path, **fields: object) -> list[str]:
-        return [*(f"--config.{name}={value}" for name, value in (FIELDS | fields).items()), f"--workdir={workdir}"]
+        given = full_names(**FIELDS | fields)
+        return [*(f"--config.{name}={value}" for name, value in given.items()), f"--workdir={workdir}"]
 
     return make
 

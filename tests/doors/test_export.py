@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FIELDS = {"num_steps": 4, "evaluate_every": 0, "log_compression": False, "keep_checkpoints": 2}
+FIELDS = {"num_steps": 4, "evaluate_every": 0, "statistics": False, "keep_checkpoints": 2}
 # What predicting must do without: all of training, and all that only training needs.
 TRAINING = ("jaxtern.training", "jaxtern.models", "jaxtern.compression", "jaxtern.configs", "flax", "optax", "orbax")
 PREDICT = """
@@ -66,7 +66,7 @@ def test_network_exported_without_its_dataset_predicts_files_and_dataset_as_eval
     workdir, dataset = tmp_path / "run", photos / "prepared"
     evaluated, of_dataset, of_files = (tmp_path / f"{name}.csv" for name in ("evaluated", "dataset", "files"))
     for door, arguments in (
-        ("train", train_arguments(workdir, **FIELDS, dataset=dataset, **family)),
+        ("train", train_arguments(workdir, **FIELDS, data=dataset, **family)),
         ("evaluate", [f"--workdir={workdir}", f"--predictions={evaluated}"]),
     ):
         done = run_door(door, *arguments)
@@ -92,7 +92,7 @@ def test_run_of_before_facts_were_kept_is_exported_by_its_dataset(
     photos: Path, tmp_path: Path, run_door: Callable, train_arguments: Callable, snapshot: Callable
 ):
     workdir, dataset = tmp_path / "run", photos / "prepared"
-    done = run_door("train", *train_arguments(workdir, **FIELDS, dataset=dataset))
+    done = run_door("train", *train_arguments(workdir, **FIELDS, data=dataset))
     assert done.returncode == 0, done.stderr
     assert run_door("export", f"--workdir={workdir}", f"--out={tmp_path / 'by_facts'}").returncode == 0
     (workdir / "dataset.json").unlink()

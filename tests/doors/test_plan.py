@@ -50,7 +50,7 @@ def test_plan_of_a_recipe_measures_step_and_codec_and_gives_json(run_door: Calla
     run = tmp_path / "run"
     run.mkdir()
     (run / "network.json").write_text('{"latency": 0.001, "bandwidth": 1e6}')
-    done = run_door("plan", "--json", f"--network={run}", "--latency=2ms", "--config.float_last_layer=true",
+    done = run_door("plan", "--json", f"--network={run}", "--latency=2ms", "--config.mean.float_last_layer=true",
                     "--devices_per_host=2", cwd=tmp_path)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     plan = json.loads(done.stdout)

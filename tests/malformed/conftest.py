@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LONGEST_LINE = 400 + len("error: ")
 MOST_MEMORY = 1200  # MiB that a refusal may take, of which the imports are half
 RECIPE = {
-    "dataset": "synthetic", "synthetic_shape": (8, 8, 1), "synthetic_classes": 3, "synthetic_examples": 32,
+    "data": "synthetic", "synthetic_shape": (8, 8, 1), "synthetic_classes": 3, "synthetic_examples": 32,
     "num_workers": 2, "batch_size": 8, "num_steps": 2, "checkpoint_every": 1, "log_every": 1,
 }  # fmt: skip
 
@@ -130,9 +130,9 @@ def refuses(run_door: Doors) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def recipe_flags() -> list[str]:
+def recipe_flags(full_names: Callable) -> list[str]:
     """Of a run that takes a second."""
-    return [f"--config.{name}={value}" for name, value in RECIPE.items()]
+    return [f"--config.{name}={value}" for name, value in full_names(**RECIPE).items()]
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ def test_door_prepares_says_so_and_goes_on(
     assert f"21 images of 3 classes in 4 shards, to {out}" in done.stdout
     assert re.search(r"^train +2 +15 +3 +5 +[\d.]+ kB +0 +0$", done.stdout, re.MULTILINE)
     assert re.search(r"^test +2 +6 +3 +2 +[\d.]+ kB +0 +0$", done.stdout, re.MULTILINE)
-    assert f"--config.dataset={out}" in done.stdout
+    assert f"--config.data.name={out}" in done.stdout
     assert sorted(path.name for path in out.iterdir()) == [
         "dataset_info.json", "features.json", "label.labels.txt",
         *(f"my_animals-{split}.array_record-0000{i}-of-00002" for split in ("test", "train") for i in (0, 1)),

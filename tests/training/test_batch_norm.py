@@ -11,13 +11,12 @@ from flax import nnx
 
 from jaxtern.data.dataset import Split
 from jaxtern.models import create_model
-from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.evaluation import evaluate
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import configure_modules, variables_of
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
-PLAIN = {"model": "tiny_norm", "codec": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}
+PLAIN = {"model": "tiny_norm", "method": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}
 LAYOUTS = {
     "devices": {"num_workers": 4, "num_devices": 4},
     "vmapped": {"num_workers": 4, "num_devices": 1, "virtual_workers": "vmapped"},
@@ -88,12 +87,12 @@ def test_virtual_workers_are_as_real_ones(take_steps: Callable, layout: str, bat
     assert_close(virtual.states[2].moments, real.states[2].moments)
 
 
-def test_sync_of_unrolled_workers_of_one_device_is_refused():
-    rule = r"batch_norm='sync': with several workers on a device, virtual_workers='unrolled' must be 'vmapped'"
+def test_sync_of_unrolled_workers_of_one_device_is_refused(recipe_of: Callable):
+    rule = r"batch_norm='sync': with several workers on a device, run.virtual_workers='unrolled' must be 'vmapped'"
     for fields in ({"num_devices": 1}, {"num_devices": 2}, {"num_devices": 4, "devices_per_worker": 2}):
         with pytest.raises(ValueError, match=rule):
-            create_mesh(Recipe(batch_norm="sync", **fields))
-    create_mesh(Recipe(batch_norm="sync", num_devices=4))
+            create_mesh(recipe_of(batch_norm="sync", **fields))
+    create_mesh(recipe_of(batch_norm="sync", num_devices=4))
 
 
 def test_evaluation_takes_the_moving_moments(take_steps: Callable, digits: Split):
@@ -117,9 +116,11 @@ def test_evaluation_takes_the_moving_moments(take_steps: Callable, digits: Split
         ({"batch_norm": "sync", "virtual_workers": "vmapped"}, ("virtual", "data", "fast")),
     ],
 )
-def test_every_batch_norm_is_told_the_axes_of_its_moments(fields: dict[str, Any], axes: tuple[str, ...] | None):
+def test_every_batch_norm_is_told_the_axes_of_its_moments(
+    recipe_of: Callable, fields: dict[str, Any], axes: tuple[str, ...] | None
+):
     model = nnx.eval_shape(lambda: create_model("resnet_20", (8, 8, 1), 10, 0))
-    configure_modules(model, Recipe(**fields))
+    configure_modules(model, recipe_of(**fields))
     norms = [module for _, module in nnx.iter_modules(model) if isinstance(module, nnx.BatchNorm)]
     assert len(norms) == 19
     assert {norm.axis_name for norm in norms} == {axes}

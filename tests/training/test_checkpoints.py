@@ -146,7 +146,7 @@ def test_checkpoint_with_any_file_damaged_is_refused_or_whole(workdir: Path, har
 
 def test_checkpoint_whose_metadata_say_another_number_is_refused(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path, keep=3)
-    checkpoints.save(1, make_state(1), examples_seen=1600, recipe={"boundaries": (1.0, 2.5), "data_dir": None})
+    checkpoints.save(1, make_state(1), examples_seen=1600, recipe={"boundaries": (1.0, 2.5), "dir": None})
     checkpoints.close()
     checkpoint = Checkpoints(tmp_path).restore(1, make_state(0))
     assert checkpoint.metadata["examples_seen"] == 1600

@@ -19,11 +19,11 @@ from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
 from jaxtern.training.saved import digests
 from jaxtern.training.step.mesh import create_mesh
-from jaxtern.training.step.state import TrainState, create_run
+from jaxtern.training.step.state import TrainState, create_run, specs_of_state
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 FOUR = {
-    "model": "tiny", "dataset": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
+    "model": "tiny", "data": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
     "synthetic_classes": 3, "num_workers": 4, "num_devices": 4, "batch_size": 8, "exchange": "gather", "num_steps": 8,
     "compare_every": 1,
 }  # fmt: skip
@@ -140,9 +140,9 @@ FIELDS = {
 def test_gather_names_what_differs_and_where(small_recipe: Callable, wire: Callable):
     recipe = small_recipe(**FOUR | {"model": "tiny_norm", "average_decay": 0.9, "freeze": ("fc1/kernel",)})
     mesh = create_mesh(recipe)
-    model = create_model(recipe.model, (4, 4, 1), 3, 0)
+    model = create_model(recipe.model.name, (4, 4, 1), 3, 0)
     _, state = create_run(recipe, model, 32, mesh)
-    gather = create_gather(recipe, mesh)
+    gather = create_gather(mesh, specs_of_state(recipe.mean))
     (sent,) = wire(gather, state)
     assert (sent.name, sent.dtype, sent.size) == ("all-gather", "u32", 4 * 8 * 2)
     devices = jax.devices()[:4]
@@ -210,8 +210,8 @@ def test_run_without_comparison_goes_on(prepare: Callable, fields: dict[str, Any
 @pytest.mark.parametrize(
     "extra",
     [
-        {"optimizer": "adam", "exchange": "two_way", "log_compression": True},
-        {"codec": "float"},
+        {"optimizer": "adam", "exchange": "two_way", "statistics": True},
+        {"method": "float"},
         {"delayed": True},
         {"model": "tiny_norm", "batch_norm": "sync", "average_decay": 0.9},
         {"model": "tiny_norm", "batch_norm": "first", "precision": "float16", "loss_scale": 2.0**13},
@@ -223,9 +223,9 @@ def test_run_without_comparison_goes_on(prepare: Callable, fields: dict[str, Any
 def test_run_undisturbed_holds_one_state(prepare: Callable, extra: dict[str, Any]):
     """All that is compared is the same after every step, and has changed."""
     run = prepare(**FOUR | extra)
-    batches, seen = run.feed.batches(0, iter([1] * 5)), set()
+    batches, seen, call = run.feed.batches(0, iter([1] * 5)), set(), Call(1, run.recipe.mean.method == "ternary")
     for step in range(5):
-        run.state, _ = run.train_step(run.state, run.feed.images, next(batches), Call(1, run.recipe.codec == "ternary"))
+        run.state, _ = run.train_step(run.state, run.feed.images, next(batches), call)
         digests = run.guard.compare(run.state, step, step + 1, False)
         assert digests.shape == (4, 8, 2)
         assert run.guard.find_difference(np.asarray(digests)) is None

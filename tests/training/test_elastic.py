@@ -18,8 +18,9 @@ from jaxtern.training.run.run import Run
 from jaxtern.training.saved.arrange import MisfitError
 from jaxtern.training.saved.digests import digest
 from jaxtern.training.saved.elastic import pending_mean
+from jaxtern.training.step.mean import create_mean
 from jaxtern.training.step.mesh import create_mesh
-from jaxtern.training.step.state import create_mean, specs_of_state
+from jaxtern.training.step.state import specs_of_state
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -37,14 +38,16 @@ def take(run: Run, num_steps: int) -> tuple[list[np.ndarray], list[float]]:
     """The examples and the losses of so many steps; the run then stands there, saved."""
     examples, losses = [], []
     batches = run.feed.batches(run.examples_seen)
-    for call in plan_calls(run.recipe, run.inputs.dataset.train.size, int(run.state.step), run.examples_seen):
+    for call in plan_calls(
+        run.recipe.run, run.recipe.mean, run.inputs.dataset.train.size, int(run.state.step), run.examples_seen
+    ):
         if len(examples) >= num_steps:
             break
         batch = next(batches)
         examples.append(np.asarray(batch.images))
         run.state, metrics = run.train_step(run.state, run.feed.images, batch, call)
         losses.append(float(metrics["loss"]))
-        run.examples_seen += run.recipe.batch_size
+        run.examples_seen += run.recipe.run.batch_size
     batches.close()
     run.save(int(run.state.step))
     run.close()
@@ -94,11 +97,11 @@ def test_run_of_another_batch_size_goes_on_at_the_next_example(go_on: Callable, 
 
 
 def test_float_run_of_other_workers_goes_on_as_one_that_was_never_changed(go_on: Callable, tmp_path: Path):
-    straight = go_on(tmp_path / "straight", codec="float")
+    straight = go_on(tmp_path / "straight", method="float")
     _, expected = take(straight, 6)
     losses = []
     for num_workers in (4, 2, 8):
-        run = go_on(codec="float", num_workers=num_workers)
+        run = go_on(method="float", num_workers=num_workers)
         losses += take(run, 2)[1]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert_close(run.state.params, straight.state.params)
@@ -148,17 +151,17 @@ WAYS = [
     {"exchange": "gather", "levels": 3, "block_size": 64},
     {"exchange": "auto"},
     {"exchange": "sum", "num_devices": 8, "devices_per_worker": 2},
-    {"codec": "float"},
-    {"codec": "float", "num_devices": 8, "devices_per_worker": 2},
+    {"method": "float"},
+    {"method": "float", "num_devices": 8, "devices_per_worker": 2},
 ]
 
 
 @pytest.mark.parametrize("fields", WAYS, ids=str)
 def test_mean_of_what_was_sent_is_that_of_the_workers_who_sent_it(small_recipe: Callable, fields: dict[str, Any]):
     recipe = small_recipe(**{"model": "tiny", "num_workers": 4, "num_devices": 4, "delayed": True} | fields)
-    mesh, specs, everywhere = create_mesh(recipe), specs_of_state(recipe).compressor, PartitionSpec()
-    local_workers, network = recipe.num_workers // mesh.shape["data"], Network(latency=1e-3)
-    mean = create_mean(recipe, "fc2", local_workers, network)
+    mesh, specs, everywhere = create_mesh(recipe), specs_of_state(recipe.mean).compressor, PartitionSpec()
+    local_workers, network = recipe.run.num_workers // mesh.shape["data"], Network(latency=1e-3)
+    mean = create_mean(recipe.mean, "fc2", local_workers, recipe.run.seed, network)
     params = jax.tree.map(lambda shape: np.zeros(shape, np.float32), SHAPES, is_leaf=lambda x: isinstance(x, tuple))
 
     def update(state: CompressedMeanState, seed: int) -> Any:
@@ -174,7 +177,7 @@ def test_mean_of_what_was_sent_is_that_of_the_workers_who_sent_it(small_recipe: 
     expected, _ = step(state, 2)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(to_host(expected)))
     found = pending_mean(pending, np.int32(1), recipe, params, network)
-    assert_close(found, expected) if recipe.codec == "float" else assert_same(found, expected)
+    assert_close(found, expected) if recipe.mean.method == "float" else assert_same(found, expected)
 
 
 def draw(key: jax.Array, like: Any) -> Any:
@@ -190,7 +193,7 @@ def test_words_of_another_recipe_are_refused(small_recipe: Callable):
 
 def test_delayed_run_that_is_delayed_no_more_moves_by_both_means(go_on: Callable, tmp_path: Path):
     """With SGD, whose steps add up: as far as one step by what was sent and one by the step's own."""
-    fields = {"optimizer": "sgd", "codec": "float"}
+    fields = {"optimizer": "sgd", "method": "float"}
     first = go_on(delayed=True, **fields)
     take(first, 2)
     run = go_on(delayed=False, **fields)
@@ -211,7 +214,7 @@ def test_several_steps_of_a_call_begin_with_what_was_carried(go_on: Callable, tm
     states = []
     for steps_per_call in (1, 3):
         workdir, calls = tmp_path / str(steps_per_call), {"log_every": 3, "checkpoint_every": 3, "num_steps": 6}
-        fields = {"codec": "float", "delayed": True, "steps_per_call": steps_per_call, "evaluate_every": 0, **calls}
+        fields = {"method": "float", "delayed": True, "steps_per_call": steps_per_call, "evaluate_every": 0, **calls}
         first = go_on(workdir, **fields | {"num_steps": 3})
         loop.train(first)
         first.close()
@@ -226,7 +229,7 @@ def test_several_steps_of_a_call_begin_with_what_was_carried(go_on: Callable, tm
 
 @pytest.mark.parametrize(
     "changed",
-    [{"num_workers": 2}, {"codec": "float"}, {"exchange": "sum"}, {"delayed": False}, {"num_devices": 2}],
+    [{"num_workers": 2}, {"method": "float"}, {"exchange": "sum"}, {"delayed": False}, {"num_devices": 2}],
     ids=str,
 )
 def test_mean_is_carried_into_one_step_where_words_cannot_be_read(go_on: Callable, changed: dict[str, Any]):

@@ -28,7 +28,7 @@ FIELDS = {"model": "tiny_norm", "num_workers": 2, "num_devices": 2, "batch_size"
 @pytest.mark.parametrize("codec", ["ternary", "float"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_frozen_tensors_and_slices_do_not_move_by_a_bit(take_steps: Callable, optimizer: str, codec: str):
-    run = take_steps(3, freeze=FREEZE, codec=codec, average_decay=0.5, **FIELDS | OPTIMIZERS[optimizer])
+    run = take_steps(3, freeze=FREEZE, method=codec, average_decay=0.5, **FIELDS | OPTIMIZERS[optimizer])
     first, last = run.states[0], run.states[3]
     assert set(first.frozen) == {"norm"}
     assert set(first.params) == {"fc1", "fc2"}
@@ -72,7 +72,7 @@ def test_gradients_of_slices_do_not_enter_the_scale(prepare: Callable, tmp_path:
     for freeze in (("fc2/kernel[0]",), ()):
         fields = FIELDS | {
             "clip_sigmas": 0.0,
-            "log_compression": True,
+            "statistics": True,
             "model": "tiny",
             "exclude": ("fc1/.*", "fc2/bias"),
         }

@@ -124,7 +124,7 @@ def test_run_refuses_what_does_not_fit_before_it_touches_the_folder(prepare: Cal
     for fields in (
         {"model": "lenett"},
         {"exchange": "pigeon"},
-        {"dataset": "mnist"},
+        {"data": "mnist"},
         {"levels": 0},
         {"num_devices": 99},
     ):

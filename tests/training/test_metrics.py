@@ -87,7 +87,7 @@ def test_metrics_that_cannot_be_written_are_an_error_and_no_wait(tmp_path: Path)
 
 @pytest.mark.parametrize("log_compression", [False, True])
 def test_metrics_of_a_run_are_those_of_tensorboard(prepare: Callable, tmp_path: Path, log_compression: bool):
-    run = prepare(num_steps=4, log_every=2, evaluate_every=2, log_compression=log_compression)
+    run = prepare(num_steps=4, log_every=2, evaluate_every=2, statistics=log_compression)
     loop.train(run)
     names = {"loss", "accuracy", "learning_rate", "examples_per_second"}
     names |= {"sent_bits_per_element", "sent_bytes_per_step"}

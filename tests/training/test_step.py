@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtern.compression import schedule
 from jaxtern.data.dataset import Split
 from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.recipe.selection import mask
 from jaxtern.training.saved.digests import digest
 from jaxtern.training.step.gradients import example_keys
@@ -19,9 +20,9 @@ from jaxtern.training.step.mesh import create_mesh
 
 KERNELS = (r"(.*/)?kernel",)
 GATHERED = {"optimizer": "adam", "learning_rate": 1e-3, "exchange": "gather", "float_last_layer": True, "scale": "pow2"}
-ADDED = {"optimizer": "momentum", "exchange": "sum", "weight_decay": 5e-4, "clip_sigmas": 0.0, "log_compression": True}
+ADDED = {"optimizer": "momentum", "exchange": "sum", "weight_decay": 5e-4, "clip_sigmas": 0.0, "statistics": True}
 AUGMENTED = GATHERED | {"preprocessing": "cifar10", "image_size": 6}
-PLAIN = {"optimizer": "sgd", "learning_rate": 1.0, "codec": "float", "batch_size": 16}
+PLAIN = {"optimizer": "sgd", "learning_rate": 1.0, "method": "float", "batch_size": 16}
 
 
 def worker_loss(params: Any, graph: Any, images: np.ndarray, labels: np.ndarray) -> jax.Array:
@@ -121,15 +122,15 @@ def test_step_compresses_weight_decay_in_the_loss_and_no_tensor_that_stays_float
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"num_workers": 4, "num_devices": 3}, "num_workers=4: must be a multiple of num_devices=3"),
+        ({"num_workers": 4, "num_devices": 3}, "num_workers=4: must be a multiple of run.num_devices=3"),
         ({"num_workers": 16, "num_devices": 16}, "num_devices=16: there are 8"),
     ],
 )
 def test_mesh_that_cannot_be_made_is_named(fields: dict[str, int], words: str):
     with pytest.raises(ValueError, match=words):
-        create_mesh(Recipe(batch_size=48, **fields))
+        create_mesh(Recipe(run=RunSection(batch_size=48, **fields)))
 
 
 @pytest.mark.parametrize(("num_workers", "size"), [(1, 1), (4, 4), (6, 6), (7, 7), (9, 3), (12, 6), (16, 8), (11, 1)])
 def test_mesh_has_as_many_devices_as_divide_the_workers(num_workers: int, size: int):
-    assert create_mesh(Recipe(num_workers=num_workers, batch_size=num_workers)).size == size
+    assert create_mesh(Recipe(run=RunSection(num_workers=num_workers, batch_size=num_workers))).size == size

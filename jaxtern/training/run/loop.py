@@ -41,7 +41,7 @@ def train(run: Run) -> Evaluation:
 
 
 def _train(run: Run) -> Evaluation:
-    if run.last_saved >= run.recipe.num_steps:
+    if run.last_saved >= run.recipe.run.num_steps:
         run.close()
         return run.evaluate()
     evaluation = None
@@ -50,7 +50,7 @@ def _train(run: Run) -> Evaluation:
         try:
             for call in loop.calls():
                 evaluation = loop.take(call)
-                if loop.stopping and loop.taken < run.recipe.num_steps:
+                if loop.stopping and loop.taken < run.recipe.run.num_steps:
                     raise Stopped(signals.received, loop.taken)
         finally:
             try:
@@ -73,7 +73,7 @@ class _Loop:
         self.taken, self.stopping = run.last_saved, False
         self._run, self._signals = run, signals
         self._writer = MetricWriter(run.workdir, self.taken) if run.folder is not None else None
-        self._progress = Progress(self.taken, run.recipe.num_steps, shown=run.folder is not None)
+        self._progress = Progress(self.taken, run.recipe.run.num_steps, shown=run.folder is not None)
         self._batches = run.feed.batches(run.examples_seen, (call.num_steps for call in self.calls()))
         self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
         self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
@@ -84,22 +84,22 @@ class _Loop:
     def calls(self) -> Iterator[Call]:
         """What is left to do."""
         run = self._run
-        return plan_calls(run.recipe, run.inputs.dataset.train.size, self.taken, run.examples_seen)
+        return plan_calls(run.recipe.run, run.recipe.mean, run.inputs.dataset.train.size, self.taken, run.examples_seen)
 
     def take(self, call: Call) -> Evaluation | None:
         """Runs a call's steps; evaluates and saves where that is due, after the last one, and before a stop."""
         run, recipe, stops = self._run, self._run.recipe, self._signals.tell()
         run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches), call, stops)
-        run.examples_seen += call.num_steps * recipe.batch_size
+        run.examples_seen += call.num_steps * recipe.run.batch_size
         self._read_pending()
         before, self.taken = self.taken, self.taken + call.num_steps
         # Decided by the calls before, as it decides whether this one's metrics are read at once. A stop that stands in
         # these is acted on after the next call, in all processes alike, whether they were read here or there.
-        finished, self.stopping = self.taken == recipe.num_steps, self._signals.agreed
-        saves = finished or self.stopping or self.taken % recipe.checkpoint_every == 0
+        finished, self.stopping = self.taken == recipe.run.num_steps, self._signals.agreed
+        saves = finished or self.stopping or self.taken % recipe.run.checkpoint_every == 0
         digests = run.guard.compare(run.state, before, self.taken, saves)
         self._pending = (call, self.taken, metrics, digests)
-        evaluates = finished or (recipe.evaluate_every and self.taken % recipe.evaluate_every == 0)
+        evaluates = finished or (recipe.run.evaluate_every and self.taken % recipe.run.evaluate_every == 0)
         if saves or evaluates:
             self._read_pending()  # nothing that is not finite, or not the same everywhere, is ever saved
         evaluation = self._evaluate(self.taken) if evaluates else None
@@ -154,8 +154,8 @@ class _Loop:
         self._since.append(scalars)
         self._compressed += compresses
         self._seconds += seconds
-        rate = len(self._since) * recipe.batch_size / self._seconds
-        if step % recipe.log_every == 0 or step == recipe.num_steps:
+        rate = len(self._since) * recipe.run.batch_size / self._seconds
+        if step % recipe.run.log_every == 0 or step == recipe.run.num_steps:
             self._log(step, rate)
         return rate
 

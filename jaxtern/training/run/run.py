@@ -10,7 +10,6 @@ import functools
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,12 +17,13 @@ from jax.sharding import Mesh
 
 from jaxtern.compression.calibration import calibrate
 from jaxtern.compression.cost import Network
-from jaxtern.compression.report import WireReport, wire_report
+from jaxtern.compression.report import WireReport
 from jaxtern.data.fingerprint import fingerprint
 from jaxtern.data.rendering import Batch, Share
 from jaxtern.hosts import agreement, messages
-from jaxtern.models import MODELS, describe_source
-from jaxtern.training.recipe.recipe import Recipe, create_codec
+from jaxtern.models import describe_source
+from jaxtern.training.recipe.mean import MeanSection
+from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.calls import Call
 from jaxtern.training.run.divergence import DivergenceGuard
 from jaxtern.training.run.evaluation import Evaluation, evaluate
@@ -32,19 +32,12 @@ from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints, Refit
 from jaxtern.training.saved.elastic import carry_over
 from jaxtern.training.saved.initialization import initialize
 from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_network, write_network, write_recipe
-from jaxtern.training.step.mesh import create_mesh, lay_out
-from jaxtern.training.step.state import (
-    DEVICE_AXIS,
-    Program,
-    TrainState,
-    create_run,
-    place_state,
-    stays_float,
-    variables_of,
-)
+from jaxtern.training.step.mean import report_wire
+from jaxtern.training.step.mesh import DEVICE_AXIS, create_mesh, lay_out
+from jaxtern.training.step.state import Program, TrainState, create_run, place_state, specs_of_state, variables_of
 from jaxtern.training.step.step import Metrics, TrainStep, create_train_step
 
-_OF_A_HOST = "data_dir", "decode_threads", "decode_processes"  # fields that may differ between hosts
+_OF_A_HOST = "data.dir", "data.decode_threads", "data.decode_processes"  # fields that may differ between hosts
 
 StepFunction = Callable[..., tuple[TrainState, Metrics]]
 
@@ -111,7 +104,7 @@ class Run:
         """
         inputs, share = self.inputs, Share(jax.process_index(), jax.process_count())
         variables = jax.tree.map(lambda leaf: leaf.addressable_data(0), variables_of(self.state))
-        size = self.recipe.image_size
+        size = self.recipe.data.image_size
         return evaluate(
             self.program.graph, variables, inputs.dataset.test, inputs.preprocessing, size, inputs.threads, share=share
         )
@@ -145,7 +138,7 @@ class Folder:
         """
         with contextlib.ExitStack() as opened:
             opened.enter_context(claim_workdir(workdir, recipe, allow_config_change))
-            self.checkpoints = Checkpoints(workdir, recipe.keep_checkpoints, recipe.keep_best)
+            self.checkpoints = Checkpoints(workdir, recipe.run.keep_checkpoints, recipe.run.keep_best)
             opened.callback(self.checkpoints.close)
             self.restored: Checkpoint | None = self.checkpoints.restore_latest(fresh, refit)
             write_recipe(workdir, recipe)  # not before the run's state is found to fit
@@ -172,20 +165,21 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     recipe, is_first = lay_out(given), jax.process_index() == 0
     mesh = create_mesh(recipe)
     messages.connect(mesh)
-    inputs = open_inputs(recipe)
+    inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     if jax.process_count() > 1:
-        config = {name: value for name, value in given.to_dict().items() if name not in _OF_A_HOST}
+        config = {name: value for name, value in given.by_name().items() if name not in _OF_A_HOST}
         facts = {"config": config, "data": fingerprint(inputs.dataset), "code": agreement.describe_code()}
-        facts["network"] = describe_source(recipe.model)
+        facts["network"] = describe_source(recipe.model.name)
         agreement.require_same(facts)
-    feed = Feed(recipe, inputs, mesh)
-    model = create_network(recipe, inputs)
+    feed = Feed(recipe.data, recipe.run, inputs, mesh)
+    model = create_network(recipe.model, inputs, recipe.run.seed)
     if is_first and not Checkpoints.exist(workdir):
-        initialize(model, recipe)
-    network = find_network(recipe, mesh, workdir)
+        initialize(model, recipe.model)
+    network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
-    wire = report_wire(recipe, state.params, network)
-    float_wire = report_wire(dataclasses.replace(recipe, codec="float"), state.params, None)
+    of_network = state.params, model.last_layer, recipe.run.num_workers
+    wire = report_wire(recipe.mean, *of_network, network)
+    float_wire = report_wire(dataclasses.replace(recipe.mean, method="float"), *of_network, None)
     fresh, folder = messages.to_host(state), None
     with contextlib.ExitStack() as opened:
         if is_first:
@@ -195,9 +189,10 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
             keep_facts(workdir, facts_of(inputs), allow_config_change)
             write_network(workdir, network)
         start, seen = share_start(fresh, folder and folder.restored)
-        state = place_state(start, recipe, mesh)
+        state = place_state(start, recipe.mean, mesh)
         train_step = create_train_steps(recipe, program, mesh)
-        guard = DivergenceGuard(recipe, mesh, messages.gather_json(socket.gethostname()))
+        hosts = messages.gather_json(socket.gethostname())
+        guard = DivergenceGuard(recipe.run.compare_every, mesh, specs_of_state(recipe.mean), hosts)
         run = Run(
             recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wire, float_wire, guard,
             network, folder, int(start.step),
@@ -243,36 +238,14 @@ def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunc
     return train_step
 
 
-def find_network(recipe: Recipe, mesh: Mesh, workdir: Path) -> Network | None:
+def find_network(mean: MeanSection, mesh: Mesh, workdir: Path) -> Network | None:
     """The links by which "auto" chooses: those measured when the run began, or measured now; None where none are used.
 
     Raises:
-      ValueError: for a stored network that cannot be read, or numbers out of their range.
+      ValueError: for a stored network that cannot be read.
     """
-    given = {"latency": recipe.network_latency, "bandwidth": recipe.network_bandwidth}
-    Network(**{name: value for name, value in given.items() if value is not None})
-    if recipe.codec == "float" or recipe.exchange != "auto" or mesh.shape[DEVICE_AXIS] == 1:
+    if mean.method == "float" or mean.exchange != "auto" or mesh.shape[DEVICE_AXIS] == 1:
         return None
     stored = read_network(workdir) if jax.process_index() == 0 else None
     stored = messages.broadcast_json(stored and dataclasses.asdict(stored))
-    return Network(**stored) if stored else calibrate(mesh, DEVICE_AXIS, **given)
-
-
-def report_wire(recipe: Recipe, params: Any, network: Network | None) -> WireReport:
-    """What a worker sends in a step of this recipe.
-
-    Raises:
-      ValueError: if the exchange cannot carry so many workers.
-    """
-    last_layer = MODELS[recipe.model].last_layer
-    return wire_report(
-        params,
-        "float" if recipe.codec == "float" else create_codec(recipe),
-        recipe.exchange,
-        recipe.num_workers,
-        min_size=recipe.min_size,
-        exclude=lambda path: stays_float(recipe, last_layer, path),
-        bucket_size=recipe.bucket_size,
-        network=network,
-        devices_per_worker=recipe.worker_devices,
-    )
+    return Network(**stored) if stored else calibrate(mesh, DEVICE_AXIS, **mean.links)

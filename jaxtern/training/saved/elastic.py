@@ -18,12 +18,14 @@ from jaxtern.models import MODELS
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.saved.arrange import MisfitError, arrange, describe
 from jaxtern.training.saved.checkpoints import Checkpoint
-from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS, TrainState, create_mean
+from jaxtern.training.step.mean import create_mean
+from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
+from jaxtern.training.step.state import TrainState
 
 # what decides which mean words stand for, besides the links where the exchange is "auto"
 _OF_WORDS = (
-    "num_workers", "codec", "exchange", "devices_per_worker", "bucket_size", "scale", "block_size", "levels",
-    "min_size", "float_last_layer", "exclude", "seed",
+    "run.num_workers", "run.seed", "mean.method", "mean.exchange", "mean.devices_per_worker", "mean.bucket_size",
+    "mean.scale", "mean.block_size", "mean.levels", "mean.min_size", "mean.float_last_layer", "mean.exclude",
 )  # fmt: skip
 
 
@@ -51,7 +53,8 @@ def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe, network: Net
         compressor = compressor._replace(statistics=arrange(sent["statistics"], own.statistics))
     if sent.get("pending") is not None:
         before, links = _origin(saved.metadata, recipe, network)
-        if recipe.delayed and _reads_alike(before, recipe, links, network) and _is_like(sent["pending"], own.pending):
+        reads = recipe.mean.delayed and _reads_alike(before, recipe, links, network)
+        if reads and _is_like(sent["pending"], own.pending):
             compressor = compressor._replace(pending=arrange(sent["pending"], own.pending))
         else:
             mean = pending_mean(sent["pending"], compressor.count, before, state.params, links)
@@ -76,9 +79,9 @@ def pending_mean(pending: Any, count: np.ndarray, recipe: Recipe, params: Any, n
       MisfitError: if it is not what such workers send.
     """
     zeros = jax.tree.map(np.zeros_like, params)
-    mean: Any = create_mean(recipe, MODELS[recipe.model].last_layer, 1, network)
+    mean: Any = create_mean(recipe.mean, MODELS[recipe.model.name].last_layer, 1, recipe.run.seed, network)
     size = jax.tree.leaves(pending["local"])[0].shape[0]  # workers, or devices where their floats are added up on each
-    place = functools.partial(_place, size=size, devices=recipe.worker_devices)
+    place = functools.partial(_place, size=size, devices=recipe.mean.worker_devices)
     like = jax.eval_shape(place(lambda own: mean.init(own).pending, in_axes=None), zeros)
 
     def receive(local: Any, shared: Any, count: jax.Array) -> Any:
@@ -117,8 +120,8 @@ def _origin(metadata: dict[str, Any], recipe: Recipe, network: Network | None) -
 
 
 def _reads_alike(before: Recipe, after: Recipe, links: Network | None, network: Network | None) -> bool:
-    same_links = after.exchange != "auto" or links == network
-    return same_links and all(getattr(before, name) == getattr(after, name) for name in _OF_WORDS)
+    one, other, same_links = before.by_name(), after.by_name(), after.mean.exchange != "auto" or links == network
+    return same_links and all(one[name] == other[name] for name in _OF_WORDS)
 
 
 def _is_like(saved: Any, like: Any) -> bool:

@@ -1,5 +1,6 @@
 """What a run is at a step: all that a checkpoint holds."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,21 +11,19 @@ import optax
 from flax import nnx, traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxtern.compression.codecs import Ternary
 from jaxtern.compression.cost import Network
-from jaxtern.compression.transform import CompressedMeanState, compressed_mean, state_specs
+from jaxtern.compression.transform import CompressedMeanState, state_specs
 from jaxtern.hosts.messages import to_devices
 from jaxtern.training.recipe import masks
-from jaxtern.training.recipe.recipe import Recipe, create_codec
-from jaxtern.training.recipe.selection import matches, path_of, require_match
+from jaxtern.training.recipe.mean import MeanSection
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.selection import path_of, require_match
 from jaxtern.training.step import precision
+from jaxtern.training.step.mean import create_mean
+from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import create_optimizer, decay_patterns
 from jaxtern.training.step.precision import LossScale
 from jaxtern.training.step.schedules import create_schedule
-
-DEVICE_AXIS = "data"  # over the devices of different workers
-FAST_AXIS = "fast"  # over the devices of one worker
-VIRTUAL_AXIS = "virtual"  # over the workers of one device, where they are vmapped
 
 
 class Averages(NamedTuple):
@@ -95,23 +94,25 @@ def create_run(
     """
     configure_modules(model, recipe)
     graph, params, frozen, moments = split_variables(model, recipe)
-    schedule = create_schedule(recipe, num_examples)
-    local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
-    mean: Any = create_mean(recipe, model.last_layer, local_workers, network)
-    plain: Any = create_mean(recipe, model.last_layer, local_workers, network, codec="float")
-    optimizer = create_optimizer(recipe, schedule, model.decayed)
-    slices = masks.slice_masks(recipe.freeze, params)
-    program = Program(graph, mean, plain, optimizer, schedule, slices, decay_patterns(recipe, model.decayed))
+    schedule = create_schedule(recipe.optimizer, recipe.run, num_examples)
+    local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
+    as_float = dataclasses.replace(recipe.mean, method="float")
+    of_run = model.last_layer, local_workers, recipe.run.seed, network
+    mean: Any = create_mean(recipe.mean, *of_run)
+    plain: Any = create_mean(as_float, *of_run)
+    optimizer = create_optimizer(recipe.optimizer, schedule, model.decayed)
+    slices = masks.slice_masks(recipe.model.freeze, params)
+    program = Program(graph, mean, plain, optimizer, schedule, slices, decay_patterns(recipe.optimizer, model.decayed))
 
     def first_state(params: Any, frozen: Any, moments: Any) -> TrainState:
-        averages = Averages(params, moments) if recipe.average_decay else None
-        scale = precision.first_scale(recipe.loss_scale) if recipe.precision == "float16" else None
+        averages = Averages(params, moments) if recipe.model.average_decay else None
+        scale = precision.first_scale(recipe.model.loss_scale) if recipe.model.precision == "float16" else None
         start = optimizer.init(params), mean.init(params)
         return TrainState(jnp.zeros((), jnp.int32), params, frozen, moments, *start, averages, scale)
 
     # Where means are delayed, the first state holds what each worker has sent, which depends on how many there are.
     start = jax.shard_map(
-        first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs_of_state(recipe), check_vma=False
+        first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs_of_state(recipe.mean), check_vma=False
     )
     # From the host: what lies on one device would not fit a mesh of several processes.
     return program, jax.jit(start)(*jax.device_get((params, frozen, moments)))
@@ -119,14 +120,14 @@ def create_run(
 
 def configure_modules(model: Any, recipe: Recipe) -> None:
     """Tells the model's modules in which precision to compute, and over which axes batch norm takes its moments."""
-    axes = (DEVICE_AXIS,) if recipe.batch_norm == "sync" else ()
-    if recipe.batch_norm == "sync" and recipe.virtual_workers == "vmapped":
+    axes = (DEVICE_AXIS,) if recipe.model.batch_norm == "sync" else ()
+    if recipe.model.batch_norm == "sync" and recipe.run.virtual_workers == "vmapped":
         axes = (VIRTUAL_AXIS, *axes)
-    if axes or recipe.worker_devices > 1:
+    if axes or recipe.mean.worker_devices > 1:
         axes = (*axes, FAST_AXIS)
     for _, module in nnx.iter_modules(model):
-        if recipe.precision != "float32" and hasattr(module, "dtype"):
-            module.dtype = jnp.dtype(recipe.precision)  # pyright: ignore[reportAttributeAccessIssue]
+        if recipe.model.precision != "float32" and hasattr(module, "dtype"):
+            module.dtype = jnp.dtype(recipe.model.precision)  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(module, nnx.BatchNorm) and axes:
             module.axis_name = axes  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -138,15 +139,15 @@ def split_variables(model: Any, recipe: Recipe) -> tuple[Any, Any, Any, Any]:
       ValueError: for patterns of tensors that match none, or that leave nothing to train.
     """
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    masks.require_trainable(recipe.train_only, recipe.freeze, params)
+    masks.require_trainable(recipe.model.train_only, recipe.model.freeze, params)
     paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    for name in ("decay", "exclude"):
-        for pattern in getattr(recipe, name):
+    for name, patterns in (("optimizer.decay", recipe.optimizer.decay), ("mean.exclude", recipe.mean.exclude)):
+        for pattern in patterns:
             require_match(name, pattern, paths)
 
     def is_trained(path: tuple, value: Any) -> bool:
         whole = "/".join(map(str, path))
-        return isinstance(value, nnx.Param) and masks.is_trained(recipe.train_only, recipe.freeze, whole)
+        return isinstance(value, nnx.Param) and masks.is_trained(recipe.model.train_only, recipe.model.freeze, whole)
 
     graph, *variables = nnx.split(model, is_trained, nnx.Param, nnx.BatchStat)
     params, frozen, moments = map(nnx.to_pure_dict, variables)
@@ -170,49 +171,17 @@ def merge_trees(*trees: Any) -> Any:
     return traverse_util.unflatten_dict({path: leaf for tree in flat for path, leaf in tree.items()})
 
 
-def specs_of_state(recipe: Recipe) -> TrainState:
+def specs_of_state(mean: MeanSection) -> TrainState:
     """How the state lies on the mesh: alike everywhere, but for what each worker has sent where means are delayed."""
     everywhere: Any = PartitionSpec()
     specs = TrainState(*(everywhere for _ in TrainState._fields))
-    return specs._replace(compressor=state_specs(DEVICE_AXIS)) if recipe.delayed else specs
+    return specs._replace(compressor=state_specs(DEVICE_AXIS)) if mean.delayed else specs
 
 
-def place_state(state: Any, recipe: Recipe, mesh: Mesh) -> TrainState:
+def place_state(state: Any, mean: MeanSection, mesh: Mesh) -> TrainState:
     """A state of NumPy arrays, which every process holds whole, on the devices of the mesh."""
     shardings = jax.tree.map(
         lambda spec, part: jax.tree.map(lambda _: NamedSharding(mesh, spec), part),
-        specs_of_state(recipe), state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+        specs_of_state(mean), state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
     )  # fmt: skip
     return to_devices(state, shardings)
-
-
-def stays_float(recipe: Recipe, last_layer: str, path: str) -> bool:
-    """Whether the recipe keeps a tensor's gradients float whatever its size."""
-    in_last_layer = recipe.float_last_layer and path.startswith(f"{last_layer}/")
-    return in_last_layer or matches(recipe.exclude, path)
-
-
-def create_mean(
-    recipe: Recipe,
-    last_layer: str,
-    virtual_workers: int,
-    network: Network | None = None,
-    codec: Ternary | str | None = None,
-) -> optax.GradientTransformation:
-    """The recipe's mean over devices with so many workers on each; by another codec, if one is given."""
-    if codec is None:
-        codec = "float" if recipe.codec == "float" else create_codec(recipe)
-    return compressed_mean(
-        DEVICE_AXIS,
-        fast_axis_name=FAST_AXIS if recipe.worker_devices > 1 else None,
-        network=network,
-        bucket_size=recipe.bucket_size,
-        delayed=recipe.delayed,
-        codec=codec,
-        exchange="float" if codec == "float" else recipe.exchange,
-        min_size=recipe.min_size,
-        exclude=lambda path: stays_float(recipe, last_layer, path),
-        seed=recipe.seed,
-        virtual_workers=virtual_workers,
-        statistics=recipe.log_compression,
-    )

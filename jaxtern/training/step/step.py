@@ -11,7 +11,8 @@ from jaxtern.data.rendering import Batch
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.step.compiler import step_options
 from jaxtern.training.step.gradients import create_local_gradients
-from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, specs_of_state
+from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
+from jaxtern.training.step.state import Program, TrainState, specs_of_state
 from jaxtern.training.step.update import Metrics, create_update
 
 
@@ -66,10 +67,10 @@ def create_train_step(
       compresses: False for the steps of the recipe whose mean is to be float.
       num_steps: K, to take so many steps at once: of batches [K, ...], with metrics [K, ...]; None: one.
     """
-    update, platform = create_update(recipe, program, compresses), mesh.devices.flat[0].platform
+    update, platform = create_update(recipe.model, program, compresses), mesh.devices.flat[0].platform
     is_cpu = platform == "cpu"
-    local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
-    own_examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
+    local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
+    own_examples = recipe.run.batch_size // recipe.run.num_workers // recipe.mean.worker_devices
     local_gradients = create_local_gradients(recipe, program, local_workers, is_cpu)
 
     def take_own(leaf: jax.Array) -> jax.Array:
@@ -94,7 +95,7 @@ def create_train_step(
         state, others = steps(state, images, jax.tree.map(lambda leaf: leaf[1:], batches), stops)
         return state, jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, others)
 
-    replicated, state_specs = PartitionSpec(), specs_of_state(recipe)
+    replicated, state_specs = PartitionSpec(), specs_of_state(recipe.mean)
     sharded = PartitionSpec(DEVICE_AXIS) if num_steps is None else PartitionSpec(None, DEVICE_AXIS)
     in_specs, out_specs = (state_specs, replicated, sharded, PartitionSpec(DEVICE_AXIS)), (state_specs, replicated)
     mapped = jax.shard_map(
