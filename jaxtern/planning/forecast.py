@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from jaxtern.compression.codecs import Codec
-from jaxtern.compression.cost import Network
-from jaxtern.compression.planning import CodecSpeed, Placement, StepTime, predict_step
+from jaxtern.compression.network.links import Network
+from jaxtern.planning.model import CodecSpeed, Placement, StepTime, predict_step
 
 from jaxtern.compression import cost
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtern.compression.codecs import Codec
-from jaxtern.compression.cost import Network, StepTraffic, Traffic
+from jaxtern.compression.network.links import Network, StepTraffic, Traffic
 from jaxtern.compression.schedule import cut
 
 from jaxtern.compression import buckets, cost

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtern.compression.codecs import Codec
-from jaxtern.compression.planning import CodecSpeed
+from jaxtern.planning.model import CodecSpeed
 
 from jaxtern.kernels import derive_key
 

@@ -48,6 +48,9 @@ class Recipe:
             "must be another where mean.delayed=True: a mean comes in a step that may be skipped for another's overflow"
         )
         self.model.require(not (self.mean.delayed and self.model.precision == "float16"), "precision", need)
+        has_two = self.mean.has_momentum and self.optimizer.name in ("momentum", "nesterov", "lars")
+        need = f"must be another, as sgd, where mean.method={self.mean.method!r}, which has the momentum"
+        self.optimizer.require(not has_two, "name", need)
         # the rate would rise to what these schedules have at their end, which is mostly 0
         is_over = schedule in _TO_LAST_STEP and self.optimizer.warmup_steps >= run.num_steps
         need = f"must be below run.num_steps={run.num_steps} where schedule={schedule!r}"

@@ -1,9 +1,12 @@
 """A run's curves as a picture, and a plan's."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jaxtern.compression.forecast import Forecast
 from jaxtern.training.run.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from jaxtern.planning.forecast import Forecast
 
 
 def plot_curves(workdir: Path, title: str) -> Path:
@@ -39,7 +42,7 @@ def plot_curves(workdir: Path, title: str) -> Path:
     return path
 
 
-def plot_speed_up(forecast: Forecast, title: str, path: Path) -> Path:
+def plot_speed_up(forecast: "Forecast", title: str, path: Path) -> Path:
     """Draws throughput over one worker's against workers, a line for every exchange, into `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

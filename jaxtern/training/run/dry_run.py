@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxtern.compression.cost import Network
+from jaxtern.compression.network.links import Network
 from jaxtern.compression.report import WireReport
 from jaxtern.data.facts import Facts, published_facts
 from jaxtern.data.preprocessing.families import get_preprocessing
@@ -83,7 +83,7 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
     for pattern in recipe.model.init_exclude:
         require_match("model.init_exclude", pattern, [path.partition("/")[2] for path in paths])
     network = Network(**recipe.mean.links)  # usual links, where the recipe gives none
-    wire = report_wire(recipe.mean, params, model.last_layer, recipe.run.num_workers, network)
+    wire = report_wire(recipe.mean, params, model.last_layer, recipe.run.num_workers, network)[1]
     return DryRun(recipe, small, facts, inputs, mesh, params, frozen, wire)
 
 
@@ -139,7 +139,7 @@ def describe(run: DryRun) -> str:
     return (
         f"{recipe.model.name}: {trained + frozen:,} parameters, {trained:,} trained and {frozen:,} frozen\n"
         f"{recipe.data.name}: {data}; the network is given {shape}\n"
-        f"{recipe.run.num_workers} workers, codec {recipe.mean.method}\n{run.wire}\nsent {run.wire.summary()}\n"
+        f"{recipe.run.num_workers} workers, gradients by {recipe.mean.method}\n{run.wire}\nsent {run.wire.summary()}\n"
         f"{recipe.run.num_steps:,} steps of {recipe.run.batch_size:,} examples,"
         f" {recipe.run.batch_size // recipe.run.num_workers:,} a worker{split}{epochs}\n"
         f"learning rate {first:.4g} first, {highest:.4g} highest, {last:.4g} last"
@@ -170,7 +170,7 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
     program, state = create_run(small, network, run.facts.num_examples, run.mesh)
     yield _describe_memory(state, small.run.num_workers)
     feed = Feed(small.data, small.run, run.inputs, run.mesh)
-    step = create_train_step(small, program, run.mesh, compresses=small.mean.method != "float")
+    step = create_train_step(small, program, run.mesh, phase=int(small.mean.method != "float"))
     with contextlib.closing(feed.batches(0)) as batches:
         batch = next(batches)
         compiled = step.lower(state, feed.images, batch).compile(compiler_options)

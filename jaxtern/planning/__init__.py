@@ -1,0 +1,1 @@
+"""What a step will take on a cluster, before anything runs there."""
