@@ -57,7 +57,7 @@ def test_dry_run_describes_every_recipe_at_full_size(name: str):
     recipe = load(name)
     said = describe(prepare_dry_run(recipe))
     assert said.startswith(f"{recipe.model.name}: {PARAMETERS[name]:,} parameters, ")
-    assert f"\n{recipe.run.num_workers} workers, codec ternary\n" in said
+    assert f"\n{recipe.run.num_workers} workers, gradients by {recipe.mean.method}\n" in said
     bits, of_float = map(float, re.search(r"\nsent ([\d.]+) bits .* all-reduce ([\d.]+): ", said).groups())
     assert of_float == pytest.approx(
         64 * (recipe.run.num_workers - 1) / recipe.run.num_workers
@@ -82,7 +82,7 @@ def test_dry_run_by_the_command_leaves_nothing(run_door: Callable, tmp_path: Pat
     assert done.stdout.startswith("lenet: 131,080 parameters, 131,080 trained and 0 frozen\n")
     for words in (
         "digits: 1,437 examples, 10 classes, which are there; the network is given 8x8x1\n",
-        "4 workers, exchange gather: ",
+        "4 workers, by gather: ",
         "1,000 steps of 64 examples, 16 a worker: 44.5 epochs\nlearning rate 0.001 first, 0.001 highest, ",
         "2 of 4 workers on 1 device, 4 examples a step; model.init_from='nowhere' is not read, weights are fresh\n",
         "memory: weights 524 kB, optimiser 1.05 MB, ",

@@ -142,7 +142,7 @@ def test_gather_names_what_differs_and_where(small_recipe: Callable, wire: Calla
     mesh = create_mesh(recipe)
     model = create_model(recipe.model.name, (4, 4, 1), 3, 0)
     _, state = create_run(recipe, model, 32, mesh)
-    gather = create_gather(mesh, specs_of_state(recipe.mean))
+    gather = create_gather(mesh, specs_of_state())
     (sent,) = wire(gather, state)
     assert (sent.name, sent.dtype, sent.size) == ("all-gather", "u32", 4 * 8 * 2)
     devices = jax.devices()[:4]
@@ -223,7 +223,7 @@ def test_run_without_comparison_goes_on(prepare: Callable, fields: dict[str, Any
 def test_run_undisturbed_holds_one_state(prepare: Callable, extra: dict[str, Any]):
     """All that is compared is the same after every step, and has changed."""
     run = prepare(**FOUR | extra)
-    batches, seen, call = run.feed.batches(0, iter([1] * 5)), set(), Call(1, run.recipe.mean.method == "ternary")
+    batches, seen, call = run.feed.batches(0, iter([1] * 5)), set(), Call(1, int(run.recipe.mean.method != "float"))
     for step in range(5):
         run.state, _ = run.train_step(run.state, run.feed.images, next(batches), call)
         digests = run.guard.compare(run.state, step, step + 1, False)

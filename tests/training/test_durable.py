@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jaxtern.compression.cost import Network
 
+from jaxtern.compression.network.links import Network
 from jaxtern.data.facts import Facts
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run import loop

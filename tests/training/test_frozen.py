@@ -81,7 +81,7 @@ def test_gradients_of_slices_do_not_enter_the_scale(prepare: Callable, tmp_path:
         bias = jax.device_put(layer["bias"].at[0].set(1e4), layer["bias"].sharding)  # the input of fc2/kernel[0]
         params = {**run.state.params, "fc1": {**layer, "bias": bias}}
         batch = next(run.feed.batches(0))
-        call = Call(1, True)
+        call = Call(1, 1)
         _, metrics = run.train_step(run.state._replace(params=params), run.feed.images, batch, call)
         scales.append(float(metrics["compression/scale"]))
     assert 0 < 1000 * scales[0] < scales[1]
@@ -89,8 +89,8 @@ def test_gradients_of_slices_do_not_enter_the_scale(prepare: Callable, tmp_path:
 
 def test_frozen_tensors_are_not_sent_but_evaluated_and_saved(prepare: Callable, tmp_path: Path):
     run = prepare(freeze=("fc1/.*", "fc2/kernel[0]"), num_steps=2, **FIELDS)
-    assert [tensor.path for tensor in run.wire.tensors] == ["fc2/bias", "fc2/kernel", "norm/bias", "norm/scale"]
-    assert run.wire.elements == 10 + 120 + 12 + 12
+    assert [tensor.path for tensor in run.wires[1].tensors] == ["fc2/bias", "fc2/kernel", "norm/bias", "norm/scale"]
+    assert run.wires[1].elements == 10 + 120 + 12 + 12
     result = loop.train(run)
     variables: Any = variables_of(run.state)
     np.testing.assert_array_equal(variables["fc1"]["kernel"], run.state.frozen["fc1"]["kernel"])

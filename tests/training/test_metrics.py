@@ -107,5 +107,5 @@ def test_metrics_of_a_run_are_those_of_tensorboard(prepare: Callable, tmp_path: 
     for record in (records[0], records[2]):
         assert record["learning_rate"] == pytest.approx(0.01)
         assert record["examples_per_second"] > 0
-        assert record["sent_bits_per_element"] == run.wire.bits_per_element
-        assert record["sent_bytes_per_step"] == run.wire.bytes
+        assert record["sent_bits_per_element"] == run.wires[1].bits_per_element
+        assert record["sent_bytes_per_step"] == run.wires[1].bytes

@@ -41,7 +41,7 @@ def test_recipe_goes_through_json(name: str):
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_recipe_has_a_float_variant_by_one_override(name: str):
-    assert load(name).mean.method == "ternary"
+    assert load(name).mean.method == ("dgc" if name.endswith("_dgc") else "ternary")
     assert load(name).replace(mean={"method": "float"}).mean.method == "float"
 
 
@@ -186,17 +186,32 @@ def test_recipe_explains_every_field_and_every_choice():
             {"schedule": "polynomial", "num_steps": 100, "warmup_steps": 200},
             "optimizer.warmup_steps=200: must be below run.num_steps=100 where schedule='polynomial'",
         ),
-        ({"method": "float", "levels": 0}, "mean.levels=0: must be an integer from 1 to 32767"),
-        ({"method": "float", "scale": "x"}, "mean.scale='x': must be one of exact, pow2"),
-        ({"method": "float", "clip_sigmas": -3.0}, "mean.clip_sigmas=-3.0: must be"),
-        ({"method": "float", "block_size": 0}, "mean.block_size=0: must be"),
+        ({"method": "quantized", "levels": 0}, "mean.levels=0: must be an integer from 1 to 32767"),
+        ({"scale": "x"}, "mean.scale='x': must be one of exact, pow2"),
+        ({"clip_sigmas": -3.0}, "mean.clip_sigmas=-3.0: must be"),
+        ({"block_size": 0}, "mean.block_size=0: must be"),
+        ({"method": "top_k", "density": 2.0}, "mean.density=2.0: must be above 0 and at most 1"),
+        ({"method": "low_rank", "rank": 0}, "mean.rank=0: must be an integer from 1"),
+        (
+            {"density_warmup": (0.5,)},
+            "mean.density_warmup=(0.5,): must be () of a method without density",
+        ),
+        (
+            {"method": "top_k", "density_warmup": (0.5, 0.0)},
+            "mean.density_warmup=(0.5, 0.0): 0.0 must be above 0 and at most 1",
+        ),
+        (
+            {"method": "dgc", "optimizer": "momentum"},
+            "optimizer.name='momentum': must be another, as sgd, where mean.method='dgc', which has the momentum",
+        ),
+        ({"method": "dgc", "clip_norm": -1.0}, "mean.clip_norm=-1.0: must be"),
         ({"log_every": 0}, "run.log_every=0: must be 1 or more"),
         ({"checkpoint_every": 0}, "run.checkpoint_every=0: must be 1 or more"),
         ({"keep_checkpoints": 0}, "run.keep_checkpoints=0: must be 1 or more"),
         ({"evaluate_every": -1}, "run.evaluate_every=-1: must be 0 or more"),
         ({"seed": -1}, "run.seed=-1: must be 0 or more"),
         ({"seed": 2**32}, "run.seed=4294967296: must be below 2^32"),
-        ({"method": "zip"}, "mean.method='zip': must be one of ternary, float"),
+        ({"method": "zip"}, "mean.method='zip': must be one of float, ternary, quantized, top_k, dgc, low_rank, sign"),
         (
             {"optimizer": "lion"},
             "optimizer.name='lion': must be one of sgd, momentum, nesterov, adam, adamw, rmsprop, lars, lamb",

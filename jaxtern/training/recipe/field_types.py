@@ -29,6 +29,11 @@ def below_one(number: float) -> str | None:
     return None if 0 <= number < 1 else "must be 0 or more, and below 1"
 
 
+def above_zero(number: float) -> str | None:
+    """For a share of which there is something."""
+    return None if 0 < number <= 1 else "must be above 0 and at most 1"
+
+
 def is_expression(text: str) -> str | None:
     """For a regular expression."""
     try:
@@ -42,6 +47,7 @@ Positive = Annotated[int, between(1)]
 Natural = Annotated[int, between(0)]
 NonNegative = Annotated[float, between(0)]
 Share = Annotated[float, below_one]
+Density = Annotated[float, above_zero]
 Pattern = Annotated[str, is_expression]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtern.compression.methods import create_reducer, list_options
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.reducer import Reducer
-from jaxtern.training.recipe.field_types import Natural, Pattern, Positive, Section, Share
+from jaxtern.training.recipe.field_types import Density, Natural, Pattern, Positive, Section
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _MeanSection(Section):
     method: str = "ternary"
     float_epochs: Natural = 0
     compress_from: Natural = 0
-    density_warmup: tuple[Share, ...] = ()
+    density_warmup: tuple[Density, ...] = ()
     devices_per_worker: Positive | None = None
     delayed: bool = False
     latency: float | None = None
@@ -73,7 +73,7 @@ class _MeanSection(Section):
 
     def create_reducer(self, phase: int = 0, network: Network | None = None) -> Reducer:
         """The reducer of one of them: the method's own, or that of an epoch of the warm-up, the last one first."""
-        options = {name: getattr(self, name) for name in _OPTIONS}
+        options = {name: getattr(self, name) for name, option in _OPTIONS.items() if self.method in option.methods}
         if phase:
             options["density"] = self.density_warmup[-phase]
         return create_reducer(self.method, network, **options)
