@@ -15,6 +15,7 @@ from jaxtern.training.run import loop
 from jaxtern.training.run.calls import Call
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
+from jaxtern.training.saved.digests import digest
 from jaxtern.training.step import step as step_lib
 from jaxtern.training.step.mesh import FAST_AXIS, create_mesh
 from jaxtern.training.step.precision import LossScale, adjust_scale, first_scale
@@ -115,6 +116,20 @@ def test_overflow_of_one_worker_skips_the_step_of_all(prepare: Callable, monkeyp
         assert all(np.all(np.isfinite(leaf)) for leaf in two)
     assert [(int(state.step), int(state.compressor.count)) for state in states] == [(0, 0), (1, 1), (2, 1), (3, 2)]
     assert [tuple(map(float, state.loss_scale)) for state in states] == [(1024, 0), (1024, 1), (512, 0), (512, 1)]
+
+
+@pytest.mark.parametrize("method", ["ternary", "top_k", "dgc", "low_rank", "sign"])
+def test_overflow_leaves_what_the_method_carries_as_it_was(
+    prepare: Callable, monkeypatch: pytest.MonkeyPatch, method: str
+):
+    overflow_in(monkeypatch, (1,))
+    fields = HALF | LAYOUTS["unrolled"] | {"method": method, "density": 0.1, "two_way": True, "optimizer": "sgd"}
+    states, metrics = walk(prepare(loss_scale=1024.0, **fields), 3)
+    assert [m["overflow"] for m in metrics] == [0, 1, 0]
+    carried = [digest(state.compressor) for state in states]
+    assert carried[1] == carried[2]
+    assert len(set(carried)) == 3
+    assert bool(jax.tree.leaves(states[1].compressor.local)) == (method != "ternary")
 
 
 def test_factor_that_is_too_high_comes_down_by_itself(prepare: Callable):

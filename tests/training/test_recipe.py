@@ -61,6 +61,10 @@ def test_recipe_default_is_that_of_the_class():
 MOMENTUM = {"optimizer": "momentum", "momentum": 0.9, "weight_decay_mode": "loss"}
 STAIRS = {"schedule": "exponential", "decay_epochs": 20.0, "decay_factor": 0.1}
 LARGE = {"clip_sigmas": 2.5, "float_last_layer": True}
+DGC = {
+    "method": "dgc", "density": 0.001, "density_warmup": [0.25, 0.0625, 0.015625, 0.004, 0.001],
+    "mean.momentum": 0.9, "clip_norm": None, "nesterov": False, "float_last_layer": False, "optimizer": "sgd",
+}  # fmt: skip
 SOURCES: dict[str, dict[str, Any]] = {
     # TernGrad's; cifar10 is shorter, and the rest of it by our own trials
     "mnist": {
@@ -110,6 +114,12 @@ SOURCES: dict[str, dict[str, Any]] = {
         "warmup_steps": 200, "warmup_rate": 2.0, "warmup_peak": 29.0, "learning_rate": 29.0, "schedule": "polynomial",
         "power": 2.0, "end_rate": 1e-4, "num_steps": 3600, **LARGE,
     },
+    # Lin et al. 2018, as MoXing has it
+    "imagenet_resnet50_dgc": {
+        "model": "resnet_50", "num_workers": 4, "batch_size": 256, "num_steps": 450_410, "weight_decay": 1e-4,
+        "schedule": "5:0.00025->0.1,30:0.1,60:0.01,80:0.001,90:0.0001", **DGC,
+    },
+    "cifar10_dgc": {"model": "resnet_20", "num_workers": 4, "batch_size": 128, "learning_rate": 0.1, **DGC},
     # Szegedy et al. 2015, and TernGrad's fine-tuning
     "imagenet_inception_v3": {
         "model": "inception_v3", "preprocessing": "inception", "image_size": 299, "label_smoothing": 0.1,

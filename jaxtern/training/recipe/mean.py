@@ -17,7 +17,7 @@ class _MeanSection(Section):
       method: "ternary", "quantized", "top_k", "dgc", "low_rank", "sign", or "float" for a plain mean.
       float_epochs: F: every F-th epoch exchanges float gradients; 0: none does. What a method carries waits meanwhile.
       compress_from: step from which on gradients are compressed; before, they are float.
-      density_warmup: densities of the first epochs, one each, of a method that has a density.
+      density_warmup: densities of the first epochs, one each, of a method that has a density; float has no need of it.
       devices_per_worker: devices that share a worker's batch; their gradients are averaged as floats before the
         workers' are exchanged. None: 1; or where each of several processes has more devices than workers, as many as
         share one evenly.
@@ -51,7 +51,7 @@ class _MeanSection(Section):
             Network(**self.links)
         except ValueError as error:
             raise ValueError(f"mean.{error}") from None
-        has_density = self.method in _OPTIONS["density"].methods
+        has_density = self.method in ("float", *_OPTIONS["density"].methods)  # float is any recipe's twin
         self.require(has_density or not self.density_warmup, "density_warmup", "must be () of a method without density")
         if self.delayed:
             of_others = "must be False where mean.delayed=True, whose means are of other gradients"
