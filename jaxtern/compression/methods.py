@@ -77,7 +77,8 @@ def create_reducer(method: str, network: Network | None = None, **options: Any) 
       ValueError: for a method that does not exist, or a value out of its range.
     """
     if method not in METHODS:
-        raise ValueError(f"method={method!r}: must be one of {', '.join(METHODS)}, or added to jaxtern.METHODS (--networks)")
+        known = ", ".join(METHODS)
+        raise ValueError(f"method={method!r}: must be one of {known}, or added to jaxtern.METHODS (--networks)")
     own = inspect.signature(METHODS[method]).parameters
     given = options | {"network": network}
     return METHODS[method](**{name: value for name, value in given.items() if name in own})

@@ -127,6 +127,26 @@ CASES = {
     "negative clip": ("train", ["--config.mean.clip_sigmas=-1"], ["clip_sigmas=-1.0"]),
     "no scale": ("train", ["--config.mean.scale=log"], ["scale='log'"]),
     "levels": ("train", ["--config.mean.method=quantized", "--config.mean.levels=0"], ["mean.levels=0"]),
+    "density above all": (
+        "train",
+        ["--config.mean.method=top_k", "--config.mean.density=2"],
+        ["error: mean.density=2.0: must be above 0 and at most 1"],
+    ),
+    "no rank": (
+        "train",
+        ["--config.mean.method=low_rank", "--config.mean.rank=0"],
+        ["error: mean.rank=0: must be an integer of 1 or more"],
+    ),
+    "warm-up of no density": (
+        "train",
+        ["--config.mean.density_warmup=(0.5,)"],
+        ["error: mean.density_warmup=(0.5,): must be () of a method without density"],
+    ),
+    "momentum twice": (
+        "train",
+        ["--config.mean.method=dgc", "--config.optimizer.name=momentum"],
+        ["error: optimizer.name='momentum': must be another, as sgd, where mean.method='dgc'"],
+    ),
     "stray argument": ("train", ["batch_size=64"], ["'batch_size=64'", "flags start with --"]),
     "truncated idx": ("train", ["--config=mnist", "--config.data.dir=../mnist"], ["train-images-idx3-ubyte", "784"]),
     "no run": ("evaluate", [], ["workdir=", "holds no run"]),

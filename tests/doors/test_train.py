@@ -48,7 +48,7 @@ def test_train_leaves_a_run_in_its_folder(default: tuple[Path, str]):
     assert {path.name for path in workdir.iterdir()} == names
     assert (workdir / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert (workdir / "checkpoints" / "250").is_dir()
-    assert json.loads((workdir / "config.json").read_text())["num_steps"] == 250
+    assert json.loads((workdir / "config.json").read_text())["run"]["num_steps"] == 250
     assert list((workdir / "tensorboard").glob("events.*"))
 
 

@@ -25,10 +25,10 @@ OPTIMIZERS = {
 FIELDS = {"model": "tiny_norm", "num_workers": 2, "num_devices": 2, "batch_size": 16, "learning_rate": 0.1}
 
 
-@pytest.mark.parametrize("codec", ["ternary", "float"])
+@pytest.mark.parametrize("method", ["ternary", "float"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_frozen_tensors_and_slices_do_not_move_by_a_bit(take_steps: Callable, optimizer: str, codec: str):
-    run = take_steps(3, freeze=FREEZE, method=codec, average_decay=0.5, **FIELDS | OPTIMIZERS[optimizer])
+def test_frozen_tensors_and_slices_do_not_move_by_a_bit(take_steps: Callable, optimizer: str, method: str):
+    run = take_steps(3, freeze=FREEZE, method=method, average_decay=0.5, **FIELDS | OPTIMIZERS[optimizer])
     first, last = run.states[0], run.states[3]
     assert set(first.frozen) == {"norm"}
     assert set(first.params) == {"fc1", "fc2"}
