@@ -259,6 +259,6 @@ def test_nonfinite_step_in_the_middle_of_a_call_is_named(prepare: Callable, tmp_
 
 def test_steps_of_streamed_images_go_one_by_one(prepare: Callable, tmp_path: Path):
     prepare(**EPOCHS, feed="streaming")
-    with pytest.raises(ValueError, match=r"^steps_per_call=2: must be 1 where images are streamed"):
+    with pytest.raises(ValueError, match=r"^run.steps_per_call=2: must be 1 where images are streamed"):
         prepare(tmp_path / "other", **EPOCHS, feed="streaming", steps_per_call=2)
     assert not (tmp_path / "other").exists()
