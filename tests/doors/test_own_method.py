@@ -23,7 +23,7 @@ jaxtern.METHODS["mine"] = largest_late
 def get_config():
     config = digits.get_config()
     config.mean.method = "mine"
-    config.optimizer.name = "sgd"
+    config.optimizer.name, config.optimizer.schedule = "sgd", "fixed"
     config.run.num_workers = 2
     config.run.batch_size = 8
     config.run.log_every = 1

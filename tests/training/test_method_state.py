@@ -103,7 +103,7 @@ def test_run_that_is_stopped_and_killed_goes_on_to_the_bit(prepare: Callable, tm
     assert jax.tree.leaves(to_host(straight.state.compressor.local))
 
 
-def owed(name: str, local: Any, num_workers: int) -> list[np.ndarray]:
+def owed(name: str, local: Any, num_workers: int) -> list[Any]:
     """The mean of what workers owe, or the errors of all shards side by side."""
     if name != "sign":
         return [np.mean(leaf, axis=0, dtype=np.float64) for leaf in jax.tree.leaves(local)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxtern.compression import schedule
+from jaxtern.compression.radix import reducer
 from jaxtern.data.dataset import Split
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.run import RunSection
@@ -42,7 +42,8 @@ def test_step_of_virtual_workers_gives_the_bits_of_real_ones(
 ):
     """virtual = real: four workers on one device, two on each of two, one on each of four; trees small and large."""
     if in_place:
-        monkeypatch.setattr(schedule, "IN_PLACE_SIZE", 1)
+        monkeypatch.setattr(reducer, "_IN_PLACE_SIZE", 1)
+        fields = fields | {"log_every": 2}  # so that no run of before is taken
     runs = [take_steps(6, num_workers=4, num_devices=m, batch_size=16, **fields) for m in (1, 2, 4)]
     for run in runs:
         assert int(run.states[-1].step) == int(run.states[-1].compressor.count) == 6
