@@ -3,11 +3,10 @@
 import dataclasses
 from typing import Any, NamedTuple
 
+from jaxtern.compression import cost
 from jaxtern.compression.codecs import Codec
 from jaxtern.compression.network.links import Network
 from jaxtern.planning.model import CodecSpeed, Placement, StepTime, predict_step
-
-from jaxtern.compression import cost
 
 MOST_WORKERS = 1024
 

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jaxtern.compression import buckets, cost
 from jaxtern.compression.codecs import Codec
 from jaxtern.compression.network.links import Network, StepTraffic, Traffic
 from jaxtern.compression.schedule import cut
-
-from jaxtern.compression import buckets, cost
 
 
 @dataclasses.dataclass(frozen=True)

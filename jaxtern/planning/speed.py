@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtern.compression.codecs import Codec
-from jaxtern.planning.model import CodecSpeed
 
+from jaxtern.compression.codecs import Codec
 from jaxtern.kernels import derive_key
+from jaxtern.planning.model import CodecSpeed
 
 ELEMENTS = 2**22  # beyond most caches, as gradients are
 ROWS = 4  # of words, beside one
