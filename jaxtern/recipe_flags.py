@@ -48,16 +48,12 @@ def define_config() -> flags.FlagHolder:
     return config_flags.DEFINE_config_file("config", None, "path of a recipe, or the bare name of an installed one")
 
 
-def recipe_from_config(config: flags.FlagHolder) -> Recipe:
-    """The recipe of the flag, overrides applied.
+def to_recipe(config: ConfigDict) -> Recipe:
+    """The recipe that the flag's value is, overrides applied.
 
     Raises:
       UsageError: for a field that does not exist or a value out of its range.
     """
-    return _to_recipe(config.value)
-
-
-def _to_recipe(config: ConfigDict) -> Recipe:
     try:
         return Recipe.from_dict(config.to_dict())
     except ValueError as error:
@@ -72,7 +68,7 @@ def recipe_name() -> str:
 def _describe_config() -> str:
     """Every field by section, with the value that the recipe of --config gives it."""
     path = _given_path(_resolve(sys.argv[1:]))
-    recipe = _to_recipe(_load_config(path))
+    recipe = to_recipe(_load_config(path))
     installed = textwrap.fill(f"--config=RECIPE, a file or one of {', '.join(_installed_recipes())}", 120)
     described = [_describe_section(name, getattr(recipe, name)) for name in recipe.to_dict()]
     head = f"--config.SECTION.FIELD=VALUE, here with the values of {Path(path).stem}:"

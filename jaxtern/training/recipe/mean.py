@@ -22,8 +22,7 @@ class MeanSection(Section):
       devices_per_worker: devices that share a worker's batch; their gradients are averaged as floats before the
         workers' are exchanged. None: 1; or where each of several processes has more devices than workers, as many as
         share one evenly.
-      bucket_size: elements; gradients are exchanged in buckets of about so many, the last layers' first; None: all in
-        one.
+      bucket_size: elements of the buckets in which gradients are exchanged, the last layers' first; None: all in one.
       delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
       latency: seconds a message takes between workers, for "auto"; None: measured at the start.
       bandwidth: bytes a second that a worker can send, likewise.

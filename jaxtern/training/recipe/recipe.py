@@ -44,9 +44,7 @@ class Recipe:
         run.require(run.batch_size // run.num_workers % fast == 0, "batch_size", need)
         need = f"must divide the {of_device} examples that a device has of a batch"
         run.require(of_device % run.accumulation == 0, "accumulation", need)
-        need = (
-            "must be another where mean.delayed=True: a mean comes in a step that may be skipped for another's overflow"
-        )
+        need = "must be another where mean.delayed=True, whose means come in steps that others' overflow may skip"
         self.model.require(not (self.mean.delayed and self.model.precision == "float16"), "precision", need)
         # the rate would rise to what these schedules have at their end, which is mostly 0
         is_over = schedule in _TO_LAST_STEP and self.optimizer.warmup_steps >= run.num_steps

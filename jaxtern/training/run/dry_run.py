@@ -75,9 +75,8 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
     small = shrink(recipe, facts)
     mesh, inputs = create_mesh(small), open_inputs(small.data)
     shape, num_classes = inputs.input_shape, facts.num_classes
-    model = nnx.eval_shape(
-        lambda: create_model(recipe.model.name, shape, num_classes, recipe.run.seed, recipe.model.dropout_rate)
-    )
+    named, seed = recipe.model, recipe.run.seed
+    model = nnx.eval_shape(lambda: create_model(named.name, shape, num_classes, seed, named.dropout_rate))
     _, params, frozen, moments = split_variables(model, recipe)
     paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path((params, frozen, moments))[0]]
     for pattern in recipe.model.init_exclude:
