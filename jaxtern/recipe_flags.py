@@ -21,6 +21,7 @@ from jaxtern.training.recipe.field_types import Section
 from jaxtern.training.recipe.recipe import Recipe, require_field
 
 DEFAULT_RECIPE = "digits"
+_FOLDER = Path(configs.__file__).parent
 
 
 def run(main: Callable[..., int]) -> None:
@@ -152,7 +153,7 @@ def _recipe_path(name: str) -> Path:
         if not os.path.isfile(name):  # noqa: PTH113 - Path.is_file raises for a name that is too long
             raise UsageError(f"--config={name}: no such file")
         return Path(name)
-    path = _recipe_folder() / f"{name}.py"
+    path = _FOLDER / f"{name}.py"
     if not path.is_file():
         raise UsageError(f"--config={name}: no such recipe is installed; available: {', '.join(_installed_recipes())}")
     return path
@@ -160,8 +161,4 @@ def _recipe_path(name: str) -> Path:
 
 def _installed_recipes() -> list[str]:
     """All but `default`, from which the others start."""
-    return sorted(path.stem for path in _recipe_folder().glob("*.py") if path.stem not in ("__init__", "default"))
-
-
-def _recipe_folder() -> Path:
-    return Path(configs.__file__).parent
+    return sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in ("__init__", "default"))

@@ -24,11 +24,6 @@ def between(least: float, most: float = math.inf) -> Rule:
     return lambda number: None if least <= number <= most else need
 
 
-def below_one(number: float) -> str | None:
-    """For a share of something."""
-    return None if 0 <= number < 1 else "must be 0 or more, and below 1"
-
-
 def is_expression(text: str) -> str | None:
     """For a regular expression."""
     try:
@@ -41,7 +36,7 @@ def is_expression(text: str) -> str | None:
 Positive = Annotated[int, between(1)]
 Natural = Annotated[int, between(0)]
 NonNegative = Annotated[float, between(0)]
-Share = Annotated[float, below_one]
+Share = Annotated[float, lambda number: None if 0 <= number < 1 else "must be 0 or more, and below 1"]
 Pattern = Annotated[str, is_expression]
 
 

@@ -19,9 +19,8 @@ class MeanSection(Section):
         "two_way" (fewest bits, more noise) or "float".
       float_epochs: F: every F-th epoch exchanges float gradients; 0: none does.
       compress_from: step from which on gradients are compressed; before, they are float.
-      devices_per_worker: devices that share a worker's batch; their gradients are averaged as floats before the
-        workers' are exchanged. None: 1; or where each of several processes has more devices than workers, as many as
-        share one evenly.
+      devices_per_worker: devices that share a worker's batch, whose gradients are averaged as floats first. None: 1, or
+        where each of several processes has more devices than workers, as many as share one evenly.
       bucket_size: elements of the buckets in which gradients are exchanged, the last layers' first; None: all in one.
       delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
       latency: seconds a message takes between workers, for "auto"; None: measured at the start.
@@ -49,7 +48,7 @@ class MeanSection(Section):
     scale: str = "exact"
     block_size: int | None = None
     levels: int = 1
-    min_size: int = 1
+    min_size: Positive = 1
     float_last_layer: bool = False
     exclude: tuple[Pattern, ...] = ()
     statistics: bool = False
@@ -61,12 +60,9 @@ class MeanSection(Section):
             Network(**self.links)
         except ValueError as error:
             raise ValueError(f"mean.{error}") from None
-        if self.delayed:
-            of_others = "must be False where mean.delayed=True, whose means are of other gradients"
-            self.require(not self.statistics, "statistics", of_others)
-            late = "must be 0 where mean.delayed=True, whose words come a step late"
-            self.require(not self.float_epochs, "float_epochs", late)
-            self.require(not self.compress_from, "compress_from", late)
+        for name in ("statistics", "float_epochs", "compress_from") if self.delayed else ():
+            need = f"must be {getattr(MeanSection, name)} where mean.delayed=True, whose means come a step late"
+            self.require(not getattr(self, name), name, need)
 
     @property
     def worker_devices(self) -> int:
@@ -76,8 +72,7 @@ class MeanSection(Section):
     @property
     def links(self) -> dict[str, float]:
         """`latency` and `bandwidth`, where they are given."""
-        given = {"latency": self.latency, "bandwidth": self.bandwidth}
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: given for name in ("latency", "bandwidth") if (given := getattr(self, name)) is not None}
 
 
 def create_codec(mean: MeanSection) -> Ternary:

@@ -5,13 +5,13 @@ import difflib
 import json
 from typing import Any
 
+from flax.traverse_util import flatten_dict
+
 from jaxtern.training.recipe.data import DataSection
 from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.recipe.optimizer import OptimizerSection
 from jaxtern.training.recipe.run import RunSection
-
-_TO_LAST_STEP = ("polynomial", "cosine")  # schedules that fall until num_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Recipe:
         run.require(of_device % run.accumulation == 0, "accumulation", need)
         need = "must be another where mean.delayed=True, whose means come in steps that others' overflow may skip"
         self.model.require(not (self.mean.delayed and self.model.precision == "float16"), "precision", need)
-        # the rate would rise to what these schedules have at their end, which is mostly 0
-        is_over = schedule in _TO_LAST_STEP and self.optimizer.warmup_steps >= run.num_steps
+        # the rate would rise to what these schedules have at the last step, which is mostly 0
+        is_over = schedule in ("polynomial", "cosine") and self.optimizer.warmup_steps >= run.num_steps
         need = f"must be below run.num_steps={run.num_steps} where schedule={schedule!r}"
         self.optimizer.require(not is_over, "warmup_steps", need)
 
@@ -63,17 +63,15 @@ class Recipe:
                 require_field(section)  # as which no section goes
             for name in fields:
                 require_field(f"{section}.{name}")
-        tuples = {
-            section: {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-            for section, fields in values.items()
-        }
-        return cls().replace(**tuples)
+        return cls().replace(**values)
 
     def replace(self, **sections: dict[str, Any]) -> "Recipe":
-        """The recipe with other values for these fields: replace(mean={"method": "float"}, run={"num_workers": 1})."""
-        return dataclasses.replace(
-            self, **{name: dataclasses.replace(getattr(self, name), **fields) for name, fields in sections.items()}
-        )
+        """The recipe with other values, as by replace(mean={"method": "float"}); a list will do for a tuple."""
+        changed = {}
+        for section, fields in sections.items():
+            values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+            changed[section] = dataclasses.replace(getattr(self, section), **values)
+        return dataclasses.replace(self, **changed)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The fields by section, as JSON has them."""
@@ -81,9 +79,7 @@ class Recipe:
 
     def by_name(self) -> dict[str, Any]:
         """The same by whole names, "run.num_workers"."""
-        return {
-            f"{section}.{name}": value for section, fields in self.to_dict().items() for name, value in fields.items()
-        }
+        return flatten_dict(self.to_dict(), sep=".")
 
 
 _SECTIONS = [field.name for field in dataclasses.fields(Recipe)]
