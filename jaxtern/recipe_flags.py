@@ -1,6 +1,5 @@
 """The flag --config of the doors that take a recipe."""
 
-import functools
 import inspect
 import os
 import re
@@ -79,10 +78,11 @@ def _describe_config() -> str:
 def _describe_section(name: str, section: Section) -> str:
     """What a section is for, and its fields as the command line has them."""
     subject, *entries = re.split(r"\n  (?=\w)", re.sub(r"\n {4}", " ", inspect.getdoc(section) or ""))
-    fill = functools.partial(textwrap.fill, width=120, subsequent_indent=" " * 8, break_on_hyphens=False)
-    parts = (entry.partition(": ") for entry in entries)
-    lines = (fill(f"    {name}.{field}={getattr(section, field)!r}: {meaning}") for field, _, meaning in parts)
-    return "\n".join([f"\n  {name}: {subject.partition('.')[0]}", *lines])
+    described = f"\n  {name}: {subject.partition('.')[0]}"
+    for field, _, meaning in (entry.partition(": ") for entry in entries):
+        line = f"    {name}.{field}={getattr(section, field)!r}: {meaning}"
+        described += "\n" + textwrap.fill(line, 120, subsequent_indent=" " * 8, break_on_hyphens=False)
+    return described
 
 
 def _resolve(arguments: list[str]) -> list[str]:

@@ -15,8 +15,7 @@ class MeanSection(Section):
 
     Attributes:
       method: "ternary", or "float" for a plain mean.
-      exchange: "auto" (the fastest of the exact ones by the links' latency and bandwidth), "gather", "sum", "scatter",
-        "two_way" (fewest bits, more noise) or "float".
+      exchange: "auto" (fastest exact one), "gather", "sum", "scatter", "two_way" (fewest bits, more noise) or "float".
       float_epochs: F: every F-th epoch exchanges float gradients; 0: none does.
       compress_from: step from which on gradients are compressed; before, they are float.
       devices_per_worker: devices that share a worker's batch, whose gradients are averaged as floats first. None: 1, or

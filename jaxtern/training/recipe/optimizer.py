@@ -60,9 +60,8 @@ class OptimizerSection(Section):
         super().__post_init__()
         if is_rate_string(self.schedule):
             parse_rates(self.schedule)
-        else:
-            choices = f"must be one of {', '.join(SCHEDULES)}, or rates over epochs"
-            self.require(self.schedule in SCHEDULES, "schedule", choices)
+        is_known = is_rate_string(self.schedule) or self.schedule in SCHEDULES
+        self.require(is_known, "schedule", f"must be one of {', '.join(SCHEDULES)}, or rates over epochs")
         has_stairs = bool(self.boundaries) or self.schedule != "piecewise"
         self.require(has_stairs, "boundaries", "must hold an epoch or more where schedule='piecewise'")
         rises = all(epoch > before for before, epoch in itertools.pairwise((0, *self.boundaries)))

@@ -16,15 +16,7 @@ from jaxtern.training.recipe.run import RunSection
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A run's settings; `configs/` holds ready ones, and a command line may override any field.
-
-    Attributes:
-      data: what is trained on.
-      model: the network.
-      mean: how the workers' gradients become their mean.
-      optimizer: how that moves the weights.
-      run: workers, steps, and what is written when.
-    """
+    """A run's settings in sections; `configs/` holds ready ones, and a command line may override any field of them."""
 
     data: DataSection = dataclasses.field(default_factory=DataSection)
     model: ModelSection = dataclasses.field(default_factory=ModelSection)
@@ -33,11 +25,7 @@ class Recipe:
     run: RunSection = dataclasses.field(default_factory=RunSection)
 
     def __post_init__(self):
-        """Refuses sections that do not go together.
-
-        Raises:
-          ValueError: naming a field, its value and the rule.
-        """
+        """Refuses sections that do not go together."""
         run, fast, schedule = self.run, self.mean.worker_devices, self.optimizer.schedule
         of_device = run.batch_size // run.num_workers // fast
         need = f"each worker's part must be a multiple of mean.devices_per_worker={fast}"

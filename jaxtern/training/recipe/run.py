@@ -11,8 +11,7 @@ class RunSection(Section):
     """How many workers train for how many steps, and what is logged, evaluated and saved on the way.
 
     Attributes:
-      dry_run: only say what would be trained, and train three small steps of it on made data; nothing is read but data
-        that are there, and nothing is written.
+      dry_run: only say what would be trained, and train three small steps of it on made data; nothing is written.
       num_workers: N, workers whose gradients are averaged; more than one may live on a device.
       num_devices: devices to spread them over; None: as many as there are on which the workers divide.
       virtual_workers: of one device: "unrolled" (same bits on any number of devices) or "vmapped" (compiles faster).

@@ -39,8 +39,8 @@ def plan_calls(run: RunSection, mean: MeanSection, num_examples: int, step: int,
     while step < run.num_steps:
         # of what lies in between, the host needs no state; what it logs, each step tells it
         goes_on = all((step + longest - 1) // period == step // period for period in stops)
-        seen = (examples_seen + taken * run.batch_size for taken in range(longest))
-        kinds = {compresses_at(mean, num_examples, step + taken, count) for taken, count in enumerate(seen)}
+        places = ((step + taken, examples_seen + taken * run.batch_size) for taken in range(longest))
+        kinds = {compresses_at(mean, num_examples, *place) for place in places}
         count = longest if goes_on and step + longest <= run.num_steps and len(kinds) == 1 else 1
         yield Call(count, compresses_at(mean, num_examples, step, examples_seen))
         step, examples_seen = step + count, examples_seen + count * run.batch_size

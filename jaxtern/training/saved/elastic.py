@@ -53,8 +53,7 @@ def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe, network: Net
         compressor = compressor._replace(statistics=arrange(sent["statistics"], own.statistics))
     if sent.get("pending") is not None:
         before, links = _origin(saved.metadata, recipe, network)
-        reads = recipe.mean.delayed and _reads_alike(before, recipe, links, network)
-        if reads and _is_like(sent["pending"], own.pending):
+        if _reads_alike(before, recipe, links, network) and _is_like(sent["pending"], own.pending):
             compressor = compressor._replace(pending=arrange(sent["pending"], own.pending))
         else:
             mean = pending_mean(sent["pending"], compressor.count, before, state.params, links)
@@ -121,7 +120,7 @@ def _origin(metadata: dict[str, Any], recipe: Recipe, network: Network | None) -
 
 def _reads_alike(before: Recipe, after: Recipe, links: Network | None, network: Network | None) -> bool:
     one, other, same_links = before.by_name(), after.by_name(), after.mean.exchange != "auto" or links == network
-    return same_links and all(one[name] == other[name] for name in _OF_WORDS)
+    return after.mean.delayed and same_links and all(one[name] == other[name] for name in _OF_WORDS)
 
 
 def _is_like(saved: Any, like: Any) -> bool:

@@ -36,11 +36,7 @@ def create_mean(
 def report_wire(
     mean: MeanSection, params: Any, last_layer: str, num_workers: int, network: Network | None
 ) -> WireReport:
-    """What a worker sends in a step.
-
-    Raises:
-      ValueError: if the exchange cannot carry so many workers.
-    """
+    """What a worker sends in a step; a ValueError, if the exchange cannot carry so many."""
     options = _options(mean, last_layer, network)
     return wire_report(params, num_workers=num_workers, devices_per_worker=mean.worker_devices, **options)
 
