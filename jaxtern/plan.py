@@ -29,7 +29,6 @@ from jaxtern.compression.forecast import Forecast, Scenario, seconds
 from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
 from jaxtern.data.json_files import read_json
 from jaxtern.training.recipe.mean import create_codec
-from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.curves import plot_speed_up
 from jaxtern.training.run.inputs import open_inputs
 from jaxtern.training.run.workload import measure_step_seconds, read_workload
@@ -111,7 +110,7 @@ def main() -> int:
 
 def read_recipe() -> Job:
     """That of --config; its step is measured unless it is given."""
-    recipe: Recipe = recipe_flags.recipe_from_config(CONFIG)
+    recipe = recipe_flags.to_recipe(CONFIG.value)
     codec = create_codec(recipe.mean)
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     sizes, floats, examples = read_workload(recipe, inputs)
