@@ -67,15 +67,15 @@ def test_dry_run_describes_every_recipe_at_full_size(name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", INSTALLED)
-def test_dry_run_passes_at_full_size(name: str, tmp_path: Path, run_door: Callable):
-    done = run_door("train", f"--config={name}", "--config.dry_run=True", cwd=tmp_path)
+def test_dry_run_passes_at_full_size(name: str, tmp_path: Path, run_command: Callable):
+    done = run_command("train", f"--config={name}", "--config.dry_run=True", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\ndry run passed\n")
     assert not list(tmp_path.iterdir())
 
 
-def test_dry_run_by_the_command_leaves_nothing(run_door: Callable, tmp_path: Path):
-    done = run_door("train", "--config.dry_run=True", "--config.init_from=nowhere", cwd=tmp_path)
+def test_dry_run_by_the_command_leaves_nothing(run_command: Callable, tmp_path: Path):
+    done = run_command("train", "--config.dry_run=True", "--config.init_from=nowhere", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("lenet: 131,080 parameters, 131,080 trained and 0 frozen\n")
     for words in (
