@@ -18,6 +18,7 @@ from jaxtern.training.run.loop import NonFiniteError
 
 INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.py") if path.stem != "__init__")
 LEAST_SIZE = 75  # of images that every network takes
+LARGE = ("image", "flowers")  # begin the names of recipes whose networks take a minute to compile
 PARAMETERS = {
     **dict.fromkeys(("default", "digits"), 131_080), "mnist": 1_256_080, "cifar10": 1_068_298,
     "cifar10_terngrad": 1_068_298, "cifar10_resnet": 269_722, "imagenet_alexnet": 60_965_224,
@@ -33,7 +34,9 @@ def load(name: str, **fields: object) -> Recipe:
     return dataclasses.replace(Recipe.from_dict(config.to_dict()), dry_run=True, **fields)
 
 
-@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(LARGE)) for name in INSTALLED]
+)
 def test_dry_run_passes_for_every_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     recipe = load(name)
