@@ -24,7 +24,6 @@ from absl import flags
 
 from jaxtern import recipe_flags
 from jaxtern.command_line import UsageError
-from jaxtern.compression.methods import METHODS, options_of
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.radix.buckets import BUCKET_SIZE
 from jaxtern.compression.radix.quantizer import Quantizer
@@ -134,12 +133,10 @@ def read_recipe() -> Job:
 
 def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]:
     """The quantizer and the buckets whose exchanges are foretold, and the recipe's reducer if it is another one."""
-    fields = {field.name for field in dataclasses.fields(Quantizer)}
-    quantizer = Quantizer(**{name: value for name, value in vars(mean).items() if name in fields})
-    if mean.method in ("float", "ternary", "quantized"):
-        return quantizer, mean.bucket_size, None
-    options = {name: value for name, value in vars(mean).items() if name in options_of(mean.method)}
-    return quantizer, mean.bucket_size, METHODS[mean.method](**options)
+    levels = mean.levels if mean.method == "quantized" else 1
+    quantizer = Quantizer(mean.clip_sigmas, mean.scale, mean.block_size, levels)
+    is_known = mean.method in ("float", "ternary", "quantized")
+    return quantizer, mean.bucket_size, None if is_known else mean.create_reducer()
 
 
 def read_parameters() -> Job:
