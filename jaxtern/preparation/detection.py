@@ -1,5 +1,6 @@
 """What lies at a path: which family of sources it is of."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,16 +67,14 @@ def open_source(path: Path, reading: Reading) -> Source:
             raise ValueError(f"{field}: is for --format={owner}, but SOURCE={str(path)!r} is read as {found}")
     if found in ("idx", "imagenet", "tfrecord") and not path.is_dir():
         raise ValueError(f"SOURCE={str(path)!r}: must be a folder to be read as {found}")
-    if found == "idx":
-        source = open_idx_folder(path)
-    elif found == "cifar":
-        source = open_cifar(path, reading.coarse_labels)
-    elif found == "tfrecord":
-        source = open_tfrecords(path, reading.label_offset)
-    elif found == "imagenet":
-        source = open_imagenet(path, reading.labels, reading.synsets, reading.boxes)
-    else:
-        source = open_image_folder(path, reading.validation_fraction, reading.seed)
+    openers: dict[str, Callable[[], Source]] = {
+        "idx": lambda: open_idx_folder(path),
+        "cifar": lambda: open_cifar(path, reading.coarse_labels),
+        "tfrecord": lambda: open_tfrecords(path, reading.label_offset),
+        "imagenet": lambda: open_imagenet(path, reading.labels, reading.synsets, reading.boxes),
+        "images": lambda: open_image_folder(path, reading.validation_fraction, reading.seed),
+    }
+    source = openers[found]()
     require_sound(source, str(path))
     return source
 
@@ -89,27 +88,20 @@ def detect_format(path: Path) -> str:
     """
     if not path.exists():
         raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder")
-    if path.is_dir():
-        return _detect_in_folder(path)
-    if path.suffix.lower() == ".zip":
-        return "images"
+    is_folder = path.is_dir()
+    if (path / INFO).exists():
+        raise ValueError(f"SOURCE={str(path)!r}: is prepared already (it has a {INFO}): train with it as it is")
+    if is_folder and holds_idx(path):
+        return "idx"
     if find_layout(list_archive_names(path)):
         return "cifar"
-    if is_tar(path) or ".tar" in path.name.lower() or path.suffix.lower() == ".tgz":
+    if is_folder and find_shards(path):
+        return "tfrecord"
+    if is_folder:
+        return "imagenet" if find_tars(path) else "images"
+    if is_tar(path) or ".tar" in path.name.lower() or path.suffix.lower() in (".zip", ".tgz"):
         return "images"
     raise ValueError(
         f"SOURCE={str(path)!r}: is neither a zip or tar of images, nor an archive of CIFAR; folders may also hold"
         " idx files, TFRecords or ImageNet's tars"
     )
-
-
-def _detect_in_folder(path: Path) -> str:
-    if (path / INFO).exists():
-        raise ValueError(f"SOURCE={str(path)!r}: is prepared already (it has a {INFO}): train with it as it is")
-    if holds_idx(path):
-        return "idx"
-    if find_layout(list_archive_names(path)):
-        return "cifar"
-    if find_shards(path):
-        return "tfrecord"
-    return "imagenet" if find_tars(path) else "images"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from jaxtern.preparation.boxes import Boxes, read_boxes
-from jaxtern.preparation.files import list_tar, read_span
+from jaxtern.preparation.files import Member, list_tar, read_span, read_tar
 from jaxtern.preparation.source import Item, Source, name_some
 
 _LABELS = ("ILSVRC2012_devkit_t12.tar.gz", "imagenet_2012_validation_synset_labels.txt")
@@ -59,9 +59,7 @@ def _list_train(path: Path, boxes: Boxes) -> dict[str, list[Item]]:
     tars = [member for member in list_tar(path) if member.name.endswith(".tar")]
     return {
         PurePosixPath(tar.name).stem: [
-            Item(member.name, -1, member.location, member.size, boxes.of.get(PurePosixPath(member.name).stem, ()))
-            for member in list_tar(path, tar)
-            if not member.is_folder
+            _make_item(member, -1, boxes) for member in list_tar(path, tar) if not member.is_folder
         ]
         for tar in tars
     }
@@ -74,10 +72,12 @@ def _list_validation(path: Path, labels: list[str], classes: dict[str, int], box
     unknown = sorted(set(labels) - set(classes))
     if unknown:
         raise ValueError(f"labels: {name_some(unknown, 'synset', 'synsets')} is none of the training images")
-    return [
-        Item(m.name, classes[synset], m.location, m.size, boxes.of.get(PurePosixPath(m.name).stem, ()))
-        for m, synset in zip(members, labels, strict=True)
-    ]
+    return [_make_item(member, classes[synset], boxes) for member, synset in zip(members, labels, strict=True)]
+
+
+def _make_item(member: Member, label: int, boxes: Boxes) -> Item:
+    found = boxes.of.get(PurePosixPath(member.name).stem, ())
+    return Item(member.name, label, member.location, member.size, found)
 
 
 def _read_labels(folder: Path, path: Path | None, synsets: list[str] | None) -> list[str]:
@@ -101,17 +101,13 @@ def _read_devkit(path: Path) -> list[str]:
     import scipy.io  # which jax has brought
     from scipy.io.matlab import MatReadError
 
+    found = read_tar(path, f"labels={str(path)!r}", ("/meta.mat", _GROUND_TRUTH))
+    files = {PurePosixPath(name).name.removeprefix("ILSVRC2012_"): content for name, content in found}
     try:
-        with tarfile.open(path) as archive:
-            files = {}
-            for info in archive:
-                content = archive.extractfile(info)
-                if content is not None and info.name.endswith(("/meta.mat", _GROUND_TRUTH)):
-                    files[PurePosixPath(info.name).name.removeprefix("ILSVRC2012_")] = content.read()
         table = scipy.io.loadmat(io.BytesIO(files["meta.mat"]), simplify_cells=True)["synsets"]
         synsets = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
         words = files[_GROUND_TRUTH].decode().split()
-    except (tarfile.TarError, OSError, EOFError, KeyError, TypeError, ValueError, MatReadError) as error:
+    except (OSError, EOFError, KeyError, TypeError, ValueError, MatReadError) as error:
         raise ValueError(f"labels={str(path)!r}: is no devkit, or is damaged: {error}") from None
     return _number_to_synset(words, synsets, path)
 

@@ -11,9 +11,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from jaxtern.data.durable import replace_durably
 from jaxtern.preparation.folder import INFO, PLAN, claim_folder
 from jaxtern.preparation.plan import SHARD_BYTES
-from jaxtern.preparation.shards import WORK, write_whole
+from jaxtern.preparation.shards import WORK
 from jaxtern.preparation.table import SplitSummary
 
 _NAME = re.compile(r"([a-z]\w*)(/[\w.+-]+)?(:[\w.*]+)?")
@@ -51,7 +52,7 @@ def prepare_by_name(source: str, out: Path) -> list[SplitSummary]:
         return _summarize(tfds.builder_from_directory(out))
     with claim:
         found = _build(tfds, source, out / WORK / "tfds")
-        write_whole(out / PLAN, f'{{"plan": {{"tfds": "{source}"}}, "shards": {{}}}}\n')
+        replace_durably(out / PLAN, f'{{"plan": {{"tfds": "{source}"}}, "shards": {{}}}}\n')
         for path in sorted(found.iterdir(), key=lambda path: path.name == INFO):
             os.replace(path, out / path.name)
         shutil.rmtree(out / WORK)

@@ -21,8 +21,8 @@ def test_door_prepares_says_so_and_goes_on(
     done = run_door(source, "--shards=2", out, "--workers=2")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"21 images of 3 classes in 4 shards, to {out}" in done.stdout
-    assert re.search(r"^train +2 +15 +3 +5 +[\d.]+ kB +0 +0$", done.stdout, re.MULTILINE)
-    assert re.search(r"^test +2 +6 +3 +2 +[\d.]+ kB +0 +0$", done.stdout, re.MULTILINE)
+    assert re.search(r"^train +2 +15 +3 +5 +[\d.]+kB +0 +0$", done.stdout, re.MULTILINE)
+    assert re.search(r"^test +2 +6 +3 +2 +[\d.]+kB +0 +0$", done.stdout, re.MULTILINE)
     assert f"--config.dataset={out}" in done.stdout
     assert sorted(path.name for path in out.iterdir()) == [
         "dataset_info.json", "features.json", "label.labels.txt",
