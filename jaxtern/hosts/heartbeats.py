@@ -94,9 +94,10 @@ class Side(abc.ABC):
     def told_failure(self) -> bool:
         """Whether the others know of it, as far as that can be known."""
 
-    @abc.abstractmethod
     def tell_goodbye(self) -> None:
         """This process is about to end in the regular way."""
+        self._finished = True
+        self._send({"bye": True})
 
     @abc.abstractmethod
     def alone(self) -> bool:
@@ -105,8 +106,11 @@ class Side(abc.ABC):
     @abc.abstractmethod
     def _tell_verdict(self, verdict: Verdict) -> None: ...
 
+    def _send_beat(self) -> None:
+        self._send({"beat": True})
+
     @abc.abstractmethod
-    def _send_beat(self) -> None: ...
+    def _send(self, content: dict[str, Any]) -> None: ...
 
     @abc.abstractmethod
     def _look_for_silence(self) -> None: ...
@@ -163,10 +167,6 @@ class Hub(Side):
         members = [self._members.get(process) for process in self._expected]
         return all(member is not None and (member.acknowledged or member.gone) for member in members)
 
-    def tell_goodbye(self) -> None:
-        self._finished = True
-        self._send({"bye": True})
-
     def alone(self) -> bool:
         lost = None if self.verdict is None else self.verdict.process
         return all(member.gone or process == lost for process, member in tuple(self._members.items()))
@@ -209,9 +209,6 @@ class Hub(Side):
 
     def _tell_verdict(self, verdict: Verdict) -> None:
         self._send(_as_json(verdict))
-
-    def _send_beat(self) -> None:
-        self._send({"beat": True})
 
     def _send(self, content: dict[str, Any], *members: _Member) -> None:
         for member in members or self._members.values():
@@ -275,10 +272,6 @@ class Spoke(Side):
     def told_failure(self) -> bool:
         return self._acknowledged or self._gone
 
-    def tell_goodbye(self) -> None:
-        self._finished = True
-        self._send({"bye": True})
-
     def alone(self) -> bool:
         return self._gone
 
@@ -303,9 +296,6 @@ class Spoke(Side):
     def _tell_verdict(self, verdict: Verdict) -> None:
         if verdict.process == 0 and not self._gone:  # should it only have been frozen, it learns so when it thaws
             self._send({"given_up": True})
-
-    def _send_beat(self) -> None:
-        self._send({"beat": True})
 
     def _send(self, content: dict[str, Any]) -> None:
         if self._writer is not None and not self._gone:

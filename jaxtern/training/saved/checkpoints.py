@@ -12,17 +12,17 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo
 
 from jaxtern.training.saved.arrange import MisfitError, arrange
 from jaxtern.training.saved.digests import digest_of_all
-from jaxtern.training.saved.retention import LastAndBest
 
 BEST_BY = "precision_at_1"
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             create=False,
             read_only=not self._writes,
-            preservation_policy=LastAndBest(keep, keep_best, self._score) if keep else None,
+            preservation_policy=_LastAndBest(keep, keep_best, self._rank) if keep else None,
             multiprocessing_options=_this_process_alone(),
         )
         if self._writes:
@@ -129,8 +129,12 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """The step of best `BEST_BY` among those that were evaluated when they were saved; None where none was."""
-        scored = [(score, step) for step in self.steps() if (score := self._score(step)) is not None]
-        return max(scored)[1] if scored else None
+        return next(iter(self._rank(self.steps())), None)
+
+    def _rank(self, steps: Iterable[int]) -> list[int]:
+        """Those of some steps that were evaluated, the best by `BEST_BY` first, of equals the later."""
+        scored = [(score, step) for step in steps if (score := self._score(step)) is not None]
+        return [step for _, step in sorted(scored, reverse=True)]
 
     def _score(self, step: int) -> float | None:
         """`BEST_BY` of a checkpoint; None where it was not evaluated, or does not say."""
@@ -276,6 +280,23 @@ class Checkpoints:
             told = CheckpointError(f"checkpoints cannot be written to {self._directory}: {_reason(error)}")
             told.errno = _number(error)
             raise told from error
+
+
+class _LastAndBest(NamedTuple):
+    """Tells orbax which checkpoints to preserve.
+
+    Its own BestN takes metrics from a file beside the checkpoint that it reads before all else, so that a damaged one
+    would bar the way to all checkpoints.
+    """
+
+    keep: int
+    keep_best: int
+    rank: Callable[[Iterable[int]], list[int]]
+
+    def should_preserve(self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: Any) -> list[bool]:
+        steps = sorted(info.step for info in checkpoints)
+        preserved = {*steps[-self.keep :], *self.rank(steps)[: self.keep_best]}
+        return [info.step in preserved for info in checkpoints]
 
 
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:
