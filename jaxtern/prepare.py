@@ -4,8 +4,8 @@
     python -m jaxtern.prepare imagenet_tars data/imagenet --boxes=ILSVRC2012_bbox_train_v2.tar.gz --max_bad=3
 
 SOURCE is a folder, zip or tar of images in one folder a class; the idx files of MNIST and its like; an archive of
-CIFAR-10 or CIFAR-100; a folder of ImageNet's original tars, or of TFRecords; or a dataset's name in TensorFlow
-Datasets. OUT is a folder to be made. The same command again continues one that was stopped, and gives the same bytes.
+CIFAR-10 or CIFAR-100; a folder of ImageNet's original tars; or a dataset's name in TensorFlow Datasets. OUT is a
+folder to be made. The same command again continues one that was stopped, and gives the same bytes.
 """
 
 import logging
@@ -46,7 +46,6 @@ SYNSETS = flags.DEFINE_string(
     "synsets", None, "ImageNet's, one a line, in the order that --labels counts, where these are numbers"
 )
 BOXES = flags.DEFINE_multi_string("boxes", [], "folder or tar of ImageNet's XML annotations; may be given twice")
-LABEL_OFFSET = flags.DEFINE_integer("label_offset", 0, "added to labels of TFRecords; -1 where 0 is the background")
 
 SHEET = flags.DEFINE_string("sheet", None, "picture of a batch as a model is shown it, .png; the dataset may be there")
 PREPROCESSING = flags.DEFINE_enum(
@@ -97,7 +96,6 @@ def run(source: str, out: Path) -> Report:
         labels=Path(LABELS.value) if LABELS.value else None,
         synsets=Path(SYNSETS.value) if SYNSETS.value else None,
         boxes=tuple(map(Path, BOXES.value)),
-        label_offset=LABEL_OFFSET.value,
     )
     options = Options(
         name=NAME.value,

@@ -11,9 +11,8 @@ from jaxtern.preparation.idx_folder import holds_idx, open_idx_folder
 from jaxtern.preparation.image_folder import open_image_folder
 from jaxtern.preparation.imagenet import find_tars, open_imagenet
 from jaxtern.preparation.source import Source, require_sound
-from jaxtern.preparation.tfrecord import find_shards, open_tfrecords
 
-FORMATS = ("idx", "cifar", "tfrecord", "imagenet", "images")  # in the order in which they are looked for
+FORMATS = ("idx", "cifar", "imagenet", "images")  # in the order in which they are looked for
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,6 @@ class Reading:
       seed: of the choice of validation images.
       coarse_labels: the 20 classes of CIFAR-100.
       labels, synsets, boxes: files of ImageNet, see `open_imagenet`.
-      label_offset: added to the labels of TFRecords.
     """
 
     format: str | None = None
@@ -36,7 +34,6 @@ class Reading:
     labels: Path | None = None
     synsets: Path | None = None
     boxes: tuple[Path, ...] = ()
-    label_offset: int = 0
 
     def __post_init__(self):
         if self.format is not None and self.format not in FORMATS:
@@ -48,7 +45,7 @@ class Reading:
 
 _MEANT_FOR = {
     "validation_fraction": "images", "coarse_labels": "cifar", "labels": "imagenet", "synsets": "imagenet",
-    "boxes": "imagenet", "label_offset": "tfrecord",
+    "boxes": "imagenet",
 }  # fmt: skip
 
 
@@ -65,12 +62,11 @@ def open_source(path: Path, reading: Reading) -> Source:
     for field, owner in _MEANT_FOR.items():
         if owner != found and getattr(reading, field) != getattr(Reading, field):
             raise ValueError(f"{field}: is for --format={owner}, but SOURCE={str(path)!r} is read as {found}")
-    if found in ("idx", "imagenet", "tfrecord") and not path.is_dir():
+    if found in ("idx", "imagenet") and not path.is_dir():
         raise ValueError(f"SOURCE={str(path)!r}: must be a folder to be read as {found}")
     openers: dict[str, Callable[[], Source]] = {
         "idx": lambda: open_idx_folder(path),
         "cifar": lambda: open_cifar(path, reading.coarse_labels),
-        "tfrecord": lambda: open_tfrecords(path, reading.label_offset),
         "imagenet": lambda: open_imagenet(path, reading.labels, reading.synsets, reading.boxes),
         "images": lambda: open_image_folder(path, reading.validation_fraction, reading.seed),
     }
@@ -95,13 +91,11 @@ def detect_format(path: Path) -> str:
         return "idx"
     if find_layout(path):
         return "cifar"
-    if is_folder and find_shards(path):
-        return "tfrecord"
     if is_folder:
         return "imagenet" if find_tars(path) else "images"
     if is_tar(path) or ".tar" in path.name.lower() or path.suffix.lower() in (".zip", ".tgz"):
         return "images"
     raise ValueError(
         f"SOURCE={str(path)!r}: is neither a zip or tar of images, nor an archive of CIFAR; folders may also hold"
-        " idx files, TFRecords or ImageNet's tars"
+        " idx files or ImageNet's tars"
     )

@@ -186,7 +186,6 @@ def test_formats_are_seen_from_what_lies_there(tmp_path: Path, make, class_folde
     assert detect_format(make.folder(tmp_path / "images", class_folders)) == "images"
     assert detect_format(make.zip(tmp_path / "images.zip", class_folders)) == "images"
     assert detect_format(make.tar(tmp_path / "images.tar", class_folders)) == "images"
-    assert detect_format(make.folder(tmp_path / "records", {"train-00000-of-00001": b""})) == "tfrecord"
     tars = {"ILSVRC2012_img_train.tar": b"", "ILSVRC2012_img_val.tar": b""}
     assert detect_format(make.folder(tmp_path / "imagenet", tars)) == "imagenet"
     with pytest.raises(FileNotFoundError, match=r"nowhere.*no such file or folder"):
@@ -203,7 +202,6 @@ def test_a_forced_format_is_kept_to(tmp_path: Path, make, class_folders):
     for name, words in (
         ("idx", "holds neither"),
         ("cifar", "is no version of CIFAR"),
-        ("tfrecord", "holds no records"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             prepare(source, tmp_path / "out", Reading(format=name))
@@ -213,11 +211,9 @@ def test_a_forced_format_is_kept_to(tmp_path: Path, make, class_folders):
 
 @pytest.mark.parametrize(
     "reading",
-    [Reading(coarse_labels=True), Reading(label_offset=-1), Reading(labels=Path("x")), Reading(boxes=(Path("x"),))],
+    [Reading(coarse_labels=True), Reading(labels=Path("x")), Reading(boxes=(Path("x"),))],
 )
 def test_what_another_format_takes_is_refused(tmp_path: Path, make, class_folders, reading: Reading):
     source = make.folder(tmp_path / "images", class_folders)
-    with pytest.raises(
-        ValueError, match=r"(coarse_labels|label_offset|labels|boxes): is for --format=\w+, but .* images"
-    ):
+    with pytest.raises(ValueError, match=r"(coarse_labels|labels|boxes): is for --format=\w+, but .* images"):
         prepare(source, tmp_path / "out", reading)

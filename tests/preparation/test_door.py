@@ -66,7 +66,7 @@ def test_door_refuses_in_one_line(tmp_path: Path, make, class_folders, run_door:
 def test_door_explains_itself(run_door: Callable):
     done = run_door("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    for word in ("python -m jaxtern.prepare SOURCE OUT", "--resize_shortest", "--max_bad", "--label_offset"):
+    for word in ("python -m jaxtern.prepare SOURCE OUT", "--resize_shortest", "--max_bad", "--validation_fraction"):
         assert word in done.stdout
 
 
