@@ -83,7 +83,8 @@ def detect_format(path: Path) -> str:
       ValueError: if it is none.
     """
     if not path.exists():
-        raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder")
+        remedy = "where it is a name in TensorFlow Datasets, train with it as --config.dataset"
+        raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder; {remedy}")
     is_folder = path.is_dir()
     if (path / INFO).exists():
         raise ValueError(f"SOURCE={str(path)!r}: is prepared already (it has a {INFO}): train with it as it is")

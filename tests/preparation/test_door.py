@@ -39,7 +39,7 @@ CASES = {
     "no OUT": (["{source}"], ["OUT is missing: give SOURCE OUT"]),
     "an argument too many": (["{source}", "{out}", "{out}"], ["after SOURCE OUT come flags alone"]),
     "source missing": (["nowhere", "{out}"], ["SOURCE='nowhere': no such file or folder", "TensorFlow Datasets"]),
-    "unknown format": (["{source}", "{out}", "--format=hdf5"], ["format", "idx", "tfds"]),
+    "unknown format": (["{source}", "{out}", "--format=hdf5"], ["format", "idx", "images"]),
     "too many shards": (["{source}", "{out}", "--shards=9"], ["shards=9: split test has only 6 images"]),
     "a sheet of no picture": (["{source}", "{out}", "--sheet=sheet.txt"], ["--sheet='sheet.txt': must end in .png, "]),
     "a sheet in no folder": (
