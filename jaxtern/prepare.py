@@ -38,10 +38,7 @@ VALIDATION_FRACTION = flags.DEFINE_float(
 MAX_BAD = flags.DEFINE_integer("max_bad", 0, "damaged images that may be left out")
 COARSE_LABELS = flags.DEFINE_bool("coarse_labels", False, "the 20 classes of CIFAR-100")
 LABELS = flags.DEFINE_string(
-    "labels", None, "of ImageNet's validation images: the devkit's tar, or a synset or number a line, in files' order"
-)
-SYNSETS = flags.DEFINE_string(
-    "synsets", None, "ImageNet's, one a line, in the order that --labels counts, where these are numbers"
+    "labels", None, "of ImageNet's validation images: the devkit's tar, or a synset a line, in files' order"
 )
 BOXES = flags.DEFINE_multi_string("boxes", [], "folder or tar of ImageNet's XML annotations; may be given twice")
 
@@ -83,7 +80,6 @@ def run(source: str, out: Path) -> Report:
         seed=SEED.value,
         coarse_labels=COARSE_LABELS.value,
         labels=Path(LABELS.value) if LABELS.value else None,
-        synsets=Path(SYNSETS.value) if SYNSETS.value else None,
         boxes=tuple(map(Path, BOXES.value)),
     )
     options = Options(

@@ -24,7 +24,7 @@ class Reading:
       validation_fraction: of images without folders of splits; None for a tenth.
       seed: of the choice of validation images.
       coarse_labels: the 20 classes of CIFAR-100.
-      labels, synsets, boxes: files of ImageNet, see `open_imagenet`.
+      labels, boxes: files of ImageNet, see `open_imagenet`.
     """
 
     format: str | None = None
@@ -32,7 +32,6 @@ class Reading:
     seed: int = 0
     coarse_labels: bool = False
     labels: Path | None = None
-    synsets: Path | None = None
     boxes: tuple[Path, ...] = ()
 
     def __post_init__(self):
@@ -43,10 +42,7 @@ class Reading:
             raise ValueError(f"validation_fraction={fraction}: must be from 0 to less than 1")
 
 
-_MEANT_FOR = {
-    "validation_fraction": "images", "coarse_labels": "cifar", "labels": "imagenet", "synsets": "imagenet",
-    "boxes": "imagenet",
-}  # fmt: skip
+_MEANT_FOR = {"validation_fraction": "images", "coarse_labels": "cifar", "labels": "imagenet", "boxes": "imagenet"}
 
 
 def open_source(path: Path, reading: Reading) -> Source:
@@ -67,7 +63,7 @@ def open_source(path: Path, reading: Reading) -> Source:
     openers: dict[str, Callable[[], Source]] = {
         "idx": lambda: open_idx_folder(path),
         "cifar": lambda: open_cifar(path, reading.coarse_labels),
-        "imagenet": lambda: open_imagenet(path, reading.labels, reading.synsets, reading.boxes),
+        "imagenet": lambda: open_imagenet(path, reading.labels, reading.boxes),
         "images": lambda: open_image_folder(path, reading.validation_fraction, reading.seed),
     }
     source = openers[found]()

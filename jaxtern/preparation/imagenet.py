@@ -19,16 +19,13 @@ def find_tars(folder: Path) -> tuple[Path, Path] | None:
     return (found[0][0], found[1][0]) if all(found) else None
 
 
-def open_imagenet(folder: Path, labels: Path | None, synsets: Path | None, boxes: Iterable[Path]) -> Source:
+def open_imagenet(folder: Path, labels: Path | None, boxes: Iterable[Path]) -> Source:
     """The splits train and validation; classes are the synsets, sorted.
 
     Args:
       folder: holds `*img_train*.tar` and `*img_val*.tar`; any number of synsets will do.
-      labels: classes of the validation images in order of their names. Either one synset a line; or one number a line,
-        which counts the lines of `synsets` from 1; or the devkit, ILSVRC2012_devkit_t12.tar.gz, which has both.
-        Default: the devkit or the labels that lie in `folder`.
-      synsets: names of all classes, one a line; what follows a synset on its line is overlooked. Default: the names of
-        the tars within the tar.
+      labels: classes of the validation images in order of their names: one synset a line; or the devkit,
+        ILSVRC2012_devkit_t12.tar.gz. Default: the devkit or the labels that lie in `folder`.
       boxes: folders or tars of annotations, one XML file an image, of the same name.
 
     Raises:
@@ -38,17 +35,13 @@ def open_imagenet(folder: Path, labels: Path | None, synsets: Path | None, boxes
     if tars is None:
         raise ValueError(f"SOURCE={str(folder)!r}: holds no *img_train*.tar and *img_val*.tar")
     found = read_boxes(boxes)
-    lines = _read_first_words(synsets, "synsets") if synsets else None
     train = _list_train(tars[0], found)
     if not train:
         raise ValueError(f"{tars[0]}: holds no tars of synsets")
-    names = sorted(set(lines) if lines else train)
-    unknown = sorted(set(train) - set(names))
-    if unknown:
-        raise ValueError(f"synsets={str(synsets)!r}: lacks {name_some(unknown, 'synset', 'synsets')} of {tars[0]}")
+    names = sorted(train)
     classes = {name: label for label, name in enumerate(names)}
-    items = [item._replace(label=classes[synset]) for synset in names for item in train.get(synset, [])]
-    validation = _list_validation(tars[1], _read_labels(folder, labels, lines), classes, found)
+    items = [item._replace(label=classes[synset]) for synset in names for item in train[synset]]
+    validation = _list_validation(tars[1], _read_labels(folder, labels), classes, found)
     remarks = (f"{found.dropped:,} boxes without area dropped",) if found.dropped else ()
     splits = {"train": items, "validation": validation}
     return Source(tuple(names), splits, read_span, "jpeg", has_boxes=bool(found.of), remarks=remarks)
@@ -80,21 +73,19 @@ def _make_item(member: Member, label: int, boxes: Boxes) -> Item:
     return Item(member.name, label, member.location, member.size, found)
 
 
-def _read_labels(folder: Path, path: Path | None, synsets: list[str] | None) -> list[str]:
+def _read_labels(folder: Path, path: Path | None) -> list[str]:
     """The synset of every validation image."""
     path = path or next((folder / name for name in _LABELS if (folder / name).is_file()), None)
     if path is None:
         raise ValueError(f"labels is not set: give the classes of the validation images, as {_LABELS[0]}")
-    if path.is_file() and tarfile.is_tarfile(path):
+    if not path.is_file():
+        raise ValueError(f"labels={str(path)!r}: no such file")
+    if tarfile.is_tarfile(path):
         return _read_devkit(path)
-    words = _read_first_words(path, "labels")
-    if not all(word.isdigit() for word in words):
-        return words
-    if synsets is None:
-        raise ValueError(
-            f"labels={str(path)!r}: has numbers, which need --synsets in their order, or the devkit as labels"
-        )
-    return _number_to_synset(words, dict(enumerate(synsets, start=1)), path)
+    try:
+        return [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise ValueError(f"labels={str(path)!r}: is no text") from None
 
 
 def _read_devkit(path: Path) -> list[str]:
@@ -109,22 +100,7 @@ def _read_devkit(path: Path) -> list[str]:
         words = files[_GROUND_TRUTH].decode().split()
     except (OSError, EOFError, KeyError, TypeError, ValueError, MatReadError) as error:
         raise ValueError(f"labels={str(path)!r}: is no devkit, or is damaged: {error}") from None
-    return _number_to_synset(words, synsets, path)
-
-
-def _number_to_synset(words: list[str], synsets: dict[int, str], path: Path) -> list[str]:
-    wrong = sorted({word for word in words if int(word) not in synsets})
+    wrong = sorted({word for word in words if not word.isdecimal() or int(word) not in synsets})
     if wrong:
-        raise ValueError(
-            f"labels={str(path)!r}: {name_some(wrong, 'number', 'numbers')} must be from 1 to {len(synsets)}"
-        )
+        raise ValueError(f"labels={str(path)!r}: has {name_some(wrong, 'number', 'numbers')}, which no synset has")
     return [synsets[int(word)] for word in words]
-
-
-def _read_first_words(path: Path, flag: str) -> list[str]:
-    if not path.is_file():
-        raise ValueError(f"{flag}={str(path)!r}: no such file")
-    try:
-        return [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
-    except UnicodeDecodeError:
-        raise ValueError(f"{flag}={str(path)!r}: is no text") from None
