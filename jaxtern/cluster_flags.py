@@ -17,7 +17,7 @@ PEER_TIMEOUT = flags.DEFINE_float(
 
 
 def join() -> cluster.Cluster:
-    """As `cluster.join`, with what the flags give; exits where that fails.
+    """Calls `cluster.join` with the values of the flags; exits where that fails.
 
     Raises:
       UsageError: for settings that do not fit.

@@ -16,7 +16,7 @@ _HEAD = 250  # of them, where its middle is left out
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done; the message is one line for the user."""
+    """The user asked for something that cannot be done; the message is one line."""
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
 
 
 def to_line(message: str) -> str:
-    """What is shown of a message, whatever text of files and flags it has in it: one line that is not long."""
+    """Makes one line that is not long of a message, whatever text of files and flags is in it."""
     line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(message.split()))
     return line if len(line) <= _LONGEST else f"{line[:_HEAD]} … {line[_HEAD + 3 - _LONGEST :]}"
 

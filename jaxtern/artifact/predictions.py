@@ -24,7 +24,7 @@ class Predictions(NamedTuple):
 
 
 def rank(keys: Sequence[str], logits: np.ndarray, labels: tuple[str, ...], top: int) -> Predictions:
-    """The best of each row; of equal ones the first, as in evaluation.
+    """Finds the best classes of each row; of equal ones the first, as evaluation does.
 
     The softmax is NumPy's, in float32: the same bits for the same logits, wherever these were computed.
 
@@ -66,7 +66,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
 
 
 def format_table(predictions: Predictions) -> str:
-    """A line an example, for people."""
+    """Formats a line for each example, for people."""
     width = max(map(len, predictions.keys), default=0)
     longest = max((len(label) for labels in predictions.labels for label in labels), default=0)
     lines = []

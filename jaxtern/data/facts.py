@@ -7,7 +7,7 @@ _KEPT = "image_shape", "num_classes", "num_examples", "class_names"  # fields th
 
 
 class Facts(NamedTuple):
-    """Of a training split.
+    """What is known of a training split.
 
     Attributes:
       image_shape: height, width, channels; None where images differ, or are text.
@@ -25,7 +25,7 @@ class Facts(NamedTuple):
 
     @classmethod
     def from_dict(cls, values: Any, source: str) -> "Facts":
-        """What `to_dict` gave, as JSON has it.
+        """Makes facts of what `to_dict` returned and JSON has kept.
 
         Raises:
           ValueError: if it is something else.
@@ -49,7 +49,7 @@ class Facts(NamedTuple):
         return cls(image_shape, num_classes, num_examples, source, tuple(names))
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known, but for who says so."""
+        """All fields but the source, as JSON can hold them."""
         return {name: value for name, value in self._asdict().items() if name in _KEPT}
 
 

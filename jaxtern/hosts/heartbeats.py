@@ -48,7 +48,7 @@ class AwakeClock:
         self.now = 0.0
 
     def tick(self) -> None:
-        """To be called every beat."""
+        """Adds the time since the last call; must be called every beat."""
         now = self._read()
         self.now += min(now - self._last, self._longest)
         self._last = now
@@ -84,7 +84,7 @@ class Side(abc.ABC):
 
     @abc.abstractmethod
     async def run(self) -> None:
-        """For ever."""
+        """Sends and receives for ever."""
 
     @abc.abstractmethod
     def tell_failure(self, reason: str, status: int) -> None:
@@ -307,12 +307,12 @@ class Spoke(Side):
 
 
 def named(process: int, host: str) -> str:
-    """As in "process 2 (host b)"."""
+    """A name for messages, as "process 2 (host b)"."""
     return f"process {process} (host {host})" if host else f"process {process}"
 
 
 def failed(process: int, host: str, reason: str) -> str:
-    """What others say of a process that told why it failed."""
+    """The reason that others give for a process that told why it failed."""
     return f"{named(process, host)} failed: {reason}"
 
 
@@ -322,7 +322,7 @@ def _ended(process: int, host: str, how: str | None = None) -> Verdict:
 
 
 def _expelled(process: int, host: str) -> Verdict:
-    """What a process says of itself."""
+    """The verdict of a process on itself when the others have left without it."""
     return Verdict(process, 1, f"{named(process, host)}, this one, was silent for so long that the others have left")
 
 
@@ -331,6 +331,6 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def _status(said: dict[str, Any]) -> int:
-    """An exit status that is one of failure."""
+    """The exit status that a message names, or 1 if that is none of a failure."""
     status = said.get("status")
     return status if type(status) is int and 0 < status < 256 else 1

@@ -26,6 +26,6 @@ async def copy_lines(reader: asyncio.StreamReader, process: int, stream: TextIO)
 
 
 def _as_seen(line: bytes) -> str:
-    """What a terminal shows of a line in which a bar was drawn again and again: the last one that is not blank."""
+    """The text that a terminal would show of a line with carriage returns: the last part that is not blank."""
     drawn = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
     return drawn[-1].rstrip() if drawn else ""

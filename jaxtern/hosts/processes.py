@@ -93,7 +93,7 @@ class _Team:
                 loop.remove_signal_handler(number)
 
     async def _start(self, process: int) -> None:
-        """In a session of its own: Ctrl-C reaches it by `_pass_on` alone, and once."""
+        """Starts a process in a session of its own, so that Ctrl-C reaches it by `_pass_on` alone, and once."""
         command = [sys.executable, "-I", "-S", str(_TIED), str(os.getpid()), *self._command]
         environment = for_process(self._coordinator, process, self._num_processes) | {"PYTHONUNBUFFERED": "1"}
         # Not asyncio's own pipes: by those a process has ended only when its descendants have closed them, too.
@@ -116,7 +116,7 @@ class _Team:
             self._copies.append(asyncio.ensure_future(copy))
 
     async def _wait(self) -> tuple[int | None, int]:
-        """The first process to fail, and its status."""
+        """Waits until all have ended; returns the first process to fail, and its status."""
         first: tuple[int | None, int] = None, 0
         waiting = {asyncio.ensure_future(started.wait()): i for i, started in enumerate(self._processes)}
         while waiting:

@@ -71,7 +71,7 @@ class Watch:
         self._loop.run_until_complete(self._side.run())
 
     def _call(self, function: Callable, *arguments: object) -> None:
-        """In the watch's thread; returns when that is done."""
+        """Calls a function in the watch's thread, and waits for it."""
 
         async def call() -> None:
             function(*arguments)
@@ -87,7 +87,7 @@ class Watch:
         return holds
 
     def _begin_exit(self, verdict: Verdict) -> None:
-        """In the watch's thread; returns, and has that end this process."""
+        """Has the watch's thread, in which it is called, end this process; returns at once."""
         with self._lock:
             self._leaves = not self._fails
         if self._leaves:
@@ -216,7 +216,7 @@ def before_leaving(hook: Callable[[], Any]) -> None:
 
 
 def shorten_line(text: str) -> str:
-    """In one line that is not long."""
+    """Makes a text one line that is not long."""
     line = " ".join(text.split())
     return line if len(line) <= 500 else f"{line[:497]}..."
 
@@ -227,7 +227,7 @@ def _wait_to_be_ended() -> NoReturn:
 
 
 def _speak_last(line: str) -> None:
-    """In the place of a progress bar, where there is one."""
+    """Writes a line to standard error, in the place of a progress bar where there is one."""
     clear = "\r\x1b[K" if os.isatty(2) else ""
     with contextlib.suppress(OSError):
         os.write(2, f"{clear}{line}\n".encode(errors="replace"))

@@ -20,7 +20,7 @@ _CHANNELS = 512  # of the last convolution of VGG, which fc1 is behind
 def read_torchvision(
     path: str | Path, name: str, like: Mapping[str, Any], exclude: Sequence[str] = (), allow_missing: bool = False
 ) -> dict[str, Any]:
-    """What a network's weights and moments are in a file of torchvision's, in the layout of ours.
+    """Reads a network's weights and moments from a file of torchvision's, into the layout of ours.
 
     resnet_50, resnet_101 and resnet_152 take those of resnet50, ...; vgg_f those of vgg16, but for the last layer.
     Convolutions OIHW become HWIO, linear layers OI become IO, and the first of them behind a convolution has its inputs
@@ -105,7 +105,7 @@ def _open(path: Path) -> Any:
 
 
 def _their_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of HWIO that of OIHW; of IO that of OI."""
+    """The shape in torch: OIHW for our HWIO, OI for our IO."""
     return (*shape[:-3:-1], *shape[:-2])
 
 
@@ -127,7 +127,7 @@ def _resnet_layer(layer: str) -> str:
 
 
 def _vgg_layers(depths: tuple[int, ...]) -> dict[str, str]:
-    """Of each of our layers the name in torchvision, where those up to the last pooling are numbered."""
+    """Names of our layers in torchvision, where those up to the last pooling are numbered."""
     layers, number = {}, 0
     for block, depth in enumerate(depths, 1):
         for i in range(1, depth + 1):

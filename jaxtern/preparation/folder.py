@@ -64,7 +64,7 @@ def _tell_apart(known: dict[str, Any], identity: dict[str, Any]) -> str:
 
 
 def _read_identity(out: Path) -> dict[str, Any] | None:
-    """That of the plan that the folder follows; None if it is new or empty."""
+    """Reads the identity of the plan that the folder follows; None if it is new or empty."""
     if not out.exists():
         return None
     if not out.is_dir():

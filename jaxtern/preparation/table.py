@@ -52,7 +52,7 @@ def summarize_split(name: str, results: list[ShardResult]) -> SplitSummary:
 
 
 def remark_on_splits(names: Iterable[str]) -> tuple[str, ...]:
-    """What to say of a dataset that training does not take as it is; nothing of one with a split to evaluate on."""
+    """Says so where a dataset has no split to evaluate on, without which training does not take it as it is."""
     if set(names) & set(TEST_SPLITS):
         return ()
     remark = (
@@ -62,7 +62,7 @@ def remark_on_splits(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def format_table(summaries: list[SplitSummary]) -> str:
-    """The lines of all splits under their headings."""
+    """Formats the lines of all splits under their headings."""
     head = ("split", "shards", "images", "classes", "images a class", "size", "repaired", "left out")
     rows = [
         (

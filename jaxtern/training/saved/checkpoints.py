@@ -132,7 +132,7 @@ class Checkpoints:
         return next(iter(self._rank(self.steps())), None)
 
     def _rank(self, steps: Iterable[int]) -> list[int]:
-        """Those of some steps that were evaluated, the best by `BEST_BY` first, of equals the later."""
+        """Sorts the evaluated ones of some steps, the best by `BEST_BY` first, of equals the later."""
         scored = [(score, step) for step in steps if (score := self._score(step)) is not None]
         return [step for _, step in sorted(scored, reverse=True)]
 
@@ -189,7 +189,7 @@ class Checkpoints:
         return Checkpoint(state, metadata)
 
     def use_latest(self, use: Callable[[int], T]) -> T | None:
-        """What `use` makes of the step of the newest checkpoint for which it raises no ValueError; None where none is.
+        """Calls `use` with the newest step for which it raises no ValueError; returns its result, or None without any.
 
         Nothing is moved: for those who read beside the run that writes.
         """
@@ -236,7 +236,7 @@ class Checkpoints:
         self._manager.reload()
 
     def wait(self) -> None:
-        """Until all is written.
+        """Waits until all is written.
 
         Raises:
           CheckpointError: if something could not be, or is gone.
@@ -300,7 +300,7 @@ class _LastAndBest(NamedTuple):
 
 
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:
-    """For orbax to wait for no other process of a cluster."""
+    """Options by which orbax waits for no other process of a cluster."""
     if jax.process_count() == 1:
         return ocp.options.MultiprocessingOptions()
     own = jax.process_index()
@@ -316,7 +316,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _number(error: BaseException) -> int | None:
-    """The system's, of what went wrong, where it says."""
+    """The system's number of an error, where it has one."""
     if isinstance(error, OSError):
         return error.errno
     code = re.search(r"os_error_code='(\d+)'", str(error))  # tensorstore's, behind all paths that it had to do with
@@ -325,7 +325,7 @@ def _number(error: BaseException) -> int | None:
 
 @functools.cache
 def _ignore_late_answers() -> None:
-    """Where a file fails, orbax closes an event loop to which tensorstore's threads still answer."""
+    """Silences tensorstore's threads, which still answer to an event loop that orbax closes where a file fails."""
     report = sys.unraisablehook
 
     def report_others(unraisable: Any) -> None:
