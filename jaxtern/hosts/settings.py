@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 COORDINATOR, PROCESS_ID, NUM_PROCESSES = "coordinator", "process_id", "num_processes"
 _NAMES = COORDINATOR, PROCESS_ID, NUM_PROCESSES
+_LONGEST = 400  # characters of an error
+_HEAD = 250  # of them, where its middle is left out
 
 
 class Cluster(NamedTuple):
@@ -124,6 +126,12 @@ def shorten(value: object) -> str:
     """Shows a value in errors: in one line that is not long."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+def to_line(message: str) -> str:
+    """Makes one line that is not long of a message, whatever text of files and flags is in it."""
+    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(message.split()))
+    return line if len(line) <= _LONGEST else f"{line[:_HEAD]} … {line[_HEAD + 3 - _LONGEST :]}"
 
 
 def _check(given: Mapping[str, str | int], shown: Mapping[str, str]) -> Cluster | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxtern.hosts.heartbeats import Hub, Side, Spoke, Verdict
-from jaxtern.hosts.settings import shorten
+from jaxtern.hosts.settings import shorten, to_line
 
 _CONNECT_SECONDS = 30.0
 _VERDICT_SECONDS = 3.0  # in which the watch hears of a process that has gone, where a collective has too
@@ -191,7 +191,7 @@ def tell_failure(reason: str, status: int, patience: float = _VERDICT_SECONDS) -
       patience: seconds to wait for news of another's failure.
     """
     if _watch is not None:
-        _watch.tell_failure(shorten_line(reason), status, patience)
+        _watch.tell_failure(to_line(reason), status, patience)
 
 
 def say_goodbye(awaits_others: bool = False) -> None:
@@ -213,12 +213,6 @@ def before_leaving(hook: Callable[[], Any]) -> None:
     """
     if _watch is not None:
         _watch.before_leaving(hook)
-
-
-def shorten_line(text: str) -> str:
-    """Makes a text one line that is not long."""
-    line = " ".join(text.split())
-    return line if len(line) <= 500 else f"{line[:497]}..."
 
 
 def _wait_to_be_ended() -> NoReturn:
