@@ -9,11 +9,12 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxtern.models.alexnet import AlexNet
+from jaxtern.models.alexnet import AlexNet, AlexNetV2
 from jaxtern.models.cifarnet import CifarNet
 from jaxtern.models.googlenet import GoogLeNet
 from jaxtern.models.inception import InceptionV3
 from jaxtern.models.lenet import LeNet
+from jaxtern.models.mnistnet import MnistNet
 from jaxtern.models.model import Model
 from jaxtern.models.resnet import ResNet20, ResNet50, ResNet56, ResNet101, ResNet152
 from jaxtern.models.transformer import Transformer
@@ -22,7 +23,9 @@ from jaxtern.models.vgg import VGG16, VGG19, VGGA, VGGF
 MODELS: dict[str, type[Model]] = {
     "lenet": LeNet,
     "cifarnet": CifarNet,
+    "mnistnet": MnistNet,
     "alexnet": AlexNet,
+    "alexnet_v2": AlexNetV2,
     "vgg_a": VGGA,
     "vgg_16": VGG16,
     "vgg_19": VGG19,

@@ -1,4 +1,4 @@
-"""AlexNet as TernGrad trains it: in two groups, with batch norm."""
+"""AlexNet as TernGrad trains it: in two groups with batch norm, and its second version in one tower without."""
 
 import functools
 
@@ -75,6 +75,44 @@ class _Groups(nnx.Module):
             nnx.relu(norm(convolution(group), use_running_average=not trains))
             for (convolution, norm), group in zip(layers, x, strict=True)
         ]
+
+
+class AlexNetV2(Model):
+    """conv 11x11x64/4, max, conv 5x5x192, max, 2 conv 3x3x384, conv 3x3x256, max; convolution 4096 over all that is
+    left, dropout, linear 4096, dropout, linear C; ReLU after all but the last.
+
+    No batch norm and no LRN. What is left of 224x224 images is 5x5; with 1000 classes it then has 50,303,912 parameters
+    (Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014; initial weights, Xavier's in
+    convolutions, and biases of Wen et al. 2017).
+    """
+
+    last_layer = "fc3"
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float = 0.5, rngs: nnx.Rngs):
+        height, width, channels = unpack_image_shape(input_shape, least=67)
+        window = _pooled_side((height - 11) // 4 + 1), _pooled_side((width - 11) // 4 + 1)
+        initial = {"kernel_init": nnx.initializers.xavier_uniform(), "bias_init": _tenth, "rngs": rngs}
+        self.conv1 = nnx.Conv(channels, 64, (11, 11), strides=(4, 4), padding="VALID", **initial)
+        self.conv2 = nnx.Conv(64, 192, (5, 5), **initial)
+        self.conv3 = nnx.Conv(192, 384, (3, 3), **initial)
+        self.conv4 = nnx.Conv(384, 384, (3, 3), **initial)
+        self.conv5 = nnx.Conv(384, 256, (3, 3), **initial)
+        initial["kernel_init"] = _normal(0.005)
+        self.fc1 = nnx.Conv(256, 4096, window, padding="VALID", **initial)
+        self.fc2 = nnx.Linear(4096, 4096, **initial)
+        self.fc3 = nnx.Linear(4096, num_classes, kernel_init=_normal(0.005), rngs=rngs)
+        self.dropout = nnx.Dropout(dropout_rate)
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
+        x = _pool(nnx.relu(self.conv1(images)))
+        x = _pool(nnx.relu(self.conv2(x)))
+        for layer in (self.conv3, self.conv4, self.conv5):
+            x = nnx.relu(layer(x))
+        x = _pool(x)
+        for layer, own in zip((self.fc1, self.fc2), split_key(key, 2), strict=True):
+            x = self.dropout(nnx.relu(layer(x)), deterministic=own is None, rngs=own)
+        return self.fc3(jnp.reshape(x, (x.shape[0], -1)))
 
 
 def _pooled_side(side: int) -> int:

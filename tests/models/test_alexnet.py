@@ -1,6 +1,7 @@
 """AlexNet has the layers, sizes and initial weights of TernGrad's, its batch norm and dropout."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -117,3 +118,57 @@ def test_alexnet_drops_in_training_alone_and_by_its_key(alexnet: AlexNet):
     first, same, other = (nnx.merge(graph, state)(images, jax.random.key(seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, same)
     assert np.all(first != other)
+
+
+V2_SHAPES = {
+    "conv1": (11, 11, 3, 64),
+    "conv2": (5, 5, 64, 192),
+    "conv3": (3, 3, 192, 384),
+    "conv4": (3, 3, 384, 384),
+    "conv5": (3, 3, 384, 256),
+    "fc1": (5, 5, 256, 4096),
+    "fc2": (4096, 4096),
+    "fc3": (4096, 1000),
+}
+
+
+def test_alexnet_v2_has_the_parameters_of_its_table(shapes_of: Callable):
+    shapes = shapes_of("alexnet_v2", (224, 224, 3), 1000)
+    expected = {f"{name}/kernel": shape for name, shape in V2_SHAPES.items()}
+    assert shapes == expected | {f"{name}/bias": shape[-1:] for name, shape in V2_SHAPES.items()}
+    assert sum(map(math.prod, shapes.values())) == 50_303_912
+
+
+def test_alexnet_v2_starts_from_xaviers_convolutions_normal_linear_layers_and_tenths(
+    first_weights: Callable, assert_xavier: Callable, assert_cut_normal: Callable
+):
+    kernels, biases = (
+        ("conv1/kernel", "conv4/kernel", "fc1/kernel", "fc3/kernel"),
+        [f"{name}/bias" for name in V2_SHAPES],
+    )
+    weights = first_weights("alexnet_v2", (67, 67, 3), [*kernels, *biases])
+    for path in kernels[:2]:
+        assert_xavier(weights[path])
+    for path in kernels[2:]:
+        assert_cut_normal(weights[path], 0.005)
+    for path in biases:
+        np.testing.assert_array_equal(weights[path], np.float32(0.0 if path == "fc3/bias" else 0.1))
+
+
+def test_alexnet_v2_gives_the_logits_of_its_layers_one_after_the_other(filled: Callable, plain: type):
+    graph, params, moments = filled("alexnet_v2", (67, 83, 3), 5)
+    images = np.random.default_rng(2).standard_normal((2, 67, 83, 3), np.float32)
+
+    def logits(params: dict, images: jax.Array) -> jax.Array:
+        x = plain.convolve(images, params["conv1"]["kernel"], stride=4, padding="VALID")
+        x = plain.pool(plain.rectify(x, params["conv1"]), 3, 2)
+        x = plain.pool(plain.rectify(plain.convolve(x, params["conv2"]["kernel"]), params["conv2"]), 3, 2)
+        for name in ("conv3", "conv4", "conv5"):
+            x = plain.rectify(plain.convolve(x, params[name]["kernel"]), params[name])
+        x = plain.pool(x, 3, 2).reshape(2, -1)
+        x = plain.rectify(x @ params["fc1"]["kernel"].reshape(-1, 4096), params["fc1"])
+        x = plain.rectify(x @ params["fc2"]["kernel"], params["fc2"])
+        return x @ params["fc3"]["kernel"] + params["fc3"]["bias"][None]
+
+    found = jax.jit(lambda params: nnx.merge(graph, params, moments)(images))(params)
+    np.testing.assert_allclose(found, jax.jit(logits)(params, images), rtol=1e-4, atol=1e-4)

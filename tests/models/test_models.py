@@ -21,7 +21,9 @@ from jaxtern.models import MODELS, create_model, describe_source
 SHAPES = {
     "lenet": (12, 8, 1),
     "cifarnet": (7, 9, 3),
+    "mnistnet": (7, 12, 1),
     "alexnet": (57, 57, 3),
+    "alexnet_v2": (67, 67, 3),
     "vgg_a": (32, 32, 3),
     "vgg_16": (32, 32, 3),
     "vgg_19": (32, 32, 3),
@@ -31,9 +33,9 @@ SHAPES = {
     "resnet_20": (8, 8, 3),
     "resnet_50": (32, 32, 3),
 }
-TRAINED = ["lenet", "cifarnet", "alexnet", "vgg_a", "vgg_f", "googlenet"]
+TRAINED = ["lenet", "cifarnet", "mnistnet", "alexnet", "alexnet_v2", "vgg_a", "vgg_f", "googlenet"]
 NORMALIZED = ["alexnet", "vgg_a", "googlenet"]
-DROPPING = ["alexnet", "vgg_a", "vgg_f", "googlenet"]
+DROPPING = ["mnistnet", "alexnet", "alexnet_v2", "vgg_a", "vgg_f", "googlenet"]
 
 
 class Outcome(NamedTuple):
@@ -152,7 +154,7 @@ def test_batch_norm_has_terngrads_constants_and_no_scale(name: str, momentum: fl
 
 @pytest.mark.parametrize(
     ("name", "side"),
-    [("lenet", 4), ("alexnet", 57), ("vgg_a", 32), ("vgg_f", 32)],
+    [("lenet", 4), ("alexnet", 57), ("alexnet_v2", 67), ("vgg_a", 32), ("vgg_f", 32)],
 )
 def test_model_refuses_images_of_which_nothing_would_be_left(name: str, side: int, shapes_of: Callable):
     shapes_of(name, (side, side, 3), 10)
@@ -195,7 +197,7 @@ def test_model_of_images_takes_no_text_nor_the_other_way_round(name: str, shape:
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
 def test_dropout_rate_out_of_its_range_is_refused(rate: float):
     with pytest.raises(ValueError, match=f"dropout_rate={rate}: must be from 0 to below 1"):
-        create_model("googlenet", (32, 32, 3), 10, seed=0, dropout_rate=rate)
+        create_model("mnistnet", (28, 28, 1), 10, seed=0, dropout_rate=rate)
 
 
 def test_source_of_a_network_is_told_by_file_and_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
