@@ -14,6 +14,7 @@ from PIL import Image
 
 from jaxtern.preparation.detection import Reading, detect_format
 from jaxtern.preparation.pipeline import prepare
+from jaxtern.preparation.plan import Options
 
 IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -43,25 +44,30 @@ def decode_png(content: bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("classes", [10, 3])
-def test_idx_files_come_back_without_loss(tmp_path: Path, read_back: Callable, classes: int):
+@pytest.mark.parametrize("raw", [False, True])
+def test_idx_files_come_back_without_loss(tmp_path: Path, read_back: Callable, classes: int, raw: bool):
     arrays = idx_arrays(classes)
-    prepare(write_idx(tmp_path / "mnist", arrays), tmp_path / "out")
+    prepare(write_idx(tmp_path / "mnist", arrays), tmp_path / "out", options=Options(raw_pixels=raw))
     examples = read_back(tmp_path / "out")
     for split, images, labels, stem in (("train", *arrays[:2], "train"), ("test", *arrays[2:], "t10k")):
         assert len(examples[split]) == len(labels)
         for row, (image, label) in enumerate(zip(images, labels, strict=True)):
             example = examples[split][f"{stem}-images-idx3-ubyte/{row:05d}"]
-            np.testing.assert_array_equal(decode_png(example.image), image)
+            pixels = example.image[..., 0] if raw else decode_png(example.image)
+            np.testing.assert_array_equal(pixels, image)
             assert example.label == label
 
 
 def test_idx_features_tell_the_shape(tmp_path: Path):
     import tensorflow_datasets as tfds
 
-    prepare(write_idx(tmp_path / "mnist", idx_arrays()), tmp_path / "out")
-    features: Any = tfds.builder_from_directory(tmp_path / "out").info.features
-    assert features["image"].shape == (9, 7, 1)
-    assert features["label"].names == list("0123456789")
+    source = write_idx(tmp_path / "mnist", idx_arrays())
+    for name, raw, kind in (("png", False, tfds.features.Image), ("raw", True, tfds.features.Tensor)):
+        prepare(source, tmp_path / name, options=Options(raw_pixels=raw))
+        features: Any = tfds.builder_from_directory(tmp_path / name).info.features
+        assert isinstance(features["image"], kind)
+        assert features["image"].shape == (9, 7, 1)
+        assert features["label"].names == list("0123456789")
 
 
 def test_idx_files_that_do_not_fit_are_refused(tmp_path: Path):
