@@ -27,11 +27,13 @@ from jaxtern.hosts import messages, watch
 from jaxtern.hosts.open_mpi import read_open_mpi
 from jaxtern.hosts.roll_call import StartError, call_roll
 from jaxtern.hosts.settings import ALONE, Cluster, detects, from_environment, from_flags, parse_address
+from jaxtern.hosts.tf_config import Unneeded, read_tf_config
 from jaxtern.hosts.watch import before_leaving, say_goodbye, tell_failure
 
 __all__ = [
     "Cluster",
     "StartError",
+    "Unneeded",
     "before_leaving",
     "create_mesh",
     "find_cluster",
@@ -59,10 +61,10 @@ def join(
 ) -> Cluster:
     """Makes this process one of its cluster, before any JAX backend is used; returns once all others are there.
 
-    What is given goes before JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES, these before what Open
-    MPI says of processes on one host, and that before what JAX finds by itself of SLURM, Open MPI and Kubernetes. A
-    process alone needs none of them, and does not touch jax.distributed. On CPUs collectives go over gloo, unless
-    another implementation was chosen.
+    What is given goes before JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES, these before TF_CONFIG,
+    that before what Open MPI says of processes on one host, and that before what JAX finds by itself of SLURM, Open MPI
+    and Kubernetes. A process alone needs none of them, and does not touch jax.distributed. On CPUs collectives go over
+    gloo, unless another implementation was chosen.
 
     From then on the processes watch each other, and leave when one fails: call this within `leaving_when_failed`, which
     tells the others of this one's end, be it regular or not.
@@ -79,6 +81,7 @@ def join(
       ValueError: for settings that are malformed, incomplete or contradict each other, also among processes, and if
         these have different numbers of devices.
       StartError: if not all have come in time; in one line, which are missing.
+      Unneeded: in a parameter server of TF_CONFIG.
     """
     for name, seconds in (("start_timeout", start_timeout), ("peer_timeout", peer_timeout)):
         if not 0 < seconds < 1e6:
@@ -125,14 +128,16 @@ def find_cluster(
     """Reads which process this is from the first source of `join` that says anything; None where none does.
 
     Raises:
-      ValueError: as `join`.
+      ValueError, Unneeded: as `join`.
     """
     if coordinator is not None and process_id is None and num_processes is None:
         found = read_open_mpi(environment, coordinator)
         if found is not None:
             return found
-    told = from_flags(coordinator, process_id, num_processes) or from_environment(environment)
-    return told or read_open_mpi(environment)
+    found = from_flags(coordinator, process_id, num_processes) or from_environment(environment)
+    if found is None and environment.get("TF_CONFIG"):
+        found = read_tf_config(environment["TF_CONFIG"])
+    return found or read_open_mpi(environment)
 
 
 def create_mesh() -> Mesh:

@@ -17,7 +17,7 @@ PEER_TIMEOUT = flags.DEFINE_float(
 
 
 def join() -> cluster.Cluster:
-    """Calls `cluster.join` with the values of the flags; exits where that fails.
+    """Calls `cluster.join` with the values of the flags; exits where that fails, and in a process that is not needed.
 
     Raises:
       UsageError: for settings that do not fit.
@@ -26,6 +26,9 @@ def join() -> cluster.Cluster:
         return cluster.join(
             COORDINATOR.value, PROCESS_ID.value, NUM_PROCESSES.value, START_TIMEOUT.value, PEER_TIMEOUT.value
         )
+    except cluster.Unneeded as reason:
+        print(reason)
+        sys.exit(0)
     except cluster.StartError as error:
         cluster.tell_failure(str(error), 1)
         print(f"error: {error}", file=sys.stderr)

@@ -43,7 +43,7 @@ class Doors:
 
     def __init__(self, folder: Path):
         environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-        for name in [name for name in environment if name.startswith(("JAXTERN_", "SLURM_", "OMPI_"))]:
+        for name in [name for name in environment if name.startswith(("JAXTERN_", "TF_CONFIG", "SLURM_", "OMPI_"))]:
             del environment[name]
         with (folder / "server.err").open("w") as errors:
             self._server = subprocess.Popen(
@@ -76,7 +76,7 @@ class Doors:
 
 @pytest.fixture(scope="session")
 def run_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    """`run_door("train", "--workdir=x", cwd=folder, JAXTERN_PROCESS_ID="0")` to its Answer."""
+    """`run_door("train", "--workdir=x", cwd=folder, TF_CONFIG="{}")` to its Answer."""
     doors = Doors(tmp_path_factory.mktemp("doors"))
     yield doors
     doors.close()

@@ -1,0 +1,112 @@
+"""TF_CONFIG, by which launchers tell the processes of a TensorFlow cluster who they are.
+
+Format: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
+"""
+
+import json
+import logging
+from typing import Any
+
+from jaxtern.hosts.settings import ALONE, Cluster, parse_address, parse_count, shorten
+
+logger = logging.getLogger(__name__)
+
+_CHIEFS, _WORKERS = ("chief", "master"), "worker"
+_TRAINING = (*_CHIEFS, _WORKERS)  # in the order of their processes
+_OTHERS = "ps", "evaluator"
+
+
+class Unneeded(Exception):
+    """This process has nothing to do in training without parameter servers; the message says so."""
+
+
+def read_tf_config(text: str) -> Cluster:
+    """The process that TF_CONFIG describes: the chief or master is process 0, the workers follow in their order.
+
+    The coordinator is the first one's host with its port, which no TensorFlow server takes.
+
+    Raises:
+      ValueError: for anything but {"cluster": {TYPE: [HOST:PORT, ...], ...}, "task": {"type": TYPE, "index": INDEX}},
+        and for an evaluator.
+      Unneeded: for a parameter server.
+    """
+    cluster, task = _parse(text)
+    addresses = {kind: _read_addresses(kind, entries) for kind, entries in cluster.items()}
+    processes = [address for kind in _TRAINING for address in addresses.get(kind, [])]
+    chiefs = sum(len(addresses.get(kind, [])) for kind in _CHIEFS)
+    if chiefs > 1:
+        raise ValueError(f"TF_CONFIG: cluster has {chiefs} chiefs and masters; there must be one, or none")
+    if not processes:
+        raise ValueError(f"TF_CONFIG: cluster={shorten(cluster)}: must have a 'chief' or a 'worker'")
+    twice = next((each for each in processes if processes.count(each) > 1), None)
+    if twice is not None:
+        raise ValueError(f"TF_CONFIG: cluster: two processes have the address {shorten(twice)}")
+    kind, index = _read_task(task, addresses)
+    before = sum(len(addresses.get(each, [])) for each in _TRAINING[: _TRAINING.index(kind)])
+    if addresses.get("ps"):
+        logger.info("TF_CONFIG: parameter servers are not needed: workers exchange gradients among themselves")
+    return Cluster(before + index, len(processes), processes[0]) if len(processes) > 1 else ALONE
+
+
+def _parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Cluster and task, as they are."""
+    try:
+        config = json.loads(text, object_pairs_hook=_object_of, parse_int=_number_of)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"TF_CONFIG={shorten(text)}: is no JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise ValueError(f"TF_CONFIG={shorten(text)}: is nested too deeply") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"TF_CONFIG={shorten(text)}: must be an object with 'cluster' and 'task'")
+    for name in ("cluster", "task"):
+        if not isinstance(config.get(name), dict):
+            raise ValueError(f"TF_CONFIG: {name}={shorten(config.get(name))}: must be an object")
+    return config["cluster"], config["task"]
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a JSON object, in which no name may stand twice."""
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"TF_CONFIG: {shorten(twice)} stands twice in an object")
+    return dict(pairs)
+
+
+def _number_of(digits: str) -> int:
+    """Of a JSON number: none has so many digits that Python refuses it."""
+    if len(digits) > 18:
+        raise ValueError(f"TF_CONFIG: {shorten(digits)}: is no index")
+    return int(digits)
+
+
+def _read_addresses(kind: str, entries: Any) -> list[str]:
+    if kind not in _TRAINING and kind not in _OTHERS:
+        raise ValueError(f"TF_CONFIG: cluster: {shorten(kind)} must be one of {', '.join((*_TRAINING, *_OTHERS))}")
+    if not isinstance(entries, list):
+        raise ValueError(f"TF_CONFIG: cluster: {kind}={shorten(entries)}: must be a list of HOST:PORT")
+    for index, entry in enumerate(entries):
+        parse_address(f"TF_CONFIG: cluster: {kind}[{index}]", entry)
+    return entries
+
+
+def _read_task(task: dict[str, Any], addresses: dict[str, list[str]]) -> tuple[str, int]:
+    """Type and index of a process that trains."""
+    kind = task.get("type")
+    if kind == "ps":
+        raise Unneeded("TF_CONFIG: parameter servers are not needed: this ps task has nothing to do and ends")
+    if kind == "evaluator":
+        raise ValueError(
+            "TF_CONFIG: task: type='evaluator': run python -m jaxtern.evaluate --follow --workdir=FOLDER in its place"
+        )
+    if kind not in _TRAINING:
+        raise ValueError(f"TF_CONFIG: task: type={shorten(kind)}: must be one of {', '.join((*_TRAINING, *_OTHERS))}")
+    count = len(addresses.get(kind, []))
+    if not count:
+        raise ValueError(f"TF_CONFIG: task: type={shorten(kind)}: cluster has none of that type")
+    index = parse_count("TF_CONFIG: task: index", task.get("index"))
+    if not 0 <= index < count:
+        raise ValueError(
+            f"TF_CONFIG: task: index={index}: must be from 0 to {count - 1}, as cluster has {count} {kind}s"
+        )
+    return kind, index
