@@ -6,7 +6,7 @@
 SOURCE is a folder, zip or tar of images in one folder a class; the idx files of MNIST and its like; an archive of
 CIFAR-10 or CIFAR-100; or a folder of ImageNet's original tars. OUT is a folder to be made. The same command again
 continues one that was stopped, and gives the same bytes. What TensorFlow Datasets knows by name needs no preparation:
-train with --config.dataset=NAME.
+train with --config.data.name=NAME.
 """
 
 import functools
