@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    recipe = recipe_flags.recipe_from_config(CONFIG)
+    recipe = recipe_flags.to_recipe(CONFIG.value)
     if recipe.run.dry_run:
         return rehearse_and_report(recipe)
     cluster_flags.join()
@@ -85,7 +85,7 @@ def report(run: Run, result: Evaluation) -> None:
     print(
         f"test accuracy {result.precision_at_1:.2%} (recall@5 {result.recall_at_5:.2%}, loss {result.loss:.4f})"
         f" on {result.num_examples} examples\n"
-        f"sent {run.wire.summary()}\n"
+        f"sent {run.wires[1].summary()}\n"
         f"checkpoints in {workdir / 'checkpoints'}",
         flush=True,
     )
@@ -126,7 +126,7 @@ def describe(run: Run) -> str:
     return (
         f"{recipe.model.name} ({parameters:,} parameters) on {recipe.data.name} ({dataset.train.size:,} training and"
         f" {dataset.test.size:,} test examples, {feed})\n"
-        f"{recipe.run.num_workers} workers{processes}, codec {recipe.mean.method}\n{run.wire}\n"
+        f"{recipe.run.num_workers} workers{processes}, gradients by {recipe.mean.method}\n{run.wires[1]}\n"
         f"{recipe.run.num_steps:,} steps of {recipe.run.batch_size} examples, {start}, in {run.workdir}"
     )
 

@@ -13,7 +13,7 @@ from jaxtern.compression.wrappers import error_feedback
 from jaxtern.kernels import derive_key, random_bits
 
 
-def low_rank(rank: int = 1, min_ratio: float = 2.0, seed: int = 0, feedback: bool = True) -> Reducer:
+def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Reducer:
     """One step of subspace iteration towards the best approximation of rank r, from where the last one ended.
 
     A tensor of shape [n, ...] is a matrix M of n rows. With the mean over the workers in E:
@@ -27,7 +27,6 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, seed: int = 0, feedback: boo
       rank: r, 1 or more; a matrix takes at most the smaller of its sides.
       min_ratio: a tensor is compressed if it has more than so many times the elements of P and Q together. Others, and
         those of one dimension or none, travel as floats.
-      seed: of the first Q.
       feedback: whether to wrap it in `error_feedback`.
 
     Returns:
@@ -45,7 +44,7 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, seed: int = 0, feedback: boo
     def init(layout: Layout, num_workers: int) -> State:
         del num_workers
         matrices = [layout.shapes[place] for place in _split(layout, rank, min_ratio)[0]]
-        key = derive_key(seed, 0, 0)
+        key = derive_key(0, 0, 0)
         return State([_first_factor(key, i, shape, rank) for i, shape in enumerate(matrices)])
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:

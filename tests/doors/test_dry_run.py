@@ -145,7 +145,7 @@ def test_dry_run_reads_data_that_are_there(tmp_path: Path):
 
 def test_dry_run_knows_the_highest_rate():
     recipe = load("imagenet_resnet50_lars_32k")
-    first, highest, last = find_rates(recipe.optimizer, recipe.run, 1_281_167)
+    first, highest, last = find_rates(recipe, 1_281_167)
     assert first == 2.0
     assert highest == pytest.approx(2 + 27 * 199 / 200, rel=1e-5)
     assert last == pytest.approx(1e-4, abs=1e-5)

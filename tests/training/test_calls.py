@@ -162,7 +162,7 @@ def test_run_with_float_epochs_goes_on_as_if_never_stopped(prepare: Callable, tm
 
 @pytest.mark.parametrize("name", ["float_epochs", "compress_from"])
 def test_float_steps_of_delayed_means_are_refused(name: str):
-    with pytest.raises(ValueError, match=f"{name}=2: must be 0 where delayed=True"):
+    with pytest.raises(ValueError, match=f"{name}=2: must be 0 where mean.delayed=True"):
         MeanSection(delayed=True, **{name: 2})
 
 
@@ -253,6 +253,6 @@ def test_nonfinite_step_in_the_middle_of_a_call_is_named(prepare: Callable, tmp_
 
 def test_steps_of_streamed_images_go_one_by_one(prepare: Callable, tmp_path: Path):
     prepare(**EPOCHS, feed="streaming")
-    with pytest.raises(ValueError, match=r"^steps_per_call=2: must be 1 where images are streamed"):
+    with pytest.raises(ValueError, match=r"^run.steps_per_call=2: must be 1 where images are streamed"):
         prepare(tmp_path / "other", **EPOCHS, feed="streaming", steps_per_call=2)
     assert not (tmp_path / "other").exists()

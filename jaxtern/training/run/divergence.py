@@ -128,9 +128,7 @@ def create_gather(mesh: Mesh, specs: TrainState) -> Callable[[TrainState], jax.A
     """
 
     def gather(state: TrainState) -> jax.Array:
-        pending = state.compressor.pending
-        if pending is not None:  # of its own, each device has the words that it has still to exchange
-            state = state._replace(compressor=state.compressor._replace(pending=pending._replace(local=None)))
+        state = state._replace(compressor=state.compressor._replace(local=None))  # which is each worker's own
         return jax.lax.all_gather(jnp.stack([digest(part) for part in state]), (DEVICE_AXIS, FAST_AXIS))
 
     return jax.jit(jax.shard_map(gather, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False))

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxtern.compression.cost import Network
+from jaxtern.compression.network.links import Network
 from jaxtern.compression.report import WireReport
 from jaxtern.data.facts import Facts, published_facts
 from jaxtern.data.preprocessing.families import get_preprocessing
@@ -20,9 +20,7 @@ from jaxtern.data.rendering import whole_image_shape
 from jaxtern.data.sources import load_dataset
 from jaxtern.models import create_model
 from jaxtern.training.recipe.data import DataSection
-from jaxtern.training.recipe.optimizer import OptimizerSection
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.recipe.selection import path_of, require_match
 from jaxtern.training.run.inputs import Feed, Inputs, create_network, open_inputs, require_feed
 from jaxtern.training.run.loop import NonFiniteError
@@ -75,15 +73,14 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
     small = shrink(recipe, facts)
     mesh, inputs = create_mesh(small), open_inputs(small.data)
     shape, num_classes = inputs.input_shape, facts.num_classes
-    model = nnx.eval_shape(
-        lambda: create_model(recipe.model.name, shape, num_classes, recipe.run.seed, recipe.model.dropout_rate)
-    )
+    named, seed = recipe.model, recipe.run.seed
+    model = nnx.eval_shape(lambda: create_model(named.name, shape, num_classes, seed, named.dropout_rate))
     _, params, frozen, moments = split_variables(model, recipe)
     paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path((params, frozen, moments))[0]]
     for pattern in recipe.model.init_exclude:
         require_match("model.init_exclude", pattern, [path.partition("/")[2] for path in paths])
     network = Network(**recipe.mean.links)  # usual links, where the recipe gives none
-    wire = report_wire(recipe.mean, params, model.last_layer, recipe.run.num_workers, network)
+    wire = report_wire(recipe.mean, params, model.last_layer, recipe.run.num_workers, network)[1]
     return DryRun(recipe, small, facts, inputs, mesh, params, frozen, wire)
 
 
@@ -134,23 +131,25 @@ def describe(run: DryRun) -> str:
     epochs = f": {recipe.run.num_steps * recipe.run.batch_size / facts.num_examples:.1f} epochs"
     if facts.source == _UNKNOWN:
         data, epochs = f"is not there, and taken to have {facts.num_classes:,} classes", ""
-    first, highest, last = find_rates(recipe.optimizer, recipe.run, facts.num_examples)
+    first, highest, last = find_rates(recipe, facts.num_examples)
     split = f", in {recipe.run.accumulation} parts" if recipe.run.accumulation > 1 else ""
     return (
         f"{recipe.model.name}: {trained + frozen:,} parameters, {trained:,} trained and {frozen:,} frozen\n"
         f"{recipe.data.name}: {data}; the network is given {shape}\n"
-        f"{recipe.run.num_workers} workers, codec {recipe.mean.method}\n{run.wire}\nsent {run.wire.summary()}\n"
+        f"{recipe.run.num_workers} workers, gradients by {recipe.mean.method}\n{run.wire}\nsent {run.wire.summary()}\n"
         f"{recipe.run.num_steps:,} steps of {recipe.run.batch_size:,} examples,"
         f" {recipe.run.batch_size // recipe.run.num_workers:,} a worker{split}{epochs}\n"
         f"learning rate {first:.4g} first, {highest:.4g} highest, {last:.4g} last"
     )
 
 
-def find_rates(optimizer: OptimizerSection, run: RunSection, num_examples: int) -> tuple[float, float, float]:
+def find_rates(recipe: Recipe, num_examples: int) -> tuple[float, float, float]:
     """Learning rates of the first step, the highest of any, and of the last."""
-    steps = np.linspace(0, run.num_steps - 1, min(run.num_steps, _RATES)).round().astype(np.int32)
-    turn = [min(max(step, 0), run.num_steps - 1) for step in (optimizer.warmup_steps - 1, optimizer.warmup_steps)]
-    rates = np.asarray(create_schedule(optimizer, run, num_examples)(np.append(steps, np.array(turn, np.int32))))
+    num_steps, warmup = recipe.run.num_steps, recipe.optimizer.warmup_steps
+    steps = np.linspace(0, num_steps - 1, min(num_steps, _RATES)).round().astype(np.int32)
+    turn = [min(max(step, 0), num_steps - 1) for step in (warmup - 1, warmup)]
+    schedule = create_schedule(recipe.optimizer, recipe.run, num_examples)
+    rates = np.asarray(schedule(np.append(steps, np.array(turn, np.int32))))
     return float(rates[0]), float(rates.max()), float(rates[len(steps) - 1])
 
 
@@ -170,7 +169,7 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
     program, state = create_run(small, network, run.facts.num_examples, run.mesh)
     yield _describe_memory(state, small.run.num_workers)
     feed = Feed(small.data, small.run, run.inputs, run.mesh)
-    step = create_train_step(small, program, run.mesh, compresses=small.mean.method != "float")
+    step = create_train_step(small, program, run.mesh, phase=int(small.mean.method != "float"))
     with contextlib.closing(feed.batches(0)) as batches:
         batch = next(batches)
         compiled = step.lower(state, feed.images, batch).compile(compiler_options)

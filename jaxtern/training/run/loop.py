@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtern.compression.report import WireReport
 from jaxtern.hosts.messages import meet
 from jaxtern.training.recipe.selection import path_of
 from jaxtern.training.run.calls import Call, plan_calls
@@ -78,7 +79,8 @@ class _Loop:
         self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
         self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
         self._since: list[Scalars] = []
-        self._compressed, self._seconds = 0, 0.0  # steps of them, and the time of all
+        self._wires: list[WireReport] = []  # of each of them
+        self._seconds = 0.0  # of all of them
         self._clock = time.perf_counter()
 
     def calls(self) -> Iterator[Call]:
@@ -145,14 +147,14 @@ class _Loop:
         for number in range(call.num_steps):
             step = last - call.num_steps + 1 + number
             scalars = self._check(step, {name: values[number] for name, values in fetched.items()})
-            loss, rate = scalars["loss"], self._note(step, scalars, call.compresses, seconds / call.num_steps)
+            loss, rate = scalars["loss"], self._note(step, scalars, call.phase, seconds / call.num_steps)
         self._progress.update(loss, rate, call.num_steps)
 
-    def _note(self, step: int, scalars: Scalars, compresses: bool, seconds: float) -> float:
+    def _note(self, step: int, scalars: Scalars, phase: int, seconds: float) -> float:
         """Examples a second since the last record, with this step, which is logged where that is due."""
         recipe = self._run.recipe
         self._since.append(scalars)
-        self._compressed += compresses
+        self._wires.append(self._run.wires[phase])
         self._seconds += seconds
         rate = len(self._since) * recipe.run.batch_size / self._seconds
         if step % recipe.run.log_every == 0 or step == recipe.run.num_steps:
@@ -190,13 +192,12 @@ class _Loop:
     def _log(self, step: int, examples_per_second: float) -> None:
         """A line and a record: means since the last one."""
         means = {name: self._mean(name) for name in sorted({name for scalars in self._since for name in scalars})}
-        share, wire, plain = self._compressed / len(self._since), self._run.wire, self._run.float_wire
         rate = self._since[-1].get("learning_rate")  # where steps may be skipped, the schedule lags behind
         record = {name: value for name, value in means.items() if not math.isnan(value)} | {
             "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))) if rate is None else rate,
             "examples_per_second": examples_per_second,
-            "sent_bits_per_element": share * wire.bits_per_element + (1 - share) * plain.bits_per_element,
-            "sent_bytes_per_step": share * wire.bytes + (1 - share) * plain.bytes,
+            "sent_bits_per_element": float(np.mean([wire.bits_per_element for wire in self._wires])),
+            "sent_bytes_per_step": float(np.mean([wire.bytes for wire in self._wires])),
         }
         self._write(step, record)
         self._progress.print(
@@ -204,7 +205,8 @@ class _Loop:
             f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
         )
         self._since.clear()
-        self._compressed, self._seconds = 0, 0.0
+        self._wires.clear()
+        self._seconds = 0.0
 
     def _write(self, step: int, scalars: Scalars) -> None:
         """Where this process keeps the records."""

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from jaxtern.compression.calibration import calibrate
-from jaxtern.compression.cost import Network
+from jaxtern.compression.network.calibration import calibrate
+from jaxtern.compression.network.links import Network
 from jaxtern.compression.report import WireReport
 from jaxtern.data.fingerprint import fingerprint
 from jaxtern.data.rendering import Batch, Share
@@ -50,8 +49,7 @@ class Run:
       recipe: laid out on the devices that there are.
       given: the same as it was given, which goes into the folder.
       examples_seen: up to `state`.
-      wire: what a worker sends in a step.
-      float_wire: likewise, in steps that are float in a ternary run.
+      wires: what a worker sends in a step, in each phase of the run (`Program.means`).
       network: the links by which its exchange is chosen.
       folder: in process 0.
       last_saved: step of the newest checkpoint.
@@ -67,8 +65,7 @@ class Run:
     state: TrainState
     train_step: StepFunction
     examples_seen: int
-    wire: WireReport
-    float_wire: WireReport
+    wires: list[WireReport]
     guard: DivergenceGuard
     network: Network | None
     folder: "Folder | None"
@@ -178,23 +175,22 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     of_network = state.params, model.last_layer, recipe.run.num_workers
-    wire = report_wire(recipe.mean, *of_network, network)
-    float_wire = report_wire(dataclasses.replace(recipe.mean, method="float"), *of_network, None)
+    wires = report_wire(recipe.mean, *of_network, network)
     fresh, folder = messages.to_host(state), None
     with contextlib.ExitStack() as opened:
         if is_first:
-            refit = functools.partial(carry_over, recipe=recipe, network=network)
+            refit = functools.partial(carry_over, recipe=recipe)
             folder = Folder(workdir, given, fresh, refit, allow_config_change)
             opened.callback(folder.close)
             keep_facts(workdir, facts_of(inputs), allow_config_change)
             write_network(workdir, network)
         start, seen = share_start(fresh, folder and folder.restored)
-        state = place_state(start, recipe.mean, mesh)
+        state = place_state(start, mesh)
         train_step = create_train_steps(recipe, program, mesh)
         hosts = messages.gather_json(socket.gethostname())
-        guard = DivergenceGuard(recipe.run.compare_every, mesh, specs_of_state(recipe.mean), hosts)
+        guard = DivergenceGuard(recipe.run.compare_every, mesh, specs_of_state(), hosts)
         run = Run(
-            recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wire, float_wire, guard,
+            recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wires, guard,
             network, folder, int(start.step),
         )  # fmt: skip
         if seen is None:
@@ -214,12 +210,8 @@ def share_start(fresh: TrainState, restored: Checkpoint | None) -> tuple[TrainSt
       What process 0 has, in all processes.
     """
     state = fresh if restored is None else restored.state
-    carries = state.compressor.carried is not None
-    facts = messages.broadcast_json({"seen": restored and restored.metadata["examples_seen"], "carries": carries})
-    if facts["carries"] and not carries:  # all must send trees of the same structure
-        zeros = jax.tree.map(np.zeros_like, state.params)
-        state = state._replace(compressor=state.compressor._replace(carried=zeros))
-    return messages.broadcast_arrays(state), facts["seen"]
+    seen = messages.broadcast_json(restored and restored.metadata["examples_seen"])
+    return messages.broadcast_arrays(state), seen
 
 
 def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:
@@ -228,7 +220,7 @@ def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunc
     @functools.cache
     def compiled(call: Call) -> TrainStep:
         num_steps = call.num_steps if call.num_steps > 1 else None
-        return create_train_step(recipe, program, mesh, compresses=call.compresses, num_steps=num_steps)
+        return create_train_step(recipe, program, mesh, phase=call.phase, num_steps=num_steps)
 
     def train_step(
         state: TrainState, images: jax.Array | None, batch: Batch, call: Call, stops: jax.Array | None = None
@@ -244,7 +236,7 @@ def find_network(mean: MeanSection, mesh: Mesh, workdir: Path) -> Network | None
     Raises:
       ValueError: for a stored network that cannot be read.
     """
-    if mean.method == "float" or mean.exchange != "auto" or mesh.shape[DEVICE_AXIS] == 1:
+    if not mean.needs_links or mesh.shape[DEVICE_AXIS] == 1:
         return None
     stored = read_network(workdir) if jax.process_index() == 0 else None
     stored = messages.broadcast_json(stored and dataclasses.asdict(stored))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
-from jaxtern.compression.cost import Network
+from jaxtern.compression.network.links import Network
 from jaxtern.data.facts import Facts
 from jaxtern.data.json_files import read_json
 from jaxtern.training.recipe.recipe import Recipe

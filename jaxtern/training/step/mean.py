@@ -1,13 +1,15 @@
-"""The mean that a recipe asks for, made, and what of it goes over the wire."""
+"""The means that a recipe asks for, made, and what of them goes over the wire."""
 
 from typing import Any
 
 import optax
 
-from jaxtern.compression.cost import Network
+from jaxtern.compression.network.links import Network
+from jaxtern.compression.reducer import Reducer
 from jaxtern.compression.report import WireReport, wire_report
-from jaxtern.compression.transform import compressed_mean
-from jaxtern.training.recipe.mean import MeanSection, create_codec
+from jaxtern.compression.transform import compressed_mean, keep_float
+from jaxtern.compression.wrappers import delayed, idle
+from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.selection import matches
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
 
@@ -18,41 +20,43 @@ def stays_float(mean: MeanSection, last_layer: str, path: str) -> bool:
     return in_last_layer or matches(mean.exclude, path)
 
 
+def create_reducers(mean: MeanSection, last_layer: str, network: Network | None = None) -> list[Reducer]:
+    """The reducers of a run's steps: the float mean, the method, and that of each epoch of a warm-up, the last first.
+
+    All carry the same state, which the float mean leaves alone.
+    """
+
+    def create(phase: int) -> Reducer:
+        def stays(path: str) -> bool:
+            return stays_float(mean, last_layer, path)
+
+        reducer = keep_float(mean.create_reducer(phase, network), mean.min_size, stays)
+        return delayed(reducer) if mean.delayed else reducer
+
+    compressed = [create(phase) for phase in range(mean.num_phases)]
+    return [idle(compressed[0]), *compressed]
+
+
 def create_mean(
-    mean: MeanSection, last_layer: str, virtual_workers: int, seed: int, network: Network | None = None
+    mean: MeanSection, reducer: Reducer, virtual_workers: int, seed: int, statistics: bool
 ) -> optax.GradientTransformation:
-    """The recipe's mean over devices with so many workers on each."""
+    """The mean by a reducer over devices with so many workers on each."""
     return compressed_mean(
         DEVICE_AXIS,
+        reducer,
         fast_axis_name=FAST_AXIS if mean.worker_devices > 1 else None,
-        delayed=mean.delayed,
         seed=seed,
         virtual_workers=virtual_workers,
-        statistics=mean.statistics,
-        **_options(mean, last_layer, network),
+        statistics=statistics,
     )
 
 
 def report_wire(
     mean: MeanSection, params: Any, last_layer: str, num_workers: int, network: Network | None
-) -> WireReport:
-    """What a worker sends in a step.
+) -> list[WireReport]:
+    """What a worker sends in a step, of each of `create_reducers`.
 
     Raises:
       ValueError: if the exchange cannot carry so many workers.
     """
-    options = _options(mean, last_layer, network)
-    return wire_report(params, num_workers=num_workers, devices_per_worker=mean.worker_devices, **options)
-
-
-def _options(mean: MeanSection, last_layer: str, network: Network | None) -> dict[str, Any]:
-    """Arguments that the mean and its report have in common."""
-    is_float = mean.method == "float"
-    return {
-        "codec": "float" if is_float else create_codec(mean),
-        "exchange": "float" if is_float else mean.exchange,
-        "min_size": mean.min_size,
-        "exclude": lambda path: stays_float(mean, last_layer, path),
-        "bucket_size": mean.bucket_size,
-        "network": network,
-    }
+    return [wire_report(params, reducer, num_workers) for reducer in create_reducers(mean, last_layer, network)]

@@ -1,6 +1,5 @@
 """What a run is at a step: all that a checkpoint holds."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,15 +10,14 @@ import optax
 from flax import nnx, traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxtern.compression.cost import Network
+from jaxtern.compression.network.links import Network
 from jaxtern.compression.transform import CompressedMeanState, state_specs
 from jaxtern.hosts.messages import to_devices
 from jaxtern.training.recipe import masks
-from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import path_of, require_match
 from jaxtern.training.step import precision
-from jaxtern.training.step.mean import create_mean
+from jaxtern.training.step.mean import create_mean, create_reducers
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import create_optimizer, decay_patterns
 from jaxtern.training.step.precision import LossScale
@@ -39,7 +37,7 @@ class Averages(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """Arrays of a run, the same on every device but for what the compressor has pending.
+    """Arrays of a run, the same on every device but for what the compressor carries of each worker's own.
 
     Attributes:
       step: int32 scalar, updates so far.
@@ -67,8 +65,8 @@ class Program(NamedTuple):
 
     Attributes:
       graph: static part of the model, for nnx.merge(graph, variables_of(state)).
-      mean: an optax transformation, gradients of the workers on a device to the mean of all.
-      float_mean: the same without compression, for the steps that are to have none.
+      means: optax transformations, gradients of the workers on a device to the mean of all; one for each phase of a
+        run: without compression, by the method, and by that of each epoch of a warm-up. All have the same state.
       optimizer: mean gradients to updates.
       schedule: learning rate of a step.
       slices: by path, bool arrays: False where a part of a trained tensor is frozen.
@@ -76,8 +74,7 @@ class Program(NamedTuple):
     """
 
     graph: Any
-    mean: Any
-    float_mean: Any
+    means: list[Any]
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
     slices: dict[str, np.ndarray]
@@ -90,30 +87,28 @@ def create_run(
     """Program and first state for a model with fresh or loaded weights, on the devices of the mesh.
 
     Raises:
-      ValueError: for codec options out of their range, or patterns of tensors that match none.
+      ValueError: for patterns of tensors that match none.
     """
     configure_modules(model, recipe)
     graph, params, frozen, moments = split_variables(model, recipe)
     schedule = create_schedule(recipe.optimizer, recipe.run, num_examples)
     local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
-    as_float = dataclasses.replace(recipe.mean, method="float")
-    of_run = model.last_layer, local_workers, recipe.run.seed, network
-    mean: Any = create_mean(recipe.mean, *of_run)
-    plain: Any = create_mean(as_float, *of_run)
+    means: list[Any] = [
+        create_mean(recipe.mean, reducer, local_workers, recipe.run.seed, recipe.mean.statistics)
+        for reducer in create_reducers(recipe.mean, model.last_layer, network)
+    ]
     optimizer = create_optimizer(recipe.optimizer, schedule, model.decayed)
     slices = masks.slice_masks(recipe.model.freeze, params)
-    program = Program(graph, mean, plain, optimizer, schedule, slices, decay_patterns(recipe.optimizer, model.decayed))
+    program = Program(graph, means, optimizer, schedule, slices, decay_patterns(recipe.optimizer, model.decayed))
 
     def first_state(params: Any, frozen: Any, moments: Any) -> TrainState:
         averages = Averages(params, moments) if recipe.model.average_decay else None
         scale = precision.first_scale(recipe.model.loss_scale) if recipe.model.precision == "float16" else None
-        start = optimizer.init(params), mean.init(params)
+        start = optimizer.init(params), means[0].init(params)
         return TrainState(jnp.zeros((), jnp.int32), params, frozen, moments, *start, averages, scale)
 
-    # Where means are delayed, the first state holds what each worker has sent, which depends on how many there are.
-    start = jax.shard_map(
-        first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs_of_state(recipe.mean), check_vma=False
-    )
+    # What the compressor carries of each worker's own depends on how many there are.
+    start = jax.shard_map(first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs_of_state(), check_vma=False)
     # From the host: what lies on one device would not fit a mesh of several processes.
     return program, jax.jit(start)(*jax.device_get((params, frozen, moments)))
 
@@ -171,17 +166,17 @@ def merge_trees(*trees: Any) -> Any:
     return traverse_util.unflatten_dict({path: leaf for tree in flat for path, leaf in tree.items()})
 
 
-def specs_of_state(mean: MeanSection) -> TrainState:
-    """How the state lies on the mesh: alike everywhere, but for what each worker has sent where means are delayed."""
+def specs_of_state() -> TrainState:
+    """How the state lies on the mesh: alike everywhere, but for what the compressor carries of each worker's own."""
     everywhere: Any = PartitionSpec()
     specs = TrainState(*(everywhere for _ in TrainState._fields))
-    return specs._replace(compressor=state_specs(DEVICE_AXIS)) if mean.delayed else specs
+    return specs._replace(compressor=state_specs(DEVICE_AXIS))
 
 
-def place_state(state: Any, mean: MeanSection, mesh: Mesh) -> TrainState:
+def place_state(state: Any, mesh: Mesh) -> TrainState:
     """A state of NumPy arrays, which every process holds whole, on the devices of the mesh."""
     shardings = jax.tree.map(
         lambda spec, part: jax.tree.map(lambda _: NamedSharding(mesh, spec), part),
-        specs_of_state(mean), state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+        specs_of_state(), state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
     )  # fmt: skip
     return to_devices(state, shardings)

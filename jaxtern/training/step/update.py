@@ -20,10 +20,10 @@ _ALL_AXES = (DEVICE_AXIS, FAST_AXIS)
 
 
 def create_update(
-    model: ModelSection, program: Program, compresses: bool
+    model: ModelSection, program: Program, phase: int
 ) -> Callable[[TrainState, list[Local], jax.Array | None], tuple[TrainState, Metrics]]:
     """(state, what every worker of this device has, 1 where this one is to stop) -> (state, metrics)."""
-    transformation = program.mean if compresses else program.float_mean
+    transformation = program.means[phase]
 
     def update(state: TrainState, local: list[Local], stops: jax.Array | None) -> tuple[TrainState, Metrics]:
         gradients = [masks.mask_slices(each.gradients, program.slices) for each in local]
@@ -41,7 +41,7 @@ def create_update(
         )
         new = _average(new, model.average_decay)
         metrics = _measure(local, stops) | {"nonfinite": _nonfinite(params)}
-        if compressor.statistics is not None and compresses:
+        if compressor.statistics is not None and phase > 0:
             metrics |= statistics_as_metrics(compressor.statistics)
         if skips is not None:
             metrics["learning_rate"] = jnp.asarray(program.schedule(_count_updates(state.optimizer)))
@@ -90,7 +90,7 @@ def _skip_overflow(
 ) -> tuple[TrainState, Metrics]:
     """The state as it was, but for its counts, where any worker's gradients overflowed."""
     assert state.loss_scale is not None
-    kept = new._replace(params=state.params, moments=state.moments, optimizer=state.optimizer, averages=state.averages)
+    kept = state._replace(step=new.step)
     chosen = jax.tree.map(lambda old, changed: jnp.where(skips, old, changed), kept, new)
     # at the least factor, it is no overflow, but what ends a run
     hopeless = ~precision.can_shrink(state.loss_scale)
