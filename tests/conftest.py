@@ -234,6 +234,11 @@ def _function(program: str, operands: str) -> str:
     return " " + root[1]
 
 
+@pytest.fixture(scope="session", name="collectives")
+def _collectives() -> Callable[[str], list[Collective]]:
+    return collectives
+
+
 @pytest.fixture(scope="session")
 def wire() -> Callable[..., list[Collective]]:
     """The collectives that a jitted function compiles to for these arguments."""
