@@ -322,12 +322,12 @@ def assert_exact_mean() -> Callable:
 
 @pytest.fixture(scope="session")
 def full_names() -> Callable[..., dict[str, Any]]:
-    """Fields of a recipe by their whole names, of their own, num_workers=2, or of a named section, model="tiny"."""
+    """Fields of a recipe by their whole names, told in short, num_workers=2, model="tiny" for its name, or in full."""
     from jaxtern.training.recipe.recipe import Recipe  # here, because most tests need none
 
     sections = {name.partition(".")[2]: name for name in Recipe().by_name()}
     sections |= {section: f"{section}.name" for section in ("data", "model", "optimizer")}
-    return lambda **fields: {sections[name]: value for name, value in fields.items()}
+    return lambda **fields: {sections.get(name, name): value for name, value in fields.items()}
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtern.compression.arguments import as_integer, require_number
+from jaxtern.compression.arguments import require_number
 from jaxtern.compression.network.links import Traffic, mean_in_order
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing
 from jaxtern.compression.wrappers import error_feedback
@@ -108,7 +108,9 @@ def _as_matrix(tensor: jax.Array) -> jax.Array:
 
 
 def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:
-    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
+    """The product by itself: fused with what is around it, its sums would depend on how workers lie on devices."""
+    product = jnp.matmul(*lax.optimization_barrier((left, right)), precision=lax.Precision.HIGHEST)
+    return lax.optimization_barrier(product)
 
 
 def _orthonormalise(matrix: jax.Array) -> jax.Array:

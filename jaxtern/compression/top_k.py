@@ -1,6 +1,5 @@
 """Top-k: of every tensor the elements of largest magnitude, as offsets and values."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

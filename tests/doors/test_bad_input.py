@@ -28,7 +28,11 @@ CASES = {
     "no workers": ("train", ["--config.run.num_workers=0"], ["run.num_workers=0: must be 1 or more"]),
     "too many devices": ("train", ["--config.run.num_devices=4"], ["num_devices=4: there are 1"]),
     "unknown exchange": ("train", ["--config.mean.exchange=pigeon"], ["exchange='pigeon'", "gather, sum"]),
-    "unknown codec": ("train", ["--config.mean.method=zip"], ["mean.method='zip'", "ternary, float"]),
+    "unknown method": (
+        "train",
+        ["--config.mean.method=zip"],
+        ["mean.method='zip'", "float, ternary, quantized, top_k, dgc"],
+    ),
     "unknown model": ("train", ["--config.model.name=lenett"], ["model='lenett'", "lenet"]),
     "unknown dataset": ("train", ["--config.data.name=cifar99"], ["dataset='cifar99'", "TFDS knows none"]),
     "no such folder": ("train", ["--config.data.name=./nowhere"], ["dataset='./nowhere': no such folder"]),
@@ -99,7 +103,27 @@ CASES = {
     "infinite rate": ("train", ["--config.optimizer.learning_rate=inf"], ["learning_rate=inf"]),
     "negative clip": ("train", ["--config.mean.clip_sigmas=-1"], ["clip_sigmas=-1.0"]),
     "no scale": ("train", ["--config.mean.scale=log"], ["scale='log'"]),
-    "levels": ("train", ["--config.mean.levels=0"], ["levels=0"]),
+    "levels": ("train", ["--config.mean.method=quantized", "--config.mean.levels=0"], ["mean.levels=0"]),
+    "density above all": (
+        "train",
+        ["--config.mean.method=top_k", "--config.mean.density=2"],
+        ["error: mean.density=2.0: must be above 0 and at most 1"],
+    ),
+    "no rank": (
+        "train",
+        ["--config.mean.method=low_rank", "--config.mean.rank=0"],
+        ["error: mean.rank=0: must be an integer of 1 or more"],
+    ),
+    "warm-up of no density": (
+        "train",
+        ["--config.mean.density_warmup=(0.5,)"],
+        ["error: mean.density_warmup=(0.5,): must be () of a method without density"],
+    ),
+    "momentum twice": (
+        "train",
+        ["--config.mean.method=dgc", "--config.optimizer.name=momentum"],
+        ["error: optimizer.name='momentum': must be another, as sgd, where mean.method='dgc'"],
+    ),
     "stray argument": ("train", ["batch_size=64"], ["'batch_size=64'", "flags start with --"]),
     "truncated idx": ("train", ["--config=mnist", "--config.data.dir=../mnist"], ["train-images-idx3-ubyte", "784"]),
     "no run": ("evaluate", [], ["workdir=", "holds no run"]),
@@ -136,7 +160,11 @@ CASES = {
     "plan in no picture": ("plan", ["--out=plan.txt"], ["--out=plan.txt: must end with .png, .svg or .pdf"]),
     "plan in no folder": ("plan", ["--out=nowhere/plan.png"], ["--out=nowhere/plan.png: cannot be written"]),
     "plan of an unknown field": ("plan", ["--config.mean.levls=3"], ["--config.mean.levls", "mean.levels"]),
-    "plan of no levels": ("plan", ["--config.mean.levels=0"], ["levels=0"]),
+    "plan of no levels": (
+        "plan",
+        ["--config.mean.method=quantized", "--config.mean.levels=0"],
+        ["mean.levels=0"],
+    ),
     "unknown flag of plan": ("plan", ["--speed=3"], ["speed"]),
 }
 
