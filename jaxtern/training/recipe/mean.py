@@ -17,7 +17,7 @@ class _MeanSection(Section):
       method: "ternary", "quantized", "top_k", "dgc", "low_rank", "sign", or "float" for a plain mean.
       float_epochs: F: every F-th epoch exchanges float gradients; 0: none does. What a method carries waits meanwhile.
       compress_from: step from which on gradients are compressed; before, they are float.
-      density_warmup: densities of the first epochs, one each, of a method that has a density; "float" has no need of it.
+      density_warmup: densities of the first epochs, one each, of a method that has a density; float needs none.
       devices_per_worker: devices that share a worker's batch, whose gradients are averaged as floats first. None: 1, or
         where each of several processes has more devices than workers, as many as share one evenly.
       delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
