@@ -9,10 +9,10 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def default(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> tuple[Path, str]:
+def default(tmp_path_factory: pytest.TempPathFactory, run_command: Callable) -> tuple[Path, str]:
     """The default command but for its length, in an empty folder: the folder and what it said."""
     folder = tmp_path_factory.mktemp("default")
-    done = run_door("train", "--config.run.num_steps=250", cwd=folder)
+    done = run_command("train", "--config.run.num_steps=250", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return folder, done.stdout

@@ -166,9 +166,13 @@ def test_run_with_float_epochs_goes_on_as_if_never_stopped(prepare: Callable, tm
 
 
 @pytest.mark.parametrize("name", ["float_epochs", "compress_from"])
-@pytest.mark.parametrize("fields", [{"delayed": True}, {"method": "dgc"}], ids=str)
-def test_float_steps_between_means_that_are_late_are_refused(fields: dict[str, Any], name: str):
-    with pytest.raises(ValueError, match=f"mean.{name}=2: must be 0 where mean.delayed=True"):
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"delayed": True}, "where mean.delayed=True"), ({"method": "dgc"}, "where mean.method='dgc'")],
+    ids=["delayed", "dgc"],
+)
+def test_float_steps_between_means_that_carry_are_refused(fields: dict[str, Any], why: str, name: str):
+    with pytest.raises(ValueError, match=f"mean.{name}=2: must be 0 {why}"):
         MeanSection(**fields, **{name: 2})
 
 

@@ -17,10 +17,9 @@ class _MeanSection(Section):
       method: "ternary", "quantized", "top_k", "dgc", "low_rank", "sign", or "float" for a plain mean.
       float_epochs: F: every F-th epoch exchanges float gradients; 0: none does. What a method carries waits meanwhile.
       compress_from: step from which on gradients are compressed; before, they are float.
-      density_warmup: densities of the first epochs, one each, of a method that has a density; float has no need of it.
-      devices_per_worker: devices that share a worker's batch; their gradients are averaged as floats before the
-        workers' are exchanged. None: 1; or where each of several processes has more devices than workers, as many as
-        share one evenly.
+      density_warmup: densities of the first epochs, one each, of a method that has a density; float needs none.
+      devices_per_worker: devices that share a worker's batch, whose gradients are averaged as floats first. None: 1, or
+        where each of several processes has more devices than workers, as many as share one evenly.
       delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
       latency: seconds a message takes between workers, for "auto"; None: measured at the start.
       bandwidth: bytes a second that a worker can send, likewise.
@@ -53,13 +52,12 @@ class _MeanSection(Section):
             raise ValueError(f"mean.{error}") from None
         has_density = self.method in ("float", *_OPTIONS["density"].methods)  # float is any recipe's twin
         self.require(has_density or not self.density_warmup, "density_warmup", "must be () of a method without density")
-        if self.delayed:
-            of_others = "must be False where mean.delayed=True, whose means are of other gradients"
-            self.require(not self.statistics, "statistics", of_others)
-        if self.delayed or self.has_momentum:
-            late = "must be 0 where mean.delayed=True or the method has a momentum, which a float step would leave out"
-            self.require(not self.float_epochs, "float_epochs", late)
-            self.require(not self.compress_from, "compress_from", late)
+        late = "where mean.delayed=True, whose means come a step late"
+        self.require(not (self.delayed and self.statistics), "statistics", f"must be False {late}")
+        for name in ("float_epochs", "compress_from"):
+            self.require(not (self.delayed and getattr(self, name)), name, f"must be 0 {late}")
+            need = f"must be 0 where mean.method={self.method!r}, whose momentum a float step would leave out"
+            self.require(not (self.has_momentum and getattr(self, name)), name, need)
 
     @property
     def has_momentum(self) -> bool:
@@ -86,8 +84,7 @@ class _MeanSection(Section):
     @property
     def links(self) -> dict[str, float]:
         """`latency` and `bandwidth`, where they are given."""
-        given = {"latency": self.latency, "bandwidth": self.bandwidth}
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: given for name in ("latency", "bandwidth") if (given := getattr(self, name)) is not None}
 
     @property
     def needs_links(self) -> bool:
