@@ -34,7 +34,6 @@ from jaxtern.planning.forecast import Forecast, Scenario, seconds
 from jaxtern.planning.model import INSIDE_HOST, Method, QuantizerSpeed, measured_method, usual_methods
 from jaxtern.planning.speed import measure_quantizer_speed, measure_reduce_seconds
 from jaxtern.training.recipe.mean import MeanSection
-from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.curves import plot_speed_up
 from jaxtern.training.run.inputs import open_inputs
 from jaxtern.training.run.workload import measure_step_seconds, read_workload
@@ -116,7 +115,7 @@ def main() -> int:
 
 def read_recipe() -> Job:
     """That of --config; its step is measured unless it is given."""
-    recipe: Recipe = recipe_flags.recipe_from_config(CONFIG)
+    recipe = recipe_flags.to_recipe(CONFIG.value)
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     work = read_workload(recipe, inputs)
     given = STEP_SECONDS.value

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtern.compression.arguments import require_number
+from jaxtern.compression.arguments import as_integer, require_number
 from jaxtern.compression.network.links import Traffic, mean_in_order
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing
 from jaxtern.compression.wrappers import error_feedback
@@ -39,6 +39,7 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
       Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, NeurIPS 2019,
       algorithms 1 and 2.
     """
+    rank = as_integer("rank", rank, 1)
     require_number("min_ratio", min_ratio)
 
     def init(layout: Layout, num_workers: int) -> State:
