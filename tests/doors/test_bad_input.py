@@ -107,22 +107,22 @@ CASES = {
     "density above all": (
         "train",
         ["--config.mean.method=top_k", "--config.mean.density=2"],
-        ["error: mean.density=2.0: must be above 0 and at most 1"],
+        ["error: config: mean.density=2.0: must be a number above 0 and at most 1"],
     ),
     "no rank": (
         "train",
         ["--config.mean.method=low_rank", "--config.mean.rank=0"],
-        ["error: mean.rank=0: must be an integer of 1 or more"],
+        ["error: config: mean.rank=0: must be an integer of 1 or more"],
     ),
     "warm-up of no density": (
         "train",
         ["--config.mean.density_warmup=(0.5,)"],
-        ["error: mean.density_warmup=(0.5,): must be () of a method without density"],
+        ["error: config: mean.density_warmup=(0.5,): must be () of a method without density"],
     ),
     "momentum twice": (
         "train",
         ["--config.mean.method=dgc", "--config.optimizer.name=momentum"],
-        ["error: optimizer.name='momentum': must be another, as sgd, where mean.method='dgc'"],
+        ["error: config: optimizer.name='momentum': must be another, as sgd, where mean.method='dgc'"],
     ),
     "stray argument": ("train", ["batch_size=64"], ["'batch_size=64'", "flags start with --"]),
     "truncated idx": ("train", ["--config=mnist", "--config.data.dir=../mnist"], ["train-images-idx3-ubyte", "784"]),

@@ -143,8 +143,11 @@ def test_share_out_keeps_the_mean_where_neither_number_divides_the_other():
     np.testing.assert_allclose(shared[0], (3 * local[0] + local[1]) / 4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["top_k", "low_rank", "sign"])
-@pytest.mark.parametrize("fields", [{"float_epochs": 2}, {"compress_from": 4}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("top_k", {"float_epochs": 2}), ("low_rank", {"compress_from": 4}), ("sign", {"float_epochs": 2})],
+    ids=str,
+)
 def test_float_steps_leave_what_a_method_carries_as_it_was(prepare: Callable, name: str, fields: dict[str, int]):
     """The steps of one epoch of two; the noise is counted on."""
     states = walk(prepare(**EPOCHS | METHODS[name] | fields), 8)

@@ -200,7 +200,7 @@ def test_recipe_explains_every_field_and_every_choice():
         ({"scale": "x"}, "mean.scale='x': must be one of exact, pow2"),
         ({"clip_sigmas": -3.0}, "mean.clip_sigmas=-3.0: must be"),
         ({"block_size": 0}, "mean.block_size=0: must be"),
-        ({"method": "top_k", "density": 2.0}, "mean.density=2.0: must be above 0 and at most 1"),
+        ({"method": "top_k", "density": 2.0}, "mean.density=2.0: must be a number above 0 and at most 1"),
         ({"method": "low_rank", "rank": 0}, "mean.rank=0: must be an integer of 1 or more"),
         (
             {"density_warmup": (0.5,)},
