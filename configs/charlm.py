@@ -1,7 +1,8 @@
 """A small transformer that predicts the next character of a text, 4 workers with ternary gradients, Adam with warm-up.
 
-    python -m jaxtern.train --config=charlm --config.dataset=./FILE
-    python -m jaxtern.train --config=charlm --config.dataset=./FILE --config.codec=float --workdir=runs/charlm_float
+    python -m jaxtern.train --config=charlm --config.data.name=./FILE
+    python -m jaxtern.train --config=charlm --config.data.name=./FILE --config.mean.method=float \
+        --workdir=runs/charlm_float
 
 FILE is any text in UTF-8 with at most 256 different characters, of which the last tenth is the test split.
 
@@ -12,30 +13,28 @@ Measured: nothing yet at its own length.
 Hardware: 2 CPU cores.
 """
 
-import ml_collections
-
 from jaxtern.configs import default
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config():
     config = default.get_config()
-    config.dataset = "./input.txt"
-    config.synthetic_classes = 65  # which a dry run takes while the text is not there
-    config.preprocessing = "text"
-    config.sequence_length = 128
-    config.model = "transformer"
-    config.num_workers = 4
-    config.block_size = 64
-    config.clip_sigmas = 1.25
-    config.batch_size = 64
-    config.num_steps = 2500
-    config.optimizer = "adamw"
-    config.learning_rate = 2e-3
-    config.schedule = "cosine"
-    config.warmup_steps = 100
-    config.weight_decay = 0.1
-    config.weight_decay_mode = "decoupled"
-    config.log_every = 50
-    config.evaluate_every = 250
-    config.checkpoint_every = 250
+    config.data.name = "./input.txt"
+    config.data.synthetic_classes = 65  # which a dry run takes while the text is not there
+    config.data.preprocessing = "text"
+    config.data.sequence_length = 128
+    config.model.name = "transformer"
+    config.run.num_workers = 4
+    config.mean.block_size = 64
+    config.mean.clip_sigmas = 1.25
+    config.run.batch_size = 64
+    config.run.num_steps = 2500
+    config.optimizer.name = "adamw"
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.schedule = "cosine"
+    config.optimizer.warmup_steps = 100
+    config.optimizer.weight_decay = 0.1
+    config.optimizer.weight_decay_mode = "decoupled"
+    config.run.log_every = 50
+    config.run.evaluate_every = 250
+    config.run.checkpoint_every = 250
     return config

@@ -1,32 +1,21 @@
 """The defaults of every field; the other recipes start from here."""
 
 import dataclasses
+import typing
+from typing import Any
 
 import ml_collections
 
 from jaxtern.training.recipe.recipe import Recipe
 
-_OPTIONAL = {
-    "dropout_rate": float,
-    "init_from": str,
-    "rate_batch_size": int,
-    "warmup_peak": float,
-    "data_dir": str,
-    "test_split": str,
-    "image_size": int,
-    "decode_threads": int,
-    "num_devices": int,
-    "devices_per_worker": int,
-    "block_size": int,
-    "bucket_size": int,
-    "network_latency": float,
-    "network_bandwidth": float,
-}
 
-
-def get_config() -> ml_collections.ConfigDict:
+def get_config() -> Any:  # a ConfigDict, whose sections type checkers do not see
     """All fields of a recipe at their defaults, each keeping its type."""
-    values = dataclasses.asdict(Recipe())
-    for name, kind in _OPTIONAL.items():
-        values[name] = ml_collections.FieldReference(values[name], field_type=kind)
+    recipe = Recipe()
+    values = dataclasses.asdict(recipe)
+    for section, fields in values.items():
+        for name, kind in typing.get_type_hints(type(getattr(recipe, section))).items():
+            given, *others = typing.get_args(kind) or (kind,)
+            if others == [type(None)]:
+                fields[name] = ml_collections.FieldReference(fields[name], field_type=given)
     return ml_collections.ConfigDict(values)

@@ -1,9 +1,9 @@
 """VGG-F, VGG-16 with a funnel of 512 for its head, on a folder of images of your own: 2 workers with ternary gradients.
 
     python -m jaxtern.prepare FOLDER data/images
-    python -m jaxtern.train --config=image_folder --config.init_from=vgg16.safetensors
-    python -m jaxtern.train --config=image_folder --config.init_from=vgg16.safetensors --config.codec=float \
-        --workdir=runs/image_folder_float
+    python -m jaxtern.train --config=image_folder --config.model.init_from=vgg16.safetensors
+    python -m jaxtern.train --config=image_folder --config.model.init_from=vgg16.safetensors \
+        --config.mean.method=float --workdir=runs/image_folder_float
 
 FOLDER holds one folder of images a class, or such folders in TrainData and ValidationData. The file of weights is
 written where torchvision is installed; without init_from all weights start fresh:
@@ -19,25 +19,23 @@ toy, other; 80/20 split) from ImageNet's weights. With ternary gradients nothing
 Hardware: 2 GPUs with 64 examples each, or one, which has both workers.
 """
 
-import ml_collections
-
 from jaxtern.configs import default
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config():
     config = default.get_config()
-    config.dataset = "./data/images"
-    config.synthetic_classes = 3  # which a dry run takes while the images are not there
-    config.preprocessing = "vgg_f"
-    config.model = "vgg_f"
-    config.init_exclude = ("funnel/.*", "head/.*")
-    config.num_workers = 2
-    config.batch_size = 128
-    config.num_steps = 225
-    config.clip_sigmas = 2.5
-    config.optimizer = "adam"
-    config.learning_rate = 1e-5
-    config.log_every = 5
-    config.evaluate_every = 45
-    config.checkpoint_every = 45
+    config.data.name = "./data/images"
+    config.data.synthetic_classes = 3  # which a dry run takes while the images are not there
+    config.data.preprocessing = "vgg_f"
+    config.model.name = "vgg_f"
+    config.model.init_exclude = ("funnel/.*", "head/.*")
+    config.run.num_workers = 2
+    config.run.batch_size = 128
+    config.run.num_steps = 225
+    config.mean.clip_sigmas = 2.5
+    config.optimizer.name = "adam"
+    config.optimizer.learning_rate = 1e-5
+    config.run.log_every = 5
+    config.run.evaluate_every = 45
+    config.run.checkpoint_every = 45
     return config

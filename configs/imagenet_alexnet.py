@@ -1,8 +1,8 @@
 """AlexNet on ImageNet, 8 workers with ternary gradients, with TernGrad's recipe: momentum .04, a tenth every 20 epochs.
 
     python -m jaxtern.prepare TARS data/imagenet
-    python -m jaxtern.train --config=imagenet_alexnet --config.dataset=./data/imagenet
-    python -m jaxtern.train --config=imagenet_alexnet --config.dataset=./data/imagenet --config.codec=float \
+    python -m jaxtern.train --config=imagenet_alexnet --config.data.name=./data/imagenet
+    python -m jaxtern.train --config=imagenet_alexnet --config.data.name=./data/imagenet --config.mean.method=float \
         --workdir=runs/imagenet_alexnet_float
 
 TARS holds ImageNet's original tars (python -m jaxtern.prepare --help).
@@ -10,8 +10,8 @@ TARS holds ImageNet's original tars (python -m jaxtern.prepare --help).
 Tensors below 9,217 elements, which are biases and the shifts of batch norm, and the last layer stay float.
 
 Measured: nothing yet.
-Published: top-1 57.54 %, top-5 80.25 %; float 56.62 and 80.28 %, for which --config.dropout_rate=0.5 (Wen et al. 2017).
-From the same table, ternary and (float):
+Published: top-1 57.54 %, top-5 80.25 %; float 56.62 and 80.28 %, for which --config.model.dropout_rate=0.5 (Wen et al.
+2017). From the same table, ternary and (float):
 
     rate 0.01, batch  256, 2 workers, 370,000 steps: 57.61 / 80.47 % (57.33 / 80.56 %)
     rate 0.02, batch  512, 4 workers, 185,000 steps: 57.28 / 80.23 % (57.32 / 80.73 %)
@@ -19,31 +19,29 @@ From the same table, ternary and (float):
 Hardware: 8 GPUs with 128 examples each, or fewer, which share the workers.
 """
 
-import ml_collections
-
 from jaxtern.configs import default
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config():
     config = default.get_config()
-    config.dataset = "./data/imagenet"
-    config.preprocessing = "alexnet"
-    config.model = "alexnet"
-    config.dropout_rate = 0.2
-    config.num_workers = 8
-    config.batch_size = 1024
-    config.num_steps = 92_500
-    config.clip_sigmas = 2.5
-    config.min_size = 9217
-    config.float_last_layer = True
-    config.optimizer = "momentum"
-    config.momentum = 0.9
-    config.learning_rate = 0.04
-    config.schedule = "exponential"
-    config.decay_epochs = 20.0
-    config.decay_factor = 0.1
-    config.weight_decay = 5e-4
-    config.log_every = 100
-    config.evaluate_every = 5000
-    config.checkpoint_every = 2500
+    config.data.name = "./data/imagenet"
+    config.data.preprocessing = "alexnet"
+    config.model.name = "alexnet"
+    config.model.dropout_rate = 0.2
+    config.run.num_workers = 8
+    config.run.batch_size = 1024
+    config.run.num_steps = 92_500
+    config.mean.clip_sigmas = 2.5
+    config.mean.min_size = 9217
+    config.mean.float_last_layer = True
+    config.optimizer.name = "momentum"
+    config.optimizer.momentum = 0.9
+    config.optimizer.learning_rate = 0.04
+    config.optimizer.schedule = "exponential"
+    config.optimizer.decay_epochs = 20.0
+    config.optimizer.decay_factor = 0.1
+    config.optimizer.weight_decay = 5e-4
+    config.run.log_every = 100
+    config.run.evaluate_every = 5000
+    config.run.checkpoint_every = 2500
     return config

@@ -1,8 +1,8 @@
 """GoogLeNet on ImageNet, 2 workers with ternary gradients, TernGrad's recipe: momentum .04 falling as (1 - t/T)^.5.
 
     python -m jaxtern.prepare TARS data/imagenet
-    python -m jaxtern.train --config=imagenet_googlenet --config.dataset=./data/imagenet
-    python -m jaxtern.train --config=imagenet_googlenet --config.dataset=./data/imagenet --config.codec=float \
+    python -m jaxtern.train --config=imagenet_googlenet --config.data.name=./data/imagenet
+    python -m jaxtern.train --config=imagenet_googlenet --config.data.name=./data/imagenet --config.mean.method=float \
         --workdir=runs/imagenet_googlenet_float
 
 TARS holds ImageNet's original tars (python -m jaxtern.prepare --help).
@@ -15,29 +15,27 @@ workers, 86.47 and 89.00 % for 8).
 Hardware: 2 GPUs with 64 examples each, or one, which has both workers.
 """
 
-import ml_collections
-
 from jaxtern.configs import default
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config():
     config = default.get_config()
-    config.dataset = "./data/imagenet"
-    config.preprocessing = "inception"
-    config.model = "googlenet"
-    config.dropout_rate = 0.2
-    config.num_workers = 2
-    config.batch_size = 128
-    config.num_steps = 600_000
-    config.clip_sigmas = 2.5
-    config.float_last_layer = True
-    config.optimizer = "momentum"
-    config.momentum = 0.9
-    config.learning_rate = 0.04
-    config.schedule = "polynomial"
-    config.power = 0.5
-    config.weight_decay = 4e-5
-    config.log_every = 100
-    config.evaluate_every = 10_000
-    config.checkpoint_every = 5000
+    config.data.name = "./data/imagenet"
+    config.data.preprocessing = "inception"
+    config.model.name = "googlenet"
+    config.model.dropout_rate = 0.2
+    config.run.num_workers = 2
+    config.run.batch_size = 128
+    config.run.num_steps = 600_000
+    config.mean.clip_sigmas = 2.5
+    config.mean.float_last_layer = True
+    config.optimizer.name = "momentum"
+    config.optimizer.momentum = 0.9
+    config.optimizer.learning_rate = 0.04
+    config.optimizer.schedule = "polynomial"
+    config.optimizer.power = 0.5
+    config.optimizer.weight_decay = 4e-5
+    config.run.log_every = 100
+    config.run.evaluate_every = 10_000
+    config.run.checkpoint_every = 5000
     return config

@@ -2,8 +2,8 @@
 30, 60 and 80.
 
     python -m jaxtern.prepare TARS data/imagenet
-    python -m jaxtern.train --config=imagenet_resnet50 --config.dataset=./data/imagenet
-    python -m jaxtern.train --config=imagenet_resnet50 --config.dataset=./data/imagenet --config.codec=float \
+    python -m jaxtern.train --config=imagenet_resnet50 --config.data.name=./data/imagenet
+    python -m jaxtern.train --config=imagenet_resnet50 --config.data.name=./data/imagenet --config.mean.method=float \
         --workdir=runs/imagenet_resnet50_float
 
 TARS holds ImageNet's original tars (python -m jaxtern.prepare --help).
@@ -13,29 +13,27 @@ The last layer stays float.
 Measured: nothing yet.
 Published: top-1 76.2 %, float, in 90 epochs of 4 GPUs with 64 examples each, the dense baseline of Deep Gradient
 Compression (Lin et al. 2018). With ternary gradients nothing is published.
-Hardware: 8 GPUs with 128 examples each; --config.precision=bfloat16 halves what activations take.
+Hardware: 8 GPUs with 128 examples each; --config.model.precision=bfloat16 halves what activations take.
 """
-
-import ml_collections
 
 from jaxtern.configs import default
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config():
     config = default.get_config()
-    config.dataset = "./data/imagenet"
-    config.preprocessing = "inception"
-    config.model = "resnet_50"
-    config.num_workers = 8
-    config.batch_size = 1024
-    config.num_steps = 112_603  # 90 epochs
-    config.clip_sigmas = 2.5
-    config.float_last_layer = True
-    config.optimizer = "momentum"
-    config.momentum = 0.9
-    config.schedule = "5:0.001->0.4,30:0.4,60:0.04,80:0.004,90:0.0004"
-    config.weight_decay = 1e-4
-    config.log_every = 100
-    config.evaluate_every = 2502
-    config.checkpoint_every = 1251
+    config.data.name = "./data/imagenet"
+    config.data.preprocessing = "inception"
+    config.model.name = "resnet_50"
+    config.run.num_workers = 8
+    config.run.batch_size = 1024
+    config.run.num_steps = 112_603  # 90 epochs
+    config.mean.clip_sigmas = 2.5
+    config.mean.float_last_layer = True
+    config.optimizer.name = "momentum"
+    config.optimizer.momentum = 0.9
+    config.optimizer.schedule = "5:0.001->0.4,30:0.4,60:0.04,80:0.004,90:0.0004"
+    config.optimizer.weight_decay = 1e-4
+    config.run.log_every = 100
+    config.run.evaluate_every = 2502
+    config.run.checkpoint_every = 1251
     return config

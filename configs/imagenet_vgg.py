@@ -1,13 +1,14 @@
 """VGG-16 with batch norm on ImageNet, 8 workers with ternary gradients, with the settings of AlexNet at a batch of 256.
 
     python -m jaxtern.prepare TARS data/imagenet
-    python -m jaxtern.train --config=imagenet_vgg --config.dataset=./data/imagenet
-    python -m jaxtern.train --config=imagenet_vgg --config.dataset=./data/imagenet --config.codec=float \
+    python -m jaxtern.train --config=imagenet_vgg --config.data.name=./data/imagenet
+    python -m jaxtern.train --config=imagenet_vgg --config.data.name=./data/imagenet --config.mean.method=float \
         --workdir=runs/imagenet_vgg_float
 
 TARS holds ImageNet's original tars (python -m jaxtern.prepare --help).
 
---config.model=vgg_a takes the network of 8 convolutions. Tensors below 9,217 elements and the last layer stay float.
+--config.model.name=vgg_a takes the network of 8 convolutions. Tensors below 9,217 elements and the last layer stay
+float.
 
 Measured: nothing yet.
 Published: no accuracy with ternary gradients, but what made this network one to compress: on 512 GPUs with Ethernet and
@@ -16,17 +17,15 @@ a PCI switch TernGrad's model has steps of vgg_a 7.7 times as fast as with float
 Hardware: 8 GPUs with 32 examples each, or fewer, which share the workers.
 """
 
-import ml_collections
-
 from jaxtern.configs import imagenet_alexnet
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config():
     config = imagenet_alexnet.get_config()
-    config.preprocessing = "vgg"
-    config.model = "vgg_16"
-    config.batch_size = 256
-    config.num_steps = 370_000
-    config.learning_rate = 0.01
-    config.checkpoint_every = 5000
+    config.data.preprocessing = "vgg"
+    config.model.name = "vgg_16"
+    config.run.batch_size = 256
+    config.run.num_steps = 370_000
+    config.optimizer.learning_rate = 0.01
+    config.run.checkpoint_every = 5000
     return config

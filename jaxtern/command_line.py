@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 import absl.logging
 from absl import flags
 
+from jaxtern.hosts.settings import to_line
 from jaxtern.hosts.watch import tell_failure
 
 USAGE_ERROR = 2
-_LONGEST = 400  # characters of an error
-_HEAD = 250  # of them, where its middle is left out
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done; the message is one line for the user."""
+    """The user asked for something that cannot be done; the message is one line."""
 
 
 def run(
@@ -54,12 +53,6 @@ def run(
     sys.exit(status)
 
 
-def to_line(message: str) -> str:
-    """What is shown of a message, whatever text of files and flags it has in it: one line that is not long."""
-    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(message.split()))
-    return line if len(line) <= _LONGEST else f"{line[:_HEAD]} … {line[_HEAD + 3 - _LONGEST :]}"
-
-
 def _parse(argv: list[str], positionals: Sequence[str]) -> list[str]:
     """Parses the flags; what is left, one string a positional."""
     flags.FLAGS.set_gnu_getopt(bool(positionals))  # flags may follow what is none
@@ -72,6 +65,6 @@ def _parse(argv: list[str], positionals: Sequence[str]) -> list[str]:
         raise UsageError(f"{needed[len(rest)]} is missing: give {' '.join(positionals)} (--help tells more)")
     if len(rest) > len(needed) == len(positionals):
         wanted = f"after {' '.join(positionals)} come flags alone, which" if positionals else "flags"
-        example = "--workers=4" if positionals else "--config.batch_size=64"
+        example = "--workers=4" if positionals else "--config.run.batch_size=64"
         raise UsageError(f"argument {rest[len(positionals)]!r}: {wanted} start with --, as {example}")
     return rest

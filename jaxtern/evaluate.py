@@ -25,7 +25,7 @@ FOLLOW = flags.DEFINE_bool("follow", False, "go on beside training: wait for new
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 2.0, "time between looks for a new checkpoint", lower_bound=0.01)
 BEST = flags.DEFINE_bool("best", False, "of the checkpoints evaluated in training, that of best precision@1")
 DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
-PREDICTIONS = flags.DEFINE_string("predictions", None, "file for the five best labels of every example, .csv or .json")
+PREDICTIONS = flags.DEFINE_string("predictions", None, "file for the five best labels of every example, .csv")
 flags.adopt_module_key_flags(own_networks)
 _TOP = 5
 
@@ -98,7 +98,7 @@ class Evaluator:
     def follow(self, poll_seconds: float) -> Iterator[dict[str, Any]]:
         """Results of all checkpoints as they come, until that of the last step."""
         seen: set[int] = set()
-        while self._run.recipe.num_steps not in seen:
+        while self._run.recipe.run.num_steps not in seen:
             for step in self._run.steps():
                 if step not in seen:
                     seen.add(step)
@@ -106,7 +106,7 @@ class Evaluator:
                         yield self._evaluate(step)
                     except ValueError as error:  # also one that the trainer has meanwhile deleted
                         logger.warning("%s; leaving it out", error)
-            if self._run.recipe.num_steps not in seen:
+            if self._run.recipe.run.num_steps not in seen:
                 time.sleep(poll_seconds)
 
     def _evaluate(self, step: int, predictions: Path | None = None) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Evaluator:
             variables_of(self._run.restore(step), averaged=True),
             split,
             inputs.preprocessing,
-            self._run.recipe.image_size,
+            self._run.recipe.data.image_size,
             inputs.threads,
             collect=None if predictions is None else logits.append,
         )

@@ -1,6 +1,6 @@
 """The flag --config of the doors that take a recipe."""
 
-import dataclasses
+import inspect
 import os
 import re
 import runpy
@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
+from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict, config_flags
 
 from jaxtern import command_line, configs
 from jaxtern.command_line import UsageError
+from jaxtern.training.recipe.field_types import Section
 from jaxtern.training.recipe.recipe import Recipe, require_field
 
 DEFAULT_RECIPE = "digits"
+_FOLDER = Path(configs.__file__).parent
 
 
 def run(main: Callable[..., int]) -> None:
@@ -39,22 +42,18 @@ class _OrNone(flags.ArgumentParser):
 
 
 def define_config() -> flags.FlagHolder:
-    """The flag --config and its --config.field overrides."""
+    """The flag --config and its --config.SECTION.FIELD overrides."""
     for kind, parser in ((int, flags.IntegerParser()), (float, flags.FloatParser()), (str, flags.ArgumentParser())):
         config_flags.register_flag_parser_for_type(kind, _OrNone(parser))
     return config_flags.DEFINE_config_file("config", None, "path of a recipe, or the bare name of an installed one")
 
 
-def recipe_from_config(config: flags.FlagHolder) -> Recipe:
-    """The recipe of the flag, overrides applied.
+def to_recipe(config: ConfigDict) -> Recipe:
+    """The recipe that the flag's value is, overrides applied.
 
     Raises:
       UsageError: for a field that does not exist or a value out of its range.
     """
-    return _to_recipe(config.value)
-
-
-def _to_recipe(config: ConfigDict) -> Recipe:
     try:
         return Recipe.from_dict(config.to_dict())
     except ValueError as error:
@@ -67,16 +66,23 @@ def recipe_name() -> str:
 
 
 def _describe_config() -> str:
-    """Every field, with the value that the recipe of --config gives it."""
+    """Every field by section, with the value that the recipe of --config gives it."""
     path = _given_path(_resolve(sys.argv[1:]))
-    values = dataclasses.asdict(_to_recipe(_load_config(path)))
-
-    def add_value(found: re.Match[str]) -> str:
-        return f"{found[1]}{found[2]}={values[found[2]]!r}:" if found[2] in values else found[0]
-
-    described = re.sub(r"^( {6})(\w+):", add_value, Recipe.__doc__ or "", flags=re.MULTILINE)
+    recipe = to_recipe(_load_config(path))
     installed = textwrap.fill(f"--config=RECIPE, a file or one of {', '.join(_installed_recipes())}", 120)
-    return f"\n\n{installed}\n--config.FIELD=VALUE, here with the values of {Path(path).stem}:\n\n{described}"
+    described = [_describe_section(name, getattr(recipe, name)) for name in recipe.to_dict()]
+    head = f"--config.SECTION.FIELD=VALUE, here with the values of {Path(path).stem}:"
+    return "\n".join(["\n", installed, head, *described])
+
+
+def _describe_section(name: str, section: Section) -> str:
+    """What a section is for, and its fields as the command line has them."""
+    subject, *entries = re.split(r"\n  (?=\w)", re.sub(r"\n {4}", " ", inspect.getdoc(section) or ""))
+    described = f"\n  {name}: {subject.partition('.')[0]}"
+    for field, _, meaning in (entry.partition(": ") for entry in entries):
+        line = f"    {name}.{field}={getattr(section, field)!r}: {meaning}"
+        described += "\n" + textwrap.fill(line, 120, subsequent_indent=" " * 8, break_on_hyphens=False)
+    return described
 
 
 def _resolve(arguments: list[str]) -> list[str]:
@@ -88,7 +94,7 @@ def _resolve(arguments: list[str]) -> list[str]:
     if not any(argument.startswith("--config=") for argument in resolved):
         resolved.insert(0, f"--config={_recipe_path(DEFAULT_RECIPE)}")
     path = _given_path(resolved)
-    fields = list(_load_config(path))
+    fields = [".".join(map(str, place)) for place in flatten_dict(_load_config(path).to_dict())]
     for name in (argument.lstrip("-").partition("=")[0] for argument in resolved):
         if name.startswith("config.") and name.removeprefix("config.") not in fields:
             raise UsageError(f"--{name}: is not set by --config={path}, so that it cannot be set otherwise")
@@ -119,7 +125,7 @@ def _load_config(path: str) -> ConfigDict:
     except Exception as error:  # noqa: BLE001 - a recipe is code, which may raise anything
         raise UsageError(f"--config={path}: is no recipe: {type(error).__name__}: {error}") from None
     if not isinstance(config, ConfigDict) or not all(isinstance(name, str) for name in config):
-        raise UsageError(f"--config={path}: is no recipe: get_config() must return a ConfigDict of fields")
+        raise UsageError(f"--config={path}: is no recipe: get_config() must return a ConfigDict of sections")
     return config
 
 
@@ -147,7 +153,7 @@ def _recipe_path(name: str) -> Path:
         if not os.path.isfile(name):  # noqa: PTH113 - Path.is_file raises for a name that is too long
             raise UsageError(f"--config={name}: no such file")
         return Path(name)
-    path = _recipe_folder() / f"{name}.py"
+    path = _FOLDER / f"{name}.py"
     if not path.is_file():
         raise UsageError(f"--config={name}: no such recipe is installed; available: {', '.join(_installed_recipes())}")
     return path
@@ -155,8 +161,4 @@ def _recipe_path(name: str) -> Path:
 
 def _installed_recipes() -> list[str]:
     """All but `default`, from which the others start."""
-    return sorted(path.stem for path in _recipe_folder().glob("*.py") if path.stem not in ("__init__", "default"))
-
-
-def _recipe_folder() -> Path:
-    return Path(configs.__file__).parent
+    return sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in ("__init__", "default"))

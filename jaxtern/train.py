@@ -1,4 +1,4 @@
-"""python -m jaxtern.train --config=RECIPE --config.field=value --workdir=FOLDER: trains, evaluates, draws curves."""
+"""python -m jaxtern.train --config=RECIPE --config.run.seed=1 --workdir=FOLDER: trains, evaluates, draws curves."""
 
 import errno
 import logging
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    recipe = recipe_flags.recipe_from_config(CONFIG)
-    if recipe.dry_run:
+    recipe = recipe_flags.to_recipe(CONFIG.value)
+    if recipe.run.dry_run:
         return rehearse_and_report(recipe)
     cluster_flags.join()
     workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_name()}")
@@ -85,11 +85,11 @@ def report(run: Run, result: Evaluation) -> None:
     print(
         f"test accuracy {result.precision_at_1:.2%} (recall@5 {result.recall_at_5:.2%}, loss {result.loss:.4f})"
         f" on {result.num_examples} examples\n"
-        f"sent {run.wire.summary()}\n"
+        f"sent {run.wires[1].summary()}\n"
         f"checkpoints in {workdir / 'checkpoints'}",
         flush=True,
     )
-    title = f"{recipe.model} on {recipe.dataset}, {recipe.num_workers} workers, {recipe.codec}"
+    title = f"{recipe.model.name} on {recipe.data.name}, {recipe.run.num_workers} workers, {recipe.mean.method}"
     try:
         curves = plot_curves(workdir, title)
     except (OSError, ValueError, OverflowError) as error:  # the run is whole without its picture
@@ -124,10 +124,10 @@ def describe(run: Run) -> str:
     start = f"from step {step}" if step else "from the start"
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return (
-        f"{recipe.model} ({parameters:,} parameters) on {recipe.dataset} ({dataset.train.size:,} training and"
+        f"{recipe.model.name} ({parameters:,} parameters) on {recipe.data.name} ({dataset.train.size:,} training and"
         f" {dataset.test.size:,} test examples, {feed})\n"
-        f"{recipe.num_workers} workers{processes}, codec {recipe.codec}\n{run.wire}\n"
-        f"{recipe.num_steps:,} steps of {recipe.batch_size} examples, {start}, in {run.workdir}"
+        f"{recipe.run.num_workers} workers{processes}, gradients by {recipe.mean.method}\n{run.wires[1]}\n"
+        f"{recipe.run.num_steps:,} steps of {recipe.run.batch_size} examples, {start}, in {run.workdir}"
     )
 
 

@@ -20,9 +20,9 @@ def main() -> None:
     variants += [("ternary", workers) for workers in arguments.workers]
     for seed in arguments.seeds:
         for codec, workers in variants:
-            fields = [f"codec={codec}", f"num_workers={workers}", f"seed={seed}", *arguments.override]
+            fields = [f"mean.method={codec}", f"run.num_workers={workers}", f"run.seed={seed}", *arguments.override]
             if arguments.data_dir:
-                fields.append(f"data_dir={arguments.data_dir}")
+                fields.append(f"data.dir={arguments.data_dir}")
             study.train(arguments.config, fields, _workdir(out, codec, workers, seed))
             (out / "table.md").write_text(make_table(out, variants, arguments.seeds))
             plot(out, variants, arguments.seeds, out / "curves.png")
@@ -37,7 +37,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--float_workers", type=int, nargs="*", default=[4], help="of the float runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", default="runs/accuracy")
-    parser.add_argument("--override", nargs="*", default=[], help="field=value, for every run")
+    parser.add_argument("--override", nargs="*", default=[], help="section.field=value, for every run")
     return parser.parse_args()
 
 

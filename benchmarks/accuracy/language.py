@@ -1,7 +1,7 @@
 """Test loss of a language model, float against ternary gradients of one scale a tensor or a block, and more levels.
 
     python -m benchmarks.accuracy.language FILE --seeds 0 1 2 --out=runs/language
-    python -m benchmarks.accuracy.language FILE --variants float ternary --override num_steps=50
+    python -m benchmarks.accuracy.language FILE --variants float ternary --override run.num_steps=50
 
 Trains `configs/charlm.py` on the text FILE once for each, under OUT, and goes on where it was stopped (see
 study.py). All have the same steps, batches and first weights. OUT/language.json holds the curves, of which
@@ -18,7 +18,7 @@ from benchmarks.accuracy import study
 from benchmarks.commands import create_parser, format_table, save
 
 VARIANTS = {
-    "float": {"codec": "float", "block_size": None},
+    "float": {"method": "float", "block_size": None},
     "ternary": {"block_size": None, "clip_sigmas": 2.5},
     "ternary_1.25": {"block_size": None, "clip_sigmas": 1.25},
     "block512": {"block_size": 512, "clip_sigmas": 2.5},
@@ -49,8 +49,8 @@ def main() -> None:
     out = Path(arguments.out)
     for seed in arguments.seeds:
         for variant in arguments.variants:
-            own = [f"{name}={value}" for name, value in VARIANTS[variant].items()]
-            fields = [f"dataset={_as_path(arguments.text)}", *own, f"seed={seed}", *arguments.override]
+            own = [f"mean.{name}={value}" for name, value in VARIANTS[variant].items()]
+            fields = [f"data.name={_as_path(arguments.text)}", *own, f"run.seed={seed}", *arguments.override]
             study.train("charlm", fields, out / f"{variant}_{seed}")
             rows = read_rows(out, arguments.variants, arguments.seeds)
             save({"rows": rows}, out / "language.json")
@@ -65,7 +65,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", default="runs/language")
-    parser.add_argument("--override", nargs="*", default=[], help="field=value, for every run")
+    parser.add_argument("--override", nargs="*", default=[], help="section.field=value, for every run")
     return parser.parse_args()
 
 

@@ -19,7 +19,7 @@ def train(config: str, fields: Iterable[str], workdir: Path) -> None:
 
     Args:
       config: the recipe's name.
-      fields: "field=value", in place of what the recipe has.
+      fields: "section.field=value", in place of what the recipe has.
       workdir: of the run.
 
     Raises:

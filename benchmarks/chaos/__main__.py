@@ -74,17 +74,17 @@ def main() -> None:
 def make_flags(arguments: argparse.Namespace, checkpoint_every: int, out: Path) -> tuple[str, ...]:
     """Of jaxtern.train, in all runs."""
     fields: dict[str, Any] = {
-        "num_workers": arguments.processes,
-        "batch_size": BATCH_SIZE,
-        "num_steps": arguments.steps,
-        "checkpoint_every": checkpoint_every,
-        "log_every": 1,
-        "evaluate_every": 0,
-        "network_latency": 1e-3,  # given, so that all take the same exchange, and programs are compiled once
-        "network_bandwidth": 1e8,
+        "run.num_workers": arguments.processes,
+        "run.batch_size": BATCH_SIZE,
+        "run.num_steps": arguments.steps,
+        "run.checkpoint_every": checkpoint_every,
+        "run.log_every": 1,
+        "run.evaluate_every": 0,
+        "mean.latency": 1e-3,  # given, so that all take the same exchange, and programs are compiled once
+        "mean.bandwidth": 1e8,
     }
     if arguments.data:
-        fields["data_dir"] = out / "data"
+        fields["data.dir"] = out / "data"
     config = f"--config={'mnist' if arguments.data else 'digits'}"
     limits = f"--start_timeout={START_TIMEOUT}", f"--peer_timeout={PEER_TIMEOUT}"
     return (config, *(f"--config.{name}={value}" for name, value in fields.items()), *limits)

@@ -31,7 +31,11 @@ from jaxtern.data.feed import StreamingFeed
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.records import open_folder
 from jaxtern.preparation.pipeline import prepare
+from jaxtern.training.recipe.data import DataSection
+from jaxtern.training.recipe.model import ModelSection
+from jaxtern.training.recipe.optimizer import OptimizerSection
 from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.run.inputs import Feed, create_network, open_inputs
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import create_run
@@ -83,14 +87,18 @@ class Training:
 
     def __init__(self, preprocessing: str, side: int):
         recipe = Recipe(
-            dataset="synthetic", synthetic_shape=(side, side, 3), synthetic_classes=10, synthetic_examples=EXAMPLES,
-            model="cifarnet", preprocessing=preprocessing, batch_size=BATCH, num_workers=4, num_devices=1,
-            optimizer="adam", learning_rate=2e-4, weight_decay=0.004,
+            DataSection(
+                name="synthetic", synthetic_shape=(side, side, 3), synthetic_classes=10, synthetic_examples=EXAMPLES,
+                preprocessing=preprocessing,
+            ),
+            ModelSection(name="cifarnet"),
+            optimizer=OptimizerSection(name="adam", learning_rate=2e-4, weight_decay=0.004),
+            run=RunSection(batch_size=BATCH, num_workers=4, num_devices=1),
         )  # fmt: skip
-        mesh, inputs = create_mesh(recipe), open_inputs(recipe)
-        model = create_network(recipe, inputs)
+        mesh, inputs = create_mesh(recipe), open_inputs(recipe.data)
+        model = create_network(recipe.model, inputs, recipe.run.seed)
         program, self.state = create_run(recipe, model, EXAMPLES, mesh)
-        self.step, self.feed = create_train_step(recipe, program, mesh), Feed(recipe, inputs, mesh)
+        self.step, self.feed = create_train_step(recipe, program, mesh), Feed(recipe.data, recipe.run, inputs, mesh)
         self.batches = self.feed.batches(0)
 
     def run(self) -> float:

@@ -74,11 +74,14 @@ def plain_steps(model: str, batch_size: int, options: dict | None = None) -> Ite
 
 def our_steps(model: str, batch_size: int, codec: str, workdir: Path) -> Iterator[Any]:
     """Likewise, as the trainer does."""
-    recipe = Recipe(
-        dataset="synthetic", synthetic_shape=SHAPES[model], synthetic_classes=CLASSES, synthetic_examples=EXAMPLES,
-        model=model, num_workers=1, num_devices=1, batch_size=batch_size, codec=codec, optimizer="adam",
-        learning_rate=RATE,
-    )  # fmt: skip
+    made = {"synthetic_shape": SHAPES[model], "synthetic_classes": CLASSES, "synthetic_examples": EXAMPLES}
+    recipe = Recipe().replace(
+        data={"name": "synthetic", **made},
+        model={"name": model},
+        mean={"method": codec},
+        optimizer={"name": "adam", "learning_rate": RATE},
+        run={"num_workers": 1, "num_devices": 1, "batch_size": batch_size},
+    )
     run = prepare_run(recipe, workdir)
     metrics = None
     for batch in run.feed.batches(0):

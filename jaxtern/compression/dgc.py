@@ -13,7 +13,7 @@ from jaxtern.compression.wrappers import beside, partition, plus, require_sent, 
 
 
 def momentum_correction(
-    reducer: Reducer, momentum: Any = 0.9, clip_norm: Any = None, nesterov: bool = False, masked: bool = True
+    reducer: Reducer, momentum: float = 0.9, clip_norm: float | None = None, nesterov: bool = False, masked: bool = True
 ) -> Reducer:
     """Momentum of every worker's own, under a reducer that sends only a part of it.
 
@@ -78,8 +78,8 @@ def _clip(tensors: Tensors, most: Any) -> Tensors:
 
 def dgc(
     density: float = 0.001,
-    momentum: Any = 0.9,
-    clip_norm: Any = None,
+    momentum: float = 0.9,
+    clip_norm: float | None = None,
     nesterov: bool = False,
     value_dtype: str = "float32",
     sampled: bool = False,
@@ -91,9 +91,13 @@ def dgc(
     (`density_warmup` of a recipe does so).
 
     Args:
-      density, value_dtype, sampled: as in `top_k`.
-      momentum, nesterov: as in `momentum_correction`.
-      clip_norm: likewise, of the tensors that are sent in part.
+      density: share of a tensor's elements that each worker sends, above 0 and at most 1.
+      momentum: m of the velocities, from 0 to below 1. The optimiser behind must have none.
+      clip_norm: norm to which a worker's gradients are scaled down, all that are sent in part together, times N^-1/2;
+        None: they are not.
+      nesterov: whether the velocities are Nesterov's.
+      value_dtype: of the values on the wire, "float32" or "bfloat16".
+      sampled: whether to find the largest elements by a threshold estimated from samples (see `top_k`).
     """
     sparse = top_k(density, value_dtype, sampled, feedback=False)
     corrected = momentum_correction(sparse, momentum, clip_norm, nesterov)

@@ -1,12 +1,14 @@
 """The registry of methods: reducers by name, for recipes and command lines."""
 
 import inspect
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtern.compression.dgc import dgc
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.low_rank import low_rank
+from jaxtern.compression.network.links import Network
 from jaxtern.compression.radix.reducer import quantized, ternary
 from jaxtern.compression.reducer import Reducer
 from jaxtern.compression.sign import sign
@@ -22,29 +24,74 @@ METHODS: dict[str, Callable[..., Reducer]] = {
     "sign": sign,
 }
 
+_OWN = tuple(METHODS)  # the others, which a program adds, keep the defaults of their options
+_OF_PROGRAMS = ("network", "implementation")  # which a recipe does not set: links are measured, kernels picked
 
-def options_of(method: str) -> dict[str, Any]:
-    """The options of a method and their defaults; an option without one has `inspect.Parameter.empty`.
+
+class Option(NamedTuple):
+    """A keyword of one method or several.
+
+    Attributes:
+      kind: its annotation.
+      default: its default, the same in all of them.
+      methods: their names.
+      meaning: from the docstring of the first that describes it.
+    """
+
+    kind: Any
+    default: Any
+    methods: tuple[str, ...]
+    meaning: str
+
+
+def list_options() -> dict[str, Option]:
+    """The options of this package's methods, read off their signatures, but for those that only a program sets."""
+    options: dict[str, Option] = {}
+    for method in _OWN:
+        meanings = _read_meanings(inspect.getdoc(METHODS[method]) or "")
+        for name, each in inspect.signature(METHODS[method]).parameters.items():
+            if name not in _OF_PROGRAMS:
+                known = options.get(name, Option(each.annotation, each.default, (), ""))
+                methods, meaning = (*known.methods, method), known.meaning or meanings.get(name, "")
+                options[name] = known._replace(methods=methods, meaning=meaning)
+    return options
+
+
+def _read_meanings(docstring: str) -> dict[str, str]:
+    """What the part "Args:" of a docstring says of each name."""
+    arguments = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", docstring, re.MULTILINE | re.DOTALL)
+    entries = re.split(r"^  (?=\w)", arguments[1], flags=re.MULTILINE) if arguments else []
+    parts = (" ".join(entry.split()).partition(": ") for entry in entries)
+    return {name: meaning for name, _, meaning in parts}
+
+
+def create_reducer(method: str, network: Network | None = None, **options: Any) -> Reducer:
+    """The reducer of a method's name.
+
+    Args:
+      method: a name of METHODS.
+      network: the links between workers, for methods that choose by them.
+      options: of any method; those that this one does not have are left out.
 
     Raises:
-      ValueError: for a method that does not exist.
+      ValueError: for a method that does not exist, or a value out of its range.
     """
     if method not in METHODS:
-        raise ValueError(f"method={method!r}: must be one of {', '.join(METHODS)}")
-    return {name: each.default for name, each in inspect.signature(METHODS[method]).parameters.items()}
+        known = ", ".join(METHODS)
+        raise ValueError(f"method={method!r}: must be one of {known}, or added to jaxtern.METHODS (--networks)")
+    own = inspect.signature(METHODS[method]).parameters
+    given = options | {"network": network}
+    return METHODS[method](**{name: value for name, value in given.items() if name in own})
 
 
 def as_reducer(reducer: Reducer | str) -> Reducer:
-    """A reducer, or that of a method's name, with its defaults.
+    """A reducer, or that of a method's name with its defaults.
 
     Raises:
-      ValueError: for what is neither, and for a method that has an option without a default.
+      ValueError: for what is neither.
     """
     if isinstance(reducer, Reducer):
         return reducer
-    if not isinstance(reducer, str):
-        raise ValueError(f"reducer={reducer!r}: must be a jaxtern.Reducer or one of {', '.join(METHODS)}")
-    missing = [name for name, default in options_of(reducer).items() if default is inspect.Parameter.empty]
-    if missing:
-        raise ValueError(f"reducer={reducer!r}: has no default of {', '.join(missing)}; call jaxtern.{reducer}(...)")
-    return METHODS[reducer]()
+    if reducer not in METHODS:
+        raise ValueError(f"reducer={reducer!r}: must be a jaxtern.Reducer, or one of {', '.join(METHODS)}")
+    return create_reducer(reducer)

@@ -1,6 +1,5 @@
 """Top-k: of every tensor the elements of largest magnitude, as offsets and values."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +16,9 @@ _BITS = 32  # of a word
 _ROW = 32  # elements that are searched one by one
 
 
-def top_k(density: float, value_dtype: str = "float32", sampled: bool = False, feedback: bool = True) -> Reducer:
+def top_k(
+    density: float = 0.001, value_dtype: str = "float32", sampled: bool = False, feedback: bool = True
+) -> Reducer:
     """The k = ceil(density n) elements of largest magnitude of each tensor; the mean counts all others as zero.
 
         sent_i = g_i where i is among the k largest |g|, else 0;  mean = sum over workers of sent / N

@@ -34,9 +34,9 @@ class CompressedMeanState(NamedTuple):
     """
 
     count: jax.Array
-    shared: Any
-    local: Any
-    statistics: Statistics | None
+    shared: Any = ()
+    local: Any = ()
+    statistics: Statistics | None = None
 
 
 def state_specs(axis_name: str | tuple[str, ...]) -> CompressedMeanState:

@@ -37,7 +37,8 @@ def make_network(model: str, preprocessing: str, shape: tuple[int, int, int], si
     family = get_preprocessing(preprocessing)
     raw = shape if family.takes_whole_images else family.output_shape(None, size)
     inputs = Inputs(Dataset(split, split, len(CLASSES), CLASSES), family, raw, family.output_shape(raw, size), True, 1)
-    recipe = Recipe(model=model, preprocessing=preprocessing, image_size=size)
+    data = {"preprocessing": preprocessing, "image_size": size}
+    recipe = Recipe.from_dict({"model": {"name": model}, "data": data})
     graph, variables = nnx.split(create_model(model, inputs.input_shape, len(CLASSES), seed=0))
     variables = nnx.to_pure_dict(variables)
     artifact = export_network(recipe, facts_of(inputs), graph, variables, 7)

@@ -39,12 +39,12 @@ def test_study_trains_each_variant_and_seed_and_makes_a_table(
         pretend(Path(command[-1].removeprefix("--workdir=")))
 
     monkeypatch.setattr(subprocess, "run", run)
-    arguments = ["a.txt", "--variants", "float", "ternary", "--seeds", "0", "1", "--override", "num_steps=20"]
+    arguments = ["a.txt", "--variants", "float", "ternary", "--seeds", "0", "1", "--override", "run.num_steps=20"]
     monkeypatch.setattr(sys, "argv", ["language", *arguments, f"--out={tmp_path / 'out'}"])
     language.main()
     assert len(commands) == 4
-    assert {"--config=charlm", "--config.dataset=./a.txt", "--config.num_steps=20"} <= set(commands[3])
-    assert {"--config.seed=1", "--config.clip_sigmas=2.5", f"--workdir={tmp_path / 'out' / 'ternary_1'}"} <= {
+    assert {"--config=charlm", "--config.data.name=./a.txt", "--config.run.num_steps=20"} <= set(commands[3])
+    assert {"--config.run.seed=1", "--config.mean.clip_sigmas=2.5", f"--workdir={tmp_path / 'out' / 'ternary_1'}"} <= {
         *commands[3]
     }
     table = (tmp_path / "out" / "table.md").read_text()
@@ -59,8 +59,8 @@ def test_study_trains_each_variant_and_seed_and_makes_a_table(
 
 
 def test_study_has_variants_that_recipes_take():
-    recipe = charlm.get_config().to_dict()
-    made = {Recipe.from_dict(recipe | fields) for fields in language.VARIANTS.values()}
+    recipe = Recipe.from_dict(charlm.get_config().to_dict())
+    made = {recipe.replace(mean=fields) for fields in language.VARIANTS.values()}
     assert len(made) == len(language.VARIANTS) == len(language.NAMES) == len(language.STYLES)
     assert language.NAMES.keys() == language.VARIANTS.keys()
 

@@ -6,18 +6,19 @@ import numpy as np
 from jaxtern import cluster, cluster_flags, command_line
 from jaxtern.models import create_model
 from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.run.divergence import DivergenceGuard
 from jaxtern.training.step.mesh import create_mesh
-from jaxtern.training.step.state import TrainState, create_run
+from jaxtern.training.step.state import TrainState, create_run, specs_of_state
 
 
 def main() -> int:
     jax.config.update("jax_platforms", "cpu")
     found = cluster_flags.join()
-    recipe = Recipe(num_workers=found.num_processes, batch_size=found.num_processes, model="lenet")
+    recipe = Recipe(run=RunSection(num_workers=found.num_processes, batch_size=found.num_processes))
     mesh = create_mesh(recipe)
     _, state = create_run(recipe, create_model("lenet", (8, 8, 1), 10, 0), 10, mesh)
-    guard = DivergenceGuard(recipe, mesh, [f"host-{i}" for i in range(found.num_processes)])
+    guard = DivergenceGuard(100, mesh, specs_of_state(), [f"host-{i}" for i in range(found.num_processes)])
     for each in (state, corrupt(state) if found.process_id == 1 else state):
         print(guard.find_difference(np.asarray(guard.compare(each, 0, 1, saves=True))), flush=True)
     return 0

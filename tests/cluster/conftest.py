@@ -62,7 +62,7 @@ def end_of() -> Callable[..., tuple[int, list[str], list[str]]]:
 
 
 @pytest.fixture
-def train(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+def train(tmp_path: Path, full_names: Callable) -> Iterator[Callable[..., subprocess.Popen]]:
     """Starts a run in `<tmp_path>/<name>`, in so many processes of so many devices; SIGTERM ends what is left."""
     started: list[subprocess.Popen] = []
 
@@ -74,7 +74,7 @@ def train(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
         environment: Mapping[str, str] | None = None,
         **fields: object,
     ) -> subprocess.Popen:
-        config = [f"--config.{field}={value}" for field, value in (SMALL | fields).items()]
+        config = [f"--config.{field}={value}" for field, value in full_names(**SMALL | fields).items()]
         launch = [sys.executable, "-m", "jaxtern.launch", "-n", str(processes), "--"]
         alone = [sys.executable, "-m", "jaxtern.train"]
         own = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}

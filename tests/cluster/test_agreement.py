@@ -39,7 +39,7 @@ def refusal(train: Callable, end_of: EndOf, free_port: int, tmp_path: Path) -> C
 
 def test_processes_with_another_config_are_refused_with_the_difference(refusal: Callable):
     line = refusal([{"learning_rate": 0.01}, {"learning_rate": 0.02}])
-    assert line == "config learning_rate is 0.02 there and 0.01 here"
+    assert line == "config optimizer.learning_rate is 0.02 there and 0.01 here"
 
 
 def test_processes_with_other_images_are_refused_with_the_difference(refusal: Callable, tmp_path: Path):
@@ -54,7 +54,7 @@ def test_processes_with_other_images_are_refused_with_the_difference(refusal: Ca
             _write_idx(folder / f"{split}-labels-idx1-ubyte", labels)
         images[0, 0, 0] ^= 1
     shutil.copyfile(folders[0] / "train-images-idx3-ubyte", folders[1] / "train-images-idx3-ubyte")
-    line = refusal([{"dataset": "mnist", "data_dir": folder} for folder in folders])
+    line = refusal([{"data": "mnist", "dir": folder} for folder in folders])
     assert line.startswith("data test digest is '")
     assert ";" not in line
 

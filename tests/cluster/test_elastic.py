@@ -5,25 +5,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run import loop
 from jaxtern.training.run.run import prepare_run
 
 EndOf = Callable[..., tuple[int, list[str], list[str]]]
 FIELDS: dict[str, Any] = {
-    "dataset": "synthetic", "synthetic_classes": 3, "synthetic_examples": 64, "batch_size": 16, "delayed": True,
+    "data": "synthetic", "synthetic_classes": 3, "synthetic_examples": 64, "batch_size": 16, "delayed": True,
     "exchange": "gather", "log_every": 1, "checkpoint_every": 1, "evaluate_every": 0,
 }  # fmt: skip
 FLAGS = "--config=default", "--allow_config_change"
 
 
 def test_run_of_4_workers_goes_on_in_2_processes_with_2_or_8_as_in_one(
-    train: Callable, digests: Callable, end_of: EndOf, tmp_path: Path
+    train: Callable, digests: Callable, end_of: EndOf, tmp_path: Path, recipe_of: Callable
 ):
     """What the 4 had sent, delayed, goes on as a mean that process 0 alone has read, and sends to the other."""
 
     def run_here(name: str, num_workers: int, num_steps: int) -> dict[int, str]:
-        recipe = Recipe(
+        recipe = recipe_of(
             **FIELDS, synthetic_shape=(8, 8, 1), num_devices=1, num_workers=num_workers, num_steps=num_steps
         )
         run = prepare_run(recipe, tmp_path / name, allow_config_change=True)

@@ -65,21 +65,25 @@ def test_cluster_mesh_of_unequal_hosts_is_refused(pretend):
         ((8,), {"num_workers": 4}, [[0], [1], [2], [3]]),  # one process leaves them one each
     ],
 )
-def test_every_process_has_as_many_devices_of_the_mesh(pretend, counts: tuple, fields: dict, expected: list):
+def test_every_process_has_as_many_devices_of_the_mesh(pretend, recipe_of, counts: tuple, fields: dict, expected: list):
     pretend(*counts)
-    assert ids(Recipe(batch_size=96, **fields)) == expected
+    assert ids(recipe_of(batch_size=96, **fields)) == expected
 
 
 @pytest.mark.parametrize(
     ("counts", "fields", "message"),
     [
-        ((2, 2), {"num_workers": 3}, r"^num_workers=3: must be a multiple of the 2 processes$"),
-        ((2, 2), {"num_workers": 2, "devices_per_worker": 4}, r"^devices_per_worker=4: must divide the 2 that each"),
-        ((2, 2), {"num_workers": 4, "num_devices": 3}, r"^num_devices=3: must be a multiple of the 2 processes$"),
+        ((2, 2), {"num_workers": 3}, r"^run.num_workers=3: must be a multiple of the 2 processes$"),
+        (
+            (2, 2),
+            {"num_workers": 2, "devices_per_worker": 4},
+            r"^mean.devices_per_worker=4: must divide the 2 that",
+        ),
+        ((2, 2), {"num_workers": 4, "num_devices": 3}, r"^run.num_devices=3: must be a multiple of the 2 processes$"),
         ((1, 2), {"num_workers": 2}, r"^devices: process 1 has 2, process 0 1; each must have as many$"),
     ],
 )
-def test_mesh_that_processes_cannot_share_is_refused(pretend, counts: tuple, fields: dict, message: str):
+def test_mesh_that_processes_cannot_share_is_refused(pretend, recipe_of, counts: tuple, fields: dict, message: str):
     pretend(*counts)
     with pytest.raises(ValueError, match=message):
-        ids(Recipe(batch_size=96, **fields))
+        ids(recipe_of(batch_size=96, **fields))

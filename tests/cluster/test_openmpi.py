@@ -18,7 +18,7 @@ from jaxtern.training.saved.digests import digest
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300  # seconds, on a machine that does other things too
-RECIPE = {"num_steps": 2, "checkpoint_every": 2, "evaluate_every": 0, "num_workers": 2, "batch_size": 8, "log_every": 1}
+RUN = {"num_steps": 2, "checkpoint_every": 2, "evaluate_every": 0, "num_workers": 2, "batch_size": 8, "log_every": 1}
 # As root too, with more processes than cores, and none tied to a core; by Open MPI alone, whatever else started pytest.
 ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 PLACED = "--oversubscribe", "--bind-to", "none"
@@ -58,7 +58,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen]]:
 
 
 def test_mpirun_trains_to_the_bits_of_one_process(start: Callable, tmp_path: Path):
-    options = ["--config=digits", *(f"--config.{field}={value}" for field, value in RECIPE.items())]
+    options = ["--config=digits", *(f"--config.run.{field}={value}" for field, value in RUN.items())]
     ends = {}
     for processes in (2, 1):
         ended = start(processes, "-m", "jaxtern.train", *options, f"--workdir={tmp_path / str(processes)}")

@@ -18,7 +18,10 @@ def test_process_that_is_35_seconds_late_is_awaited(
     open_script: Callable[..., subprocess.Popen], end_of: EndOf, tmp_path: Path, slow: str, devices: int
 ):
     """With 4 devices each of 2 workers of a process has 2, whose means go over groups of every other device."""
-    fields = {"num_workers": 2 if devices == 1 else 4, "num_steps": 2, "evaluate_every": 0, "exchange": "scatter"}
+    fields = {
+        "run.num_workers": 2 if devices == 1 else 4, "run.num_steps": 2, "run.evaluate_every": 0,
+        "mean.exchange": "scatter",
+    }  # fmt: skip
     script = [sys.executable, str(Path(__file__).with_name("slow_process.py")), f"--slow={slow}"]
     arguments = [f"--config.{name}={value}" for name, value in fields.items()]
     launcher = open_script(

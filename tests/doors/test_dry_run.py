@@ -1,11 +1,11 @@
-"""`--config.dry_run=True`: every installed recipe says what it would do, takes three small steps and leaves nothing."""
+"""`--config.run.dry_run=True`: every installed recipe says what it would do, takes three steps and leaves nothing."""
 
-import dataclasses
 import importlib
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,31 +18,35 @@ from jaxtern.training.run.loop import NonFiniteError
 
 INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.py") if path.stem != "__init__")
 LEAST_SIZE = 75  # of images that every network takes
+LARGE = ("image", "flowers")  # begin the names of recipes whose networks take a minute to compile
 PARAMETERS = {
     **dict.fromkeys(("default", "digits"), 131_080), "mnist": 1_256_080, "cifar10": 1_068_298,
-    "cifar10_terngrad": 1_068_298, "cifar10_resnet": 269_722, "imagenet_alexnet": 60_965_224,
-    "imagenet_googlenet": 6_617_624, "imagenet_vgg": 138_357_544, "imagenet_resnet50": 25_557_032,
-    "imagenet_resnet50_lars_32k": 25_557_032, "imagenet_inception_v3": 27_143_152, "flowers": 24_339_242,
+    "cifar10_terngrad": 1_068_298, **dict.fromkeys(("cifar10_resnet", "cifar10_dgc"), 269_722),
+    "imagenet_alexnet": 60_965_224, "imagenet_googlenet": 6_617_624, "imagenet_vgg": 138_357_544,
+    **dict.fromkeys(("imagenet_resnet50", "imagenet_resnet50_dgc", "imagenet_resnet50_lars_32k"), 25_557_032),
+    "imagenet_inception_v3": 27_143_152, "flowers": 24_339_242,
     "image_folder": 136_359_747, "charlm": 824_385,
 }  # fmt: skip
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-def load(name: str, **fields: object) -> Recipe:
+def load(name: str, **sections: dict[str, Any]) -> Recipe:
     config = importlib.import_module(f"jaxtern.configs.{name}").get_config()
-    return dataclasses.replace(Recipe.from_dict(config.to_dict()), dry_run=True, **fields)
+    return Recipe.from_dict(config.to_dict()).replace(run={"dry_run": True}).replace(**sections)
 
 
-@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(LARGE)) for name in INSTALLED]
+)
 def test_dry_run_passes_for_every_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     recipe = load(name)
-    if not get_preprocessing(recipe.preprocessing).takes_whole_images:
-        recipe = dataclasses.replace(recipe, image_size=LEAST_SIZE)
+    if not get_preprocessing(recipe.data.preprocessing).takes_whole_images:
+        recipe = recipe.replace(data={"image_size": LEAST_SIZE})
     run = prepare_dry_run(recipe)
-    assert run.wire.num_workers == recipe.num_workers
-    if recipe.image_size:
-        assert run.inputs.input_shape[:2] == (recipe.image_size, recipe.image_size)
+    assert run.wire.num_workers == recipe.run.num_workers
+    if recipe.data.image_size:
+        assert run.inputs.input_shape[:2] == (recipe.data.image_size, recipe.data.image_size)
     said = list(rehearse(run, QUICKLY))
     steps = [line for line in said if line.startswith("step ")]
     assert [line.partition(":")[0] for line in steps] == ["step 1", "step 2", "step 3"]
@@ -56,33 +60,35 @@ def test_dry_run_passes_for_every_recipe(name: str, tmp_path: Path, monkeypatch:
 def test_dry_run_describes_every_recipe_at_full_size(name: str):
     recipe = load(name)
     said = describe(prepare_dry_run(recipe))
-    assert said.startswith(f"{recipe.model}: {PARAMETERS[name]:,} parameters, ")
-    assert f"\n{recipe.num_workers} workers, codec ternary\n" in said
+    assert said.startswith(f"{recipe.model.name}: {PARAMETERS[name]:,} parameters, ")
+    assert f"\n{recipe.run.num_workers} workers, gradients by {recipe.mean.method}\n" in said
     bits, of_float = map(float, re.search(r"\nsent ([\d.]+) bits .* all-reduce ([\d.]+): ", said).groups())
-    assert of_float == pytest.approx(64 * (recipe.num_workers - 1) / recipe.num_workers)  # of a ring, there and back
-    assert 1.5 < bits < of_float / 4
-    assert f"\n{recipe.num_steps:,} steps of {recipe.batch_size:,} examples, " in said
-    assert 0 < float(re.search(r", ([\d.e-]+) highest, ", said)[1]) <= max(recipe.learning_rate, 0.4)
+    assert of_float == pytest.approx(
+        64 * (recipe.run.num_workers - 1) / recipe.run.num_workers
+    )  # of a ring, there and back
+    assert (0 if recipe.mean.method == "dgc" else 1.5) < bits < of_float / 4
+    assert f"\n{recipe.run.num_steps:,} steps of {recipe.run.batch_size:,} examples, " in said
+    assert 0 < float(re.search(r", ([\d.e-]+) highest, ", said)[1]) <= max(recipe.optimizer.learning_rate, 0.4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", INSTALLED)
-def test_dry_run_passes_at_full_size(name: str, tmp_path: Path, run_door: Callable):
-    done = run_door("train", f"--config={name}", "--config.dry_run=True", cwd=tmp_path)
+def test_dry_run_passes_at_full_size(name: str, tmp_path: Path, run_command: Callable):
+    done = run_command("train", f"--config={name}", "--config.run.dry_run=True", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\ndry run passed\n")
     assert not list(tmp_path.iterdir())
 
 
-def test_dry_run_by_the_command_leaves_nothing(run_door: Callable, tmp_path: Path):
-    done = run_door("train", "--config.dry_run=True", "--config.init_from=nowhere", cwd=tmp_path)
+def test_dry_run_by_the_command_leaves_nothing(run_command: Callable, tmp_path: Path):
+    done = run_command("train", "--config.run.dry_run=True", "--config.model.init_from=nowhere", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("lenet: 131,080 parameters, 131,080 trained and 0 frozen\n")
     for words in (
         "digits: 1,437 examples, 10 classes, which are there; the network is given 8x8x1\n",
-        "4 workers, exchange gather: ",
+        "4 workers, by gather: ",
         "1,000 steps of 64 examples, 16 a worker: 44.5 epochs\nlearning rate 0.001 first, 0.001 highest, ",
-        "2 of 4 workers on 1 device, 4 examples a step; init_from='nowhere' is not read, weights are fresh\n",
+        "2 of 4 workers on 1 device, 4 examples a step; model.init_from='nowhere' is not read, weights are fresh\n",
         "memory: weights 524 kB, optimiser 1.05 MB, ",
         "gradients 524 kB a worker\nthe compiled step takes besides: ",
     ):
@@ -92,7 +98,7 @@ def test_dry_run_by_the_command_leaves_nothing(run_door: Callable, tmp_path: Pat
 
 
 def test_dry_run_by_the_command_fails_where_numbers_are_not_finite(run_door: Callable, tmp_path: Path):
-    fields = ("--config.learning_rate=1e30", "--config.optimizer=sgd", "--config.dry_run=True")
+    fields = ("--config.optimizer.learning_rate=1e30", "--config.optimizer.name=sgd", "--config.run.dry_run=True")
     done = run_door("train", *fields, f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -102,20 +108,20 @@ def test_dry_run_by_the_command_fails_where_numbers_are_not_finite(run_door: Cal
 
 
 def test_dry_run_names_the_step_and_the_tensors_that_are_not_finite():
-    run = prepare_dry_run(load("digits", learning_rate=1e30, optimizer="sgd"))
+    run = prepare_dry_run(load("digits", optimizer={"learning_rate": 1e30, "name": "sgd"}))
     with pytest.raises(NonFiniteError, match=r"step 2: loss .*fc2/kernel"):
         list(rehearse(run, QUICKLY))
 
 
 def test_dry_run_fails_where_gradients_overflow_in_every_step(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dry_run, "_LOSS_SCALE", 2.0**100)
-    run = prepare_dry_run(load("digits", precision="float16", loss_scale=2.0**100))
+    run = prepare_dry_run(load("digits", model={"precision": "float16", "loss_scale": 2.0**100}))
     with pytest.raises(NonFiniteError, match="gradients overflow in every step, from a loss scale of 1"):
         list(rehearse(run, QUICKLY))
 
 
 def test_dry_run_tells_trained_from_frozen():
-    run = prepare_dry_run(load("flowers", image_size=LEAST_SIZE))
+    run = prepare_dry_run(load("flowers", data={"image_size": LEAST_SIZE}))
     assert "21,979,946 parameters, 211,594 trained and 21,768,352 frozen\n" in describe(run)
     assert all(tensor.path.startswith(("fc/", "auxiliary/")) for tensor in run.wire.tensors)
 
@@ -124,7 +130,7 @@ def test_dry_run_counts_epochs_of_data_that_are_not_there():
     said = describe(prepare_dry_run(load("mnist")))
     assert "mnist: 60,000 examples, 10 classes, mnist as published; the network is given 28x28x1\n" in said
     assert "10,000 steps of 64 examples, 16 a worker: 10.7 epochs\n" in said
-    said = describe(prepare_dry_run(load("imagenet_resnet50_lars_32k", image_size=32)))
+    said = describe(prepare_dry_run(load("imagenet_resnet50_lars_32k", data={"image_size": 32})))
     assert "3,600 steps of 32,768 examples, 512 a worker, in 8 parts: 92.1 epochs\n" in said
 
 
@@ -137,7 +143,7 @@ def test_dry_run_counts_no_epochs_of_what_nobody_knows():
 def test_dry_run_reads_data_that_are_there(tmp_path: Path):
     text = tmp_path / "play.txt"
     text.write_text("abcdefg" * 100)
-    run = prepare_dry_run(load("charlm", dataset=str(text), sequence_length=16))
+    run = prepare_dry_run(load("charlm", data={"name": str(text), "sequence_length": 16}))
     assert "39 examples, 7 classes, which are there; the network is given 16\n" in describe(run)
 
 
@@ -150,22 +156,26 @@ def test_dry_run_knows_the_highest_rate():
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "words"),
+    ("name", "sections", "words"),
     [
-        ("digits", {"model": "lenett"}, "model='lenett': must be one of"),
-        ("digits", {"exclude": ("conv9/.*",)}, "exclude='conv9/.*': must match"),
-        ("flowers", {"init_exclude": ("head/.*",)}, "init_exclude='head/.*': must match"),
-        ("cifar10", {"image_size": 33}, "image_size=33: images of 32 by 32 pixels"),
-        ("mnist", {"data_dir": "nowhere"}, "data_dir='nowhere': no such folder"),
-        ("digits", {"preprocessing": "vgg99"}, "preprocessing='vgg99': must be one of"),
-        ("digits", {"network_latency": -1.0}, "latency=-1.0"),
-        ("imagenet_googlenet", {"feed": "resident"}, "feed='resident': preprocessing='inception' crops images"),
-        ("imagenet_googlenet", {"steps_per_call": 10}, "steps_per_call=10: must be 1 where images are streamed"),
-        ("digits", {"feed": "streaming", "steps_per_call": 5}, "steps_per_call=5: must be 1 where images are"),
-        ("charlm", {"feed": "streaming"}, "feed='streaming': preprocessing='text' takes text, which is resident"),
+        ("digits", {"model": {"name": "lenett"}}, "model='lenett': must be one of"),
+        ("digits", {"mean": {"exclude": ("conv9/.*",)}}, "exclude='conv9/.*': must match"),
+        ("flowers", {"model": {"init_exclude": ("head/.*",)}}, "init_exclude='head/.*': must match"),
+        ("cifar10", {"data": {"image_size": 33}}, "image_size=33: images of 32 by 32 pixels"),
+        ("mnist", {"data": {"dir": "nowhere"}}, "data_dir='nowhere': no such folder"),
+        ("digits", {"data": {"preprocessing": "vgg99"}}, "preprocessing='vgg99': must be one of"),
+        ("digits", {"mean": {"latency": -1.0}}, "mean.latency=-1.0"),
+        (
+            "imagenet_googlenet",
+            {"data": {"feed": "resident"}},
+            "feed='resident': preprocessing='inception' crops images",
+        ),
+        ("imagenet_googlenet", {"run": {"steps_per_call": 10}}, "steps_per_call=10: must be 1 where images are"),
+        ("digits", {"data": {"feed": "streaming"}, "run": {"steps_per_call": 5}}, "steps_per_call=5: must be 1"),
+        ("charlm", {"data": {"feed": "streaming"}}, "feed='streaming': preprocessing='text' takes text, which is"),
     ],
 )
-def test_dry_run_refuses_what_does_not_fit(name: str, fields: dict[str, object], words: str):
+def test_dry_run_refuses_what_does_not_fit(name: str, sections: dict[str, Any], words: str):
     with pytest.raises((ValueError, OSError)) as caught:
-        prepare_dry_run(load(name, **fields))
+        prepare_dry_run(load(name, **sections))
     assert words in str(caught.value)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FIELDS = {"num_steps": 4, "evaluate_every": 0, "log_compression": False, "keep_checkpoints": 2}
+FIELDS = {"num_steps": 4, "evaluate_every": 0, "statistics": False, "keep_checkpoints": 2}
 # What predicting must do without: all of training, and all that only training needs.
 TRAINING = ("jaxtern.training", "jaxtern.models", "jaxtern.compression", "jaxtern.configs", "flax", "optax", "orbax")
 PREDICT = """
@@ -66,7 +66,7 @@ def test_network_exported_without_its_dataset_predicts_files_and_dataset_as_eval
     workdir, dataset = tmp_path / "run", photos / "prepared"
     evaluated, of_dataset, of_files = (tmp_path / f"{name}.csv" for name in ("evaluated", "dataset", "files"))
     for door, arguments in (
-        ("train", train_arguments(workdir, **FIELDS, dataset=dataset, **family)),
+        ("train", train_arguments(workdir, **FIELDS, data=dataset, **family)),
         ("evaluate", [f"--workdir={workdir}", f"--predictions={evaluated}"]),
     ):
         done = run_door(door, *arguments)
@@ -92,7 +92,7 @@ def test_run_of_before_facts_were_kept_is_exported_by_its_dataset(
     photos: Path, tmp_path: Path, run_door: Callable, train_arguments: Callable, snapshot: Callable
 ):
     workdir, dataset = tmp_path / "run", photos / "prepared"
-    done = run_door("train", *train_arguments(workdir, **FIELDS, dataset=dataset))
+    done = run_door("train", *train_arguments(workdir, **FIELDS, data=dataset))
     assert done.returncode == 0, done.stderr
     assert run_door("export", f"--workdir={workdir}", f"--out={tmp_path / 'by_facts'}").returncode == 0
     (workdir / "dataset.json").unlink()
@@ -159,13 +159,13 @@ def test_predict_needs_nothing_of_training_and_names_damaged_images(digits: Path
 
 
 def test_predictions_of_a_dataset_without_files_have_numbers_as_keys(digits: Path, tmp_path: Path, run_door: Callable):
-    done = run_door("evaluate", f"--workdir={digits / 'run'}", f"--predictions={tmp_path / 'evaluated.json'}")
+    done = run_door("evaluate", f"--workdir={digits / 'run'}", f"--predictions={tmp_path / 'evaluated.csv'}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 4: test loss")
     network = tmp_path / "newest"
     assert run_door("export", f"--workdir={digits / 'run'}", f"--out={network}").returncode == 0
-    done = run_door("predict", network, "--dataset=digits", f"--out={tmp_path / 'predicted.json'}")
+    done = run_door("predict", network, "--dataset=digits", f"--out={tmp_path / 'predicted.csv'}")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "predicted.json").read_bytes() == (tmp_path / "evaluated.json").read_bytes()
-    rows = json.loads((tmp_path / "predicted.json").read_text())
-    assert [row["key"] for row in rows] == [str(number) for number in range(360)]
+    assert (tmp_path / "predicted.csv").read_bytes() == (tmp_path / "evaluated.csv").read_bytes()
+    _, *rows = (tmp_path / "predicted.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == [str(number) for number in range(360)]

@@ -14,15 +14,15 @@ import cv2
 import numpy as np
 import pytest
 
-from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.saved.initialization import read_weights
 
 NUM_STEPS = 40
 HEAD = "fc2/.*"
 FIELDS = {
-    "model": "mnistnet", "image_size": 16, "learning_rate": 3e-4, "log_compression": False, "evaluate_every": 0,
+    "model": "mnistnet", "image_size": 16, "learning_rate": 3e-4, "statistics": False, "evaluate_every": 0,
 }  # fmt: skip
-FIRST = FIELDS | {"dataset": "synthetic", "synthetic_shape": (16, 16, 3), "synthetic_classes": 5, "num_steps": 3}
+FIRST = FIELDS | {"data": "synthetic", "synthetic_shape": (16, 16, 3), "synthetic_classes": 5, "num_steps": 3}
 TUNED = FIELDS | {
     "num_steps": NUM_STEPS, "init_exclude": (HEAD,), "train_only": ("fc1/.*", HEAD), "average_decay": 0.9,
     "checkpoint_every": 4, "keep_checkpoints": 20,
@@ -73,7 +73,7 @@ def runs(
     root = tmp_path_factory.mktemp("fine_tuning")
     photos, dataset, first, straight, resumed = (root / name for name in ("photos", "data", "first", "one", "two"))
     draw_photos(photos)
-    fields = TUNED | {"dataset": dataset, "init_from": first}
+    fields = TUNED | {"data": dataset, "init_from": first}
     for door, arguments in (
         ("prepare", [photos, dataset]),
         ("train", ["--config=image_folder", *train_arguments(first, **FIRST, init_exclude=())]),
@@ -95,7 +95,7 @@ def runs(
 
 def read_newest(workdir: Path) -> dict[str, np.ndarray]:
     """Weights by path, the averages where they are kept."""
-    return read_weights(Recipe(init_from=str(workdir)), {})
+    return read_weights(ModelSection(init_from=str(workdir)), {})
 
 
 def read_rows(path: Path) -> dict[str, list[str]]:

@@ -16,7 +16,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Path
     pages = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), flags=re.DOTALL)
     (recipe,) = (page for page in pages if "class TwoLayers" in page)
     (folder / "two_layers.py").write_text(recipe)
-    done = run_door("train", "--config=./two_layers.py", "--config.num_steps=100", "--workdir=run", cwd=folder)
+    done = run_door("train", "--config=./two_layers.py", "--config.run.num_steps=100", "--workdir=run", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "hidden/kernel" in done.stdout
     return folder

@@ -13,7 +13,7 @@ import pytest
 NUM_STEPS = 30  # of 16 out of 36 images: 13 epochs
 FIELDS = {
     "num_steps": NUM_STEPS, "preprocessing": "inception", "image_size": 16, "evaluate_every": 10, "log_every": 1,
-    "keep_checkpoints": 40, "log_compression": False,
+    "keep_checkpoints": 40, "statistics": False,
 }  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Pat
     done = run_door("prepare", root / "source", root / "out", f"--sheet={root / 'sheet.png'}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == [
-        f"to train: python -m jaxtern.train --config=RECIPE --config.dataset={root / 'out'}",
+        f"to train: python -m jaxtern.train --config=RECIPE --config.data.name={root / 'out'}",
         f"sheet in {root / 'sheet.png'}",
     ]
     return root / "out"
@@ -61,7 +61,7 @@ def test_run_on_prepared_images_killed_in_mid_epoch_goes_on_as_if_it_had_not_bee
     saved_digest: Callable,
 ):
     """The one run decodes in a thread, the other, which is killed, in two processes."""
-    fields = FIELDS | {"dataset": dataset}
+    fields = FIELDS | {"data": dataset}
     done = run_door("train", *train_arguments(tmp_path / "straight", decode_threads=1, **fields))
     assert done.returncode == 0, done.stderr
     assert "36 training and 8 test examples, streamed" in done.stdout
@@ -73,7 +73,7 @@ def test_run_on_prepared_images_killed_in_mid_epoch_goes_on_as_if_it_had_not_bee
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert max(step for step, *_ in losses(tmp_path / "killed")) < NUM_STEPS
-        again = run_door("train", *arguments, "--config.decode_processes=0")  # which is no other config
+        again = run_door("train", *arguments, "--config.data.decode_processes=0")  # which is no other config
     finally:
         process.kill()
     assert again.returncode == 0, again.stderr
@@ -102,7 +102,7 @@ def test_train_names_a_damaged_image_and_leaves(
             place = content.rindex(b"\xff\xda")
             content = content[: place + 2] + bytes(20) + content[place + 22 :]
         (tmp_path / "copy" / path.name).write_bytes(content)
-    done = run_door("train", *train_arguments(tmp_path / "run", **FIELDS | {"dataset": tmp_path / "copy"}))
+    done = run_door("train", *train_arguments(tmp_path / "run", **FIELDS | {"data": tmp_path / "copy"}))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {tmp_path / 'copy'}: train example ")

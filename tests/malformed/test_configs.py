@@ -4,6 +4,8 @@
 import dataclasses
 import json
 import math
+import types
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,113 +24,113 @@ TRAIN = {
     "a field of another alphabet": (["--config.größe=1"], ["größe"]),
     "a field with a line feed": (["--config.see\nd=1"], ["config.see"]),
     "a field of ten thousand letters": ([f"--config.{'x' * 10_000}=1"], ["xxx"]),
-    "a value of ten thousand letters": ([f"--config.model={'x' * 10_000}"], ["model='xxx"]),
-    "an escape sequence": (["--config.model=\x1b[31mred"], ["model="]),
-    "bytes that are no text": ([b"--config.model=\xff\xfe"], ["model="]),
-    "no value": (["--config.seed"], ["seed"]),
-    "an empty value": (["--config.seed="], ["seed"]),
-    "None for a number": (["--config.seed=None"], ["seed"]),
-    "a word for a switch": (["--config.delayed=perhaps"], ["delayed"]),
-    "a negative seed": (["--config.seed=-1"], ["seed=-1"]),
-    "a seed of too many bits": ([f"--config.seed={2**32}"], [f"seed={2**32}"]),
-    "a seed of too many digits": ([f"--config.seed={'9' * 5000}"], ["seed"]),
-    "a batch of nothing": (["--config.batch_size=0"], ["batch_size=0"]),
-    "workers of nothing": (["--config.num_workers=-4"], ["num_workers=-4"]),
-    "more workers than a batch": (["--config.num_workers=128"], ["batch_size=64"]),
-    "workers without number": ([f"--config.num_workers={2**40}", f"--config.batch_size={2**40}"], ["num_workers"]),
-    "more steps than are counted": ([f"--config.num_steps={2**31}"], ["num_steps"]),
-    "more steps than a float has": ([f"--config.num_steps={10**400}"], ["num_steps"]),
-    "more warm-up than is counted": ([f"--config.warmup_steps={2**40}"], ["warmup_steps"]),
-    "ternary from beyond": ([f"--config.ternary_from={2**63}"], ["ternary_from"]),
-    "a rate that is none": (["--config.learning_rate=nan"], ["learning_rate=nan"]),
-    "a rate below zero": (["--config.learning_rate=-0.1"], ["learning_rate=-0.1"]),
-    "a rate above all floats": (["--config.learning_rate=1e39"], ["learning_rate=1e+39"]),
-    "a rate with a comma": (["--config.learning_rate=0,1"], ["learning_rate"]),
-    "a rate in hexadecimal": (["--config.learning_rate=0x1p-3"], ["learning_rate"]),
-    "momentum that is none": (["--config.momentum=nan"], ["momentum=nan"]),
-    "an average that never moves": (["--config.average_decay=1"], ["average_decay=1"]),
-    "an average that is none": (["--config.average_decay=nan"], ["average_decay=nan"]),
-    "smoothing of all": (["--config.label_smoothing=1.5"], ["label_smoothing=1.5"]),
-    "a loss scale of nothing": (["--config.loss_scale=0"], ["loss_scale=0"]),
-    "a loss scale above all floats": (["--config.loss_scale=1e300"], ["loss_scale=1e+300"]),
-    "dropout of all": (["--config.dropout_rate=1"], ["dropout_rate=1"]),
-    "clipping at no number": (["--config.clip_sigmas=nan"], ["clip_sigmas=nan"]),
-    "clipping at infinity": (["--config.clip_sigmas=inf"], ["clip_sigmas=inf"]),
-    "too many levels": ([f"--config.levels={2**40}"], ["levels"]),
-    "levels of too many digits": ([f"--config.levels={10**400}"], ["levels"]),
-    "blocks of nothing": (["--config.block_size=0"], ["block_size=0"]),
-    "blocks of less": (["--config.block_size=-512"], ["block_size=-512"]),
-    "tensors of less than nothing": (["--config.min_size=-1"], ["min_size=-1"]),
-    "buckets of nothing": (["--config.bucket_size=0"], ["bucket_size=0"]),
-    "a latency below zero": (["--config.network_latency=-1"], ["latency=-1"]),
-    "a latency that is none": (["--config.network_latency=nan"], ["latency=nan"]),
-    "a bandwidth of nothing": (["--config.network_bandwidth=0"], ["bandwidth=0"]),
-    "a bandwidth of infinity": (["--config.network_bandwidth=inf"], ["bandwidth=inf"]),
-    "epochs that are none": (["--config.schedule=exponential", "--config.decay_epochs=nan"], ["decay_epochs=nan"]),
-    "stairs that fall": (["--config.schedule=piecewise", "--config.boundaries=(2.0,1.0)"], ["boundaries=(2.0, 1.0)"]),
-    "stairs that are none": (["--config.schedule=piecewise", "--config.boundaries=('a',)"], ["boundaries"]),
-    "stairs at no number": (["--config.schedule=piecewise", "--config.boundaries=(float('nan'),)"], ["boundaries"]),
-    "stairs of code": (["--config.boundaries=(__import__('os').getpid(),)"], ["boundaries"]),
-    "half a tuple": (["--config.boundaries=(1.0,"], ["boundaries"]),
-    "a tuple in ten thousand brackets": ([f"--config.boundaries={'(' * 10_000}"], ["boundaries"]),
-    "half a span": (["--config.schedule=5:"], ["schedule='5:'"]),
-    "a span of words": (["--config.schedule=five:fast"], ["five:fast"]),
-    "spans that fall": (["--config.schedule=5:0.1,4:0.2"], ["must rise"]),
-    "a span to no number": (["--config.schedule=5:nan"], ["5:nan"]),
-    "a span to infinity": (["--config.schedule=1e999:0.1"], ["1e999:0.1"]),
-    "a span from nothing by factors": (["--config.schedule=5:0=>0.1"], ["exponentially"]),
-    "a span of points": (["--config.schedule=5:1.2.3"], ["5:1.2.3"]),
-    "a thousand spans": (["--config.schedule=" + ",".join(["5:x"] * 1000)], ["schedule="]),
-    "half an expression": (["--config.exclude=('conv(',)"], ["exclude='conv('"]),
-    "an expression of too many": (["--config.exclude=('a{99999999999}',)"], ["exclude="]),
-    "an expression in ten thousand brackets": ([f"--config.exclude=('{'(' * 10_000}',)"], ["exclude="]),
-    "an expression that is a number": (["--config.exclude=(1,)"], ["exclude"]),
-    "an expression of nothing there": (["--config.freeze=('nothing',)"], ["freeze='nothing'"]),
-    "a slice outside": (["--config.freeze=('conv1/kernel[:,:,:,999]',)"], ["freeze="]),
-    "nothing to train": (["--config.freeze=('.*',)"], ["freeze="]),
-    "made images of no number": (["--config.dataset=synthetic", "--config.synthetic_shape=(8,8,'x')"], ["synthetic_shape"]),
-    "made images of half a pixel": (["--config.dataset=synthetic", "--config.synthetic_shape=(8,8.5,1)"], ["synthetic_shape"]),
-    "made images of a switch": (["--config.dataset=synthetic", "--config.synthetic_shape=(8,8,True)"], ["synthetic_shape"]),
+    "a value of ten thousand letters": ([f"--config.model.name={'x' * 10_000}"], ["model='xxx"]),
+    "an escape sequence": (["--config.model.name=\x1b[31mred"], ["model="]),
+    "bytes that are no text": ([b"--config.model.name=\xff\xfe"], ["model="]),
+    "no value": (["--config.run.seed"], ["seed"]),
+    "an empty value": (["--config.run.seed="], ["seed"]),
+    "None for a number": (["--config.run.seed=None"], ["seed"]),
+    "a word for a switch": (["--config.mean.delayed=perhaps"], ["delayed"]),
+    "a negative seed": (["--config.run.seed=-1"], ["seed=-1"]),
+    "a seed of too many bits": ([f"--config.run.seed={2**32}"], [f"seed={2**32}"]),
+    "a seed of too many digits": ([f"--config.run.seed={'9' * 5000}"], ["seed"]),
+    "a batch of nothing": (["--config.run.batch_size=0"], ["batch_size=0"]),
+    "workers of nothing": (["--config.run.num_workers=-4"], ["num_workers=-4"]),
+    "more workers than a batch": (["--config.run.num_workers=128"], ["batch_size=64"]),
+    "workers without number": ([f"--config.run.num_workers={2**40}", f"--config.run.batch_size={2**40}"], ["num_workers"]),
+    "more steps than are counted": ([f"--config.run.num_steps={2**31}"], ["num_steps"]),
+    "more steps than a float has": ([f"--config.run.num_steps={10**400}"], ["num_steps"]),
+    "more warm-up than is counted": ([f"--config.optimizer.warmup_steps={2**40}"], ["warmup_steps"]),
+    "ternary from beyond": ([f"--config.mean.compress_from={2**63}"], ["compress_from"]),
+    "a rate that is none": (["--config.optimizer.learning_rate=nan"], ["learning_rate=nan"]),
+    "a rate below zero": (["--config.optimizer.learning_rate=-0.1"], ["learning_rate=-0.1"]),
+    "a rate above all floats": (["--config.optimizer.learning_rate=1e39"], ["learning_rate=1e+39"]),
+    "a rate with a comma": (["--config.optimizer.learning_rate=0,1"], ["learning_rate"]),
+    "a rate in hexadecimal": (["--config.optimizer.learning_rate=0x1p-3"], ["learning_rate"]),
+    "momentum that is none": (["--config.optimizer.momentum=nan"], ["momentum=nan"]),
+    "an average that never moves": (["--config.model.average_decay=1"], ["average_decay=1"]),
+    "an average that is none": (["--config.model.average_decay=nan"], ["average_decay=nan"]),
+    "smoothing of all": (["--config.model.label_smoothing=1.5"], ["label_smoothing=1.5"]),
+    "a loss scale of nothing": (["--config.model.loss_scale=0"], ["loss_scale=0"]),
+    "a loss scale above all floats": (["--config.model.loss_scale=1e300"], ["loss_scale=1e+300"]),
+    "dropout of all": (["--config.model.dropout_rate=1"], ["dropout_rate=1"]),
+    "clipping at no number": (["--config.mean.clip_sigmas=nan"], ["clip_sigmas=nan"]),
+    "clipping at infinity": (["--config.mean.clip_sigmas=inf"], ["clip_sigmas=inf"]),
+    "too many levels": (["--config.mean.method=quantized", f"--config.mean.levels={2**40}"], ["levels"]),
+    "levels of too many digits": (["--config.mean.method=quantized", f"--config.mean.levels={10**400}"], ["levels"]),
+    "blocks of nothing": (["--config.mean.block_size=0"], ["block_size=0"]),
+    "blocks of less": (["--config.mean.block_size=-512"], ["block_size=-512"]),
+    "tensors of less than nothing": (["--config.mean.min_size=-1"], ["min_size=-1"]),
+    "buckets of nothing": (["--config.mean.bucket_size=0"], ["bucket_size=0"]),
+    "a latency below zero": (["--config.mean.latency=-1"], ["latency=-1"]),
+    "a latency that is none": (["--config.mean.latency=nan"], ["latency=nan"]),
+    "a bandwidth of nothing": (["--config.mean.bandwidth=0"], ["bandwidth=0"]),
+    "a bandwidth of infinity": (["--config.mean.bandwidth=inf"], ["bandwidth=inf"]),
+    "epochs that are none": (["--config.optimizer.schedule=exponential", "--config.optimizer.decay_epochs=nan"], ["decay_epochs=nan"]),
+    "stairs that fall": (["--config.optimizer.schedule=piecewise", "--config.optimizer.boundaries=(2.0,1.0)"], ["boundaries=(2.0, 1.0)"]),
+    "stairs that are none": (["--config.optimizer.schedule=piecewise", "--config.optimizer.boundaries=('a',)"], ["boundaries"]),
+    "stairs at no number": (["--config.optimizer.schedule=piecewise", "--config.optimizer.boundaries=(float('nan'),)"], ["boundaries"]),
+    "stairs of code": (["--config.optimizer.boundaries=(__import__('os').getpid(),)"], ["boundaries"]),
+    "half a tuple": (["--config.optimizer.boundaries=(1.0,"], ["boundaries"]),
+    "a tuple in ten thousand brackets": ([f"--config.optimizer.boundaries={'(' * 10_000}"], ["boundaries"]),
+    "half a span": (["--config.optimizer.schedule=5:"], ["schedule='5:'"]),
+    "a span of words": (["--config.optimizer.schedule=five:fast"], ["five:fast"]),
+    "spans that fall": (["--config.optimizer.schedule=5:0.1,4:0.2"], ["must rise"]),
+    "a span to no number": (["--config.optimizer.schedule=5:nan"], ["5:nan"]),
+    "a span to infinity": (["--config.optimizer.schedule=1e999:0.1"], ["1e999:0.1"]),
+    "a span from nothing by factors": (["--config.optimizer.schedule=5:0=>0.1"], ["exponentially"]),
+    "a span of points": (["--config.optimizer.schedule=5:1.2.3"], ["5:1.2.3"]),
+    "a thousand spans": (["--config.optimizer.schedule=" + ",".join(["5:x"] * 1000)], ["schedule="]),
+    "half an expression": (["--config.mean.exclude=('conv(',)"], ["mean.exclude=('conv(',)"]),
+    "an expression of too many": (["--config.mean.exclude=('a{99999999999}',)"], ["exclude="]),
+    "an expression in ten thousand brackets": ([f"--config.mean.exclude=('{'(' * 10_000}',)"], ["exclude="]),
+    "an expression that is a number": (["--config.mean.exclude=(1,)"], ["exclude"]),
+    "an expression of nothing there": (["--config.model.freeze=('nothing',)"], ["freeze='nothing'"]),
+    "a slice outside": (["--config.model.freeze=('conv1/kernel[:,:,:,999]',)"], ["freeze="]),
+    "nothing to train": (["--config.model.freeze=('.*',)"], ["freeze="]),
+    "made images of no number": (["--config.data.name=synthetic", "--config.data.synthetic_shape=(8,8,'x')"], ["synthetic_shape"]),
+    "made images of half a pixel": (["--config.data.name=synthetic", "--config.data.synthetic_shape=(8,8.5,1)"], ["synthetic_shape"]),
+    "made images of a switch": (["--config.data.name=synthetic", "--config.data.synthetic_shape=(8,8,True)"], ["synthetic_shape"]),
     "made images of a world": (
-        ["--config.dataset=synthetic", "--config.synthetic_shape=(1000000,1000000,3)"], ["synthetic_shape"],
+        ["--config.data.name=synthetic", "--config.data.synthetic_shape=(1000000,1000000,3)"], ["synthetic_shape"],
     ),
     "made images without number": (
-        ["--config.dataset=synthetic", "--config.synthetic_shape=(8,8,1)", f"--config.synthetic_examples={10**15}"],
+        ["--config.data.name=synthetic", "--config.data.synthetic_shape=(8,8,1)", f"--config.data.synthetic_examples={10**15}"],
         ["synthetic_examples"],
     ),
     "made images of more": (
-        ["--config.dataset=synthetic", "--config.synthetic_shape=(8,8,1)", f"--config.synthetic_examples={10**30}"],
+        ["--config.data.name=synthetic", "--config.data.synthetic_shape=(8,8,1)", f"--config.data.synthetic_examples={10**30}"],
         ["synthetic_examples"],
     ),
     "made classes without number": (
-        ["--config.dataset=synthetic", "--config.synthetic_shape=(8,8,1)", f"--config.synthetic_classes={10**12}"],
+        ["--config.data.name=synthetic", "--config.data.synthetic_shape=(8,8,1)", f"--config.data.synthetic_classes={10**12}"],
         ["synthetic_classes"],
     ),
     "made text without end": (
-        ["--config=charlm", "--config.dataset=synthetic", "--config.synthetic_classes=9", f"--config.sequence_length={10**15}"],
+        ["--config=charlm", "--config.data.name=synthetic", "--config.data.synthetic_classes=9", f"--config.data.sequence_length={10**15}"],
         ["sequence_length"],
     ),
     "images without end": (
-        ["--config.dataset=synthetic", "--config.preprocessing=vgg", f"--config.image_size={10**9}", "--config.feed=streaming"],
+        ["--config.data.name=synthetic", "--config.data.preprocessing=vgg", f"--config.data.image_size={10**9}", "--config.data.feed=streaming"],
         ["image_size"],
     ),
-    "threads without number": (["--config.feed=streaming", f"--config.decode_threads={10**9}"], ["decode_threads"]),
-    "processes without number": (["--config.feed=streaming", f"--config.decode_processes={10**9}"], ["decode_processes"]),
-    "devices without number": ([f"--config.num_devices={2**70}"], ["num_devices"]),
-    "no dataset": (["--config.dataset="], ["dataset=''"]),
-    "a dataset of spaces": (["--config.dataset=   "], ["dataset="]),
-    "a dataset of five thousand letters": ([f"--config.dataset=./{'x' * 5000}"], ["xxx"]),
-    "a dataset that is a device": (["--config.dataset=/dev/null"], ["dataset='/dev/null'"]),
-    "a dataset that is an address": (["--config.dataset=https://example.org/x.zip"], ["dataset='https://example.org/x.zip'"]),
-    "a split in half brackets": (["--config.train_split=train[:50%"], ["train_split"]),
+    "threads without number": (["--config.data.feed=streaming", f"--config.data.decode_threads={10**9}"], ["decode_threads"]),
+    "processes without number": (["--config.data.feed=streaming", f"--config.data.decode_processes={10**9}"], ["decode_processes"]),
+    "devices without number": ([f"--config.run.num_devices={2**70}"], ["num_devices"]),
+    "no dataset": (["--config.data.name="], ["dataset=''"]),
+    "a dataset of spaces": (["--config.data.name=   "], ["dataset="]),
+    "a dataset of five thousand letters": ([f"--config.data.name=./{'x' * 5000}"], ["xxx"]),
+    "a dataset that is a device": (["--config.data.name=/dev/null"], ["dataset='/dev/null'"]),
+    "a dataset that is an address": (["--config.data.name=https://example.org/x.zip"], ["dataset='https://example.org/x.zip'"]),
+    "a split in half brackets": (["--config.data.train_split=train[:50%"], ["train_split"]),
     "a recipe without a name": (["--config="], ["--config="]),
     "a recipe that is a folder": (["--config=./"], ["--config=./"]),
     "a recipe that is a device": (["--config=/dev/null"], ["/dev/null"]),
     "a recipe behind a space": (["--config", "nothing"], ["nothing"]),
     "a recipe of five thousand letters": ([f"--config=./{'x' * 5000}.py"], ["xxx"]),
-    "weights of nowhere": (["--config.init_from=nowhere"], ["init_from='nowhere'"]),
-    "weights of an empty folder": (["--config.init_from=."], ["init_from='.'"]),
-    "weights of a device": (["--config.init_from=/dev/null"], ["/dev/null"]),
+    "weights of nowhere": (["--config.model.init_from=nowhere"], ["init_from='nowhere'"]),
+    "weights of an empty folder": (["--config.model.init_from=."], ["init_from='.'"]),
+    "weights of a device": (["--config.model.init_from=/dev/null"], ["/dev/null"]),
     "a folder that is a file": (["--workdir=/dev/null"], ["/dev/null"]),
     "a folder in a file": (["--workdir=/dev/null/run"], ["/dev/null/run"]),
     "a folder of five thousand letters": ([f"--workdir={'x' * 5000}"], ["xxx"]),
@@ -157,15 +159,17 @@ FILES = {
     "what asserts": b"assert False, 'no'\n",
     "what never ends": b"def get_config():\n    return get_config()\n",
     "a field that is none": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'rate': 1})\n",
+    "a section that is a number": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'run': 1})\n",
+    "a field of a section that is a number": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'run': {1: 1}})\n",
     "a field that is a number": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({1: 1})\n",
-    "a config in a config": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'seed': {'seed': 1}})\n",
+    "a config in a config": b"from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({'run': {'seed': {'seed': 1}}})\n",
     "a reference to nothing": (
         b"from ml_collections import ConfigDict, FieldReference\ndef get_config():\n"
-        b"    return ConfigDict({'seed': FieldReference(None, field_type=int)})\n"
+        b"    return ConfigDict({'run': {'seed': FieldReference(None, field_type=int)}})\n"
     ),
     "a required placeholder": (
         b"from ml_collections import config_dict\ndef get_config():\n"
-        b"    return config_dict.ConfigDict({'seed': config_dict.required_placeholder(int)})\n"
+        b"    return config_dict.ConfigDict({'run': {'seed': config_dict.required_placeholder(int)}})\n"
     ),
 }
 
@@ -191,23 +195,26 @@ RUNS = {  # config.json of a run
     "null": b"null",
     "words": b"seed = 1",
     "two objects": b"{}{}",
-    "a comma too many": b'{"seed": 1,}',
-    "single quotes": b"{'seed': 1}",
+    "a comma too many": b'{"run": {"seed": 1,}}',
+    "single quotes": b"{'run': {'seed': 1}}",
     "bytes that are no text": b"\xff\xfe{}",
-    "UTF-16": '{"seed": 1}'.encode("utf-16"),
-    "a byte order mark": b'\xef\xbb\xbf{"seed": 1}',
+    "UTF-16": '{"run": {"seed": 1}}'.encode("utf-16"),
+    "a byte order mark": b'\xef\xbb\xbf{"run": {"seed": 1}}',
     "zeros": bytes(4096),
     "a hundred thousand brackets": b"[" * 100_000,
     "a hundred thousand objects": b'{"seed":' * 100_000,
-    "a number of a hundred thousand digits": b'{"seed": ' + b"9" * 100_000 + b"}",
-    "an unknown field": b'{"colour": "red"}',
-    "a field of a hundred thousand letters": b'{"' + b"x" * 100_000 + b'": 1}',
-    "a field of escapes": b'{"\\u001b[2J\\n\\r": 1}',
-    "half of a pair": b'{"model": "\\ud800"}',
-    "a zero byte in a name": b'{"dataset": "./a\\u0000b"}',
-    "a zero byte in a folder": b'{"dataset": "mnist", "data_dir": "a\\u0000b"}',
-    "a zero byte in a split": b'{"dataset": "./", "train_split": "\\u0000"}',
-    "the text of nothing": b'{"preprocessing": "text", "model": "transformer", "dataset": "/dev/null"}',
+    "a number of a hundred thousand digits": b'{"run": {"seed": ' + b"9" * 100_000 + b"}}",
+    "an unknown section": b'{"colour": "red"}',
+    "an unknown field": b'{"run": {"colour": "red"}}',
+    "a section that is a list": b'{"run": []}',
+    "fields without sections": b'{"num_workers": 4}',
+    "a field of a hundred thousand letters": b'{"run": {"' + b"x" * 100_000 + b'": 1}}',
+    "a field of escapes": b'{"run": {"\\u001b[2J\\n\\r": 1}}',
+    "half of a pair": b'{"model": {"name": "\\ud800"}}',
+    "a zero byte in a name": b'{"data": {"name": "./a\\u0000b"}}',
+    "a zero byte in a folder": b'{"data": {"name": "mnist", "dir": "a\\u0000b"}}',
+    "a zero byte in a split": b'{"data": {"name": "./", "train_split": "\\u0000"}}',
+    "the text of nothing": b'{"data": {"preprocessing": "text", "name": "/dev/null"}, "model": {"name": "transformer"}}',
 }
 WRONG = {
     bool: ["yes", 1, 0.0, [], {}, None],
@@ -216,11 +223,19 @@ WRONG = {
     str: [1, 0.5, True, [], ["x"], {}, {"x": "y"}],
     tuple: ["abc", 3, 1.5, True, [None], [[]], [{}], {"x": 1}],
 }
-KINDS = {field.name: getattr(field.type, "__name__", str(field.type)) for field in dataclasses.fields(Recipe)}
+KINDS = {
+    f"{section.name}.{name}": kind
+    for section in dataclasses.fields(Recipe)
+    for name, kind in typing.get_type_hints(type(getattr(Recipe(), section.name))).items()
+}
 
 
-def wrong_values(kind: str) -> st.SearchStrategy[Any]:
-    return st.sampled_from(next(values for each, values in WRONG.items() if kind.startswith(each.__name__)))
+def wrong_values(kind: Any) -> st.SearchStrategy[Any]:
+    """Of a field whose annotation is one of the types above, choices of strings, or one of them or None."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        kind = typing.get_args(kind)[0]
+    origin = typing.get_origin(kind) or kind
+    return st.sampled_from(WRONG[str if origin is typing.Literal else origin])
 
 
 @pytest.mark.parametrize("case", RUNS)
@@ -236,7 +251,8 @@ def test_evaluate_refuses_a_field_of_another_type(refuses: Callable, tmp_path: P
     field = data.draw(st.sampled_from(sorted(KINDS)))
     value = data.draw(wrong_values(KINDS[field]))
     (tmp_path / "run").mkdir(exist_ok=True)
-    (tmp_path / "run" / "config.json").write_text(json.dumps({field: value}))
+    section, _, name = field.partition(".")
+    (tmp_path / "run" / "config.json").write_text(json.dumps({section: {name: value}}))
     refuses("evaluate", "--workdir=run", cwd=tmp_path, names=["config.json", field])
 
 

@@ -134,7 +134,12 @@ def test_doors_refuse_idx_files(refuses: Callable, tmp_path: Path, case: str, do
         refuses("prepare", "mnist", "out", "--workers=1", cwd=tmp_path)
     else:
         refuses(
-            "train", "--config=mnist", "--config.data_dir=mnist", "--workdir=run", "--config.batch_size=4", cwd=tmp_path
+            "train",
+            "--config=mnist",
+            "--config.data.dir=mnist",
+            "--workdir=run",
+            "--config.run.batch_size=4",
+            cwd=tmp_path,
         )
 
 
@@ -142,14 +147,14 @@ def test_doors_refuse_idx_files(refuses: Callable, tmp_path: Path, case: str, do
 @hypothesis.given(place=st.integers(0, 15), bits=st.integers(1, 255))
 def test_train_refuses_an_idx_file_with_another_header(refuses: Callable, tmp_path: Path, place: int, bits: int):
     write(tmp_path / "mnist", MNIST | {IMAGES: flip(MNIST[IMAGES], place, bits)})
-    refuses("train", "--config=mnist", "--config.data_dir=mnist", "--workdir=run", cwd=tmp_path, names=[IMAGES])
+    refuses("train", "--config=mnist", "--config.data.dir=mnist", "--workdir=run", cwd=tmp_path, names=[IMAGES])
 
 
 @pytest.mark.parametrize("case", TEXTS)
 def test_train_refuses_text(refuses: Callable, tmp_path: Path, case: str):
     (tmp_path / "play.txt").write_bytes(TEXTS[case])
     refuses(
-        "train", "--config=charlm", "--config.dataset=./play.txt", "--workdir=run", cwd=tmp_path, names=["play.txt"]
+        "train", "--config=charlm", "--config.data.name=./play.txt", "--workdir=run", cwd=tmp_path, names=["play.txt"]
     )
 
 
@@ -204,7 +209,7 @@ def test_prepare_refuses_paths(refuses: Callable, tmp_path: Path, make: Callable
 @pytest.mark.parametrize("config", ["digits", "charlm"])
 def test_train_refuses_paths(refuses: Callable, tmp_path: Path, make: Callable, config: str):
     make(tmp_path)
-    refuses("train", f"--config={config}", "--config.dataset=./data", "--workdir=run", cwd=tmp_path, names=["./data"])
+    refuses("train", f"--config={config}", "--config.data.name=./data", "--workdir=run", cwd=tmp_path, names=["./data"])
 
 
 def broken_zip_entry(field: int, value: bytes) -> bytes:

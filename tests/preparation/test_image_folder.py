@@ -83,7 +83,7 @@ def test_a_tenth_is_for_validation_unless_told(tmp_path: Path, make, read_back: 
     report = prepare(source, tmp_path / "all", Reading(validation_fraction=0))
     assert len(report.remarks) == 1
     assert str(report).splitlines()[-1].startswith("no split to evaluate on: training wants test or validation; ")
-    assert str(report).endswith("set --config.test_split=train")
+    assert str(report).endswith("set --config.data.test_split=train")
     assert {name: len(e) for name, e in read_back(tmp_path / "all").items()} == {"train": 60}
 
 

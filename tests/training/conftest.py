@@ -125,11 +125,11 @@ def digits() -> Split:
 
 
 @pytest.fixture(scope="session")
-def small_recipe() -> Callable[..., Recipe]:
+def small_recipe(recipe_of: Callable[..., Recipe]) -> Callable[..., Recipe]:
     """A recipe of a few steps of one worker, with these fields."""
 
     def make(**fields: Any) -> Recipe:
-        return Recipe(**SMALL | fields)
+        return recipe_of(**SMALL | fields)
 
     return make
 
@@ -143,12 +143,12 @@ def take_steps(digits: Split, small_recipe: Callable[..., Recipe]) -> Callable[.
         recipe = small_recipe(**fields)
         mesh = create_mesh(recipe)
         everywhere = NamedSharding(mesh, PartitionSpec())
-        preprocessing = get_preprocessing(recipe.preprocessing)
-        shape = preprocessing.output_shape(digits.image_shape, recipe.image_size)
-        model = create_model(recipe.model, shape, 10, recipe.seed)
+        preprocessing = get_preprocessing(recipe.data.preprocessing)
+        shape = preprocessing.output_shape(digits.image_shape, recipe.data.image_size)
+        model = create_model(recipe.model.name, shape, 10, recipe.run.seed)
         program, state = create_run(recipe, model, digits.size, mesh)
         train_step = create_train_step(recipe, program, mesh)
-        feed = ResidentFeed(digits, recipe.batch_size, recipe.seed).batches(0)
+        feed = ResidentFeed(digits, recipe.run.batch_size, recipe.run.seed).batches(0)
         images = jax.device_put(digits.images, everywhere)
         states, metrics, batches = [to_host(state)], [], []
         for batch in itertools.islice(feed, num_steps):

@@ -7,14 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.calls import Call
 from jaxtern.training.run.run import Run
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.step import create_train_step
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
-PLAIN = {"model": "tiny", "codec": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 24}
+PLAIN = {"model": "tiny", "method": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 24}
 LAYOUTS = {
     "one": {"num_workers": 1},
     "devices": {"num_workers": 2, "num_devices": 2},
@@ -52,12 +51,12 @@ def test_moving_moments_move_once_a_part(take_steps: Callable):
     assert ratio == pytest.approx((1 - 0.75**3) / 0.25, rel=0.1)
 
 
-@pytest.mark.parametrize("codec", ["ternary", "float"])
-def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: Any, codec: str):
+@pytest.mark.parametrize("method", ["ternary", "float"])
+def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: Any, method: str):
     fields = {"model": "tiny", "num_workers": 4, "num_devices": 4, "batch_size": 24, "exchange": "gather"}
     sent = []
     for k in (1, 3):
-        run = prepare(tmp_path / str(k), codec=codec, accumulation=k, **fields)
+        run = prepare(tmp_path / str(k), method=method, accumulation=k, **fields)
         step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe))
         sent.append(wire(step, run.state, run.feed.images, next(run.feed.batches(0))))
     assert sent[0] == sent[1]
@@ -67,7 +66,7 @@ def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: A
 @pytest.mark.parametrize("fields", [{"accumulation": 3}, {"num_steps": 6}, {"accumulation": 3, "num_steps": 6}])
 def test_program_for_cpus_has_no_loop(prepare: Callable, fields: dict[str, int]):
     """There a convolution in one is slow."""
-    run = prepare(model="tiny", num_workers=2, batch_size=24, codec="float", **fields)
+    run = prepare(model="tiny", num_workers=2, batch_size=24, method="float", **fields)
     assert " while(" not in compile_text(run, fields.get("num_steps"))
 
 
@@ -76,12 +75,12 @@ def test_loops_can_be_seen(prepare: Callable):
     assert " while(" in compile_text(prepare(model="tiny_drop", batch_size=24))
 
 
-def test_batch_that_does_not_divide_into_parts_is_refused():
-    assert Recipe(batch_size=24, num_workers=2, devices_per_worker=2, accumulation=3).accumulation == 3
+def test_batch_that_does_not_divide_into_parts_is_refused(recipe_of: Callable):
+    assert recipe_of(batch_size=24, num_workers=2, devices_per_worker=2, accumulation=3).run.accumulation == 3
     with pytest.raises(ValueError, match="accumulation=4: must divide the 6 examples that a device has of a batch"):
-        Recipe(batch_size=24, num_workers=2, devices_per_worker=2, accumulation=4)
+        recipe_of(batch_size=24, num_workers=2, devices_per_worker=2, accumulation=4)
     with pytest.raises(ValueError, match="accumulation=0: must be 1 or more"):
-        Recipe(accumulation=0)
+        recipe_of(accumulation=0)
 
 
 def test_call_of_one_step_has_no_axis_of_steps(prepare: Callable):

@@ -11,13 +11,12 @@ from flax import nnx
 
 from jaxtern.data.dataset import Split
 from jaxtern.models import create_model
-from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.evaluation import evaluate
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import configure_modules, variables_of
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
-PLAIN = {"model": "tiny_norm", "codec": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}
+PLAIN = {"model": "tiny_norm", "method": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}
 LAYOUTS = {
     "devices": {"num_workers": 4, "num_devices": 4},
     "vmapped": {"num_workers": 4, "num_devices": 1, "virtual_workers": "vmapped"},
@@ -26,6 +25,17 @@ LAYOUTS = {
     "all": {"num_workers": 4, "num_devices": 4, "devices_per_worker": 2, "virtual_workers": "vmapped"},
 }
 UNROLLED = {"unrolled": {"num_workers": 4, "num_devices": 1}, "unrolled on two": {"num_workers": 4, "num_devices": 2}}
+
+
+def by_moments(*layouts: str) -> list:
+    """Every layout with the one or the other, in turn; with both where there is time."""
+    return [
+        pytest.param(
+            layout, kind, marks=[pytest.mark.slow] * ([*LAYOUTS, *UNROLLED].index(layout) % 2 != (kind == "first"))
+        )
+        for layout in layouts
+        for kind in ("local", "first")
+    ]
 
 
 def assert_close(tree: Any, other: Any, tolerance: float = 1e-5) -> None:
@@ -60,8 +70,7 @@ def test_local_is_not_one_device_with_the_whole_batch(take_steps: Callable):
     assert np.abs(many.states[1].params["fc1"]["kernel"] - one.states[1].params["fc1"]["kernel"]).max() > 1e-3
 
 
-@pytest.mark.parametrize("batch_norm", ["local", "first"])
-@pytest.mark.parametrize("layout", [*LAYOUTS, *UNROLLED])
+@pytest.mark.parametrize(("layout", "batch_norm"), by_moments(*LAYOUTS, *UNROLLED))
 def test_moving_moments_are_the_mean_of_the_workers_or_those_of_the_first(
     take_steps: Callable, digits: Split, layout: str, batch_norm: str
 ):
@@ -77,8 +86,7 @@ def test_moving_moments_are_the_mean_of_the_workers_or_those_of_the_first(
         assert np.abs(run.states[i + 1].moments["norm"]["mean"] - other["norm"]["mean"]).max() > 1e-3
 
 
-@pytest.mark.parametrize("batch_norm", ["local", "first"])
-@pytest.mark.parametrize("layout", ["vmapped", "both", *UNROLLED])
+@pytest.mark.parametrize(("layout", "batch_norm"), by_moments("vmapped", "both", *UNROLLED))
 def test_virtual_workers_are_as_real_ones(take_steps: Callable, layout: str, batch_norm: str):
     virtual, real = (
         take_steps(2, batch_norm=batch_norm, **PLAIN | fields)
@@ -88,12 +96,12 @@ def test_virtual_workers_are_as_real_ones(take_steps: Callable, layout: str, bat
     assert_close(virtual.states[2].moments, real.states[2].moments)
 
 
-def test_sync_of_unrolled_workers_of_one_device_is_refused():
-    rule = r"batch_norm='sync': with several workers on a device, virtual_workers='unrolled' must be 'vmapped'"
+def test_sync_of_unrolled_workers_of_one_device_is_refused(recipe_of: Callable):
+    rule = r"batch_norm='sync': with several workers on a device, run.virtual_workers='unrolled' must be 'vmapped'"
     for fields in ({"num_devices": 1}, {"num_devices": 2}, {"num_devices": 4, "devices_per_worker": 2}):
         with pytest.raises(ValueError, match=rule):
-            create_mesh(Recipe(batch_norm="sync", **fields))
-    create_mesh(Recipe(batch_norm="sync", num_devices=4))
+            create_mesh(recipe_of(batch_norm="sync", **fields))
+    create_mesh(recipe_of(batch_norm="sync", num_devices=4))
 
 
 def test_evaluation_takes_the_moving_moments(take_steps: Callable, digits: Split):
@@ -117,9 +125,11 @@ def test_evaluation_takes_the_moving_moments(take_steps: Callable, digits: Split
         ({"batch_norm": "sync", "virtual_workers": "vmapped"}, ("virtual", "data", "fast")),
     ],
 )
-def test_every_batch_norm_is_told_the_axes_of_its_moments(fields: dict[str, Any], axes: tuple[str, ...] | None):
+def test_every_batch_norm_is_told_the_axes_of_its_moments(
+    recipe_of: Callable, fields: dict[str, Any], axes: tuple[str, ...] | None
+):
     model = nnx.eval_shape(lambda: create_model("resnet_20", (8, 8, 1), 10, 0))
-    configure_modules(model, Recipe(**fields))
+    configure_modules(model, recipe_of(**fields))
     norms = [module for _, module in nnx.iter_modules(model) if isinstance(module, nnx.BatchNorm)]
     assert len(norms) == 19
     assert {norm.axis_name for norm in norms} == {axes}

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from jaxtern.configs import cifar10
+from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.run import loop
-from jaxtern.training.run.calls import Call, compresses_at, plan_calls
+from jaxtern.training.run.calls import Call, phase_at, plan_calls
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
 from jaxtern.training.run.stopping import Stopped
@@ -24,7 +26,7 @@ from jaxtern.training.saved.digests import digest
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 EPOCHS = {  # of four steps
-    "model": "tiny", "dataset": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
+    "model": "tiny", "data": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
     "synthetic_classes": 3, "num_workers": 2, "num_devices": 2, "batch_size": 8, "exchange": "gather",
 }  # fmt: skip
 TIMES = ("examples_per_second",)
@@ -32,7 +34,7 @@ TIMES = ("examples_per_second",)
 
 def walk(run: Run) -> Iterator[tuple[Call, Any, Any, Any]]:
     """Calls, with the state before and after, and the batch."""
-    calls = list(plan_calls(run.recipe, run.inputs.dataset.train.size, 0, 0))
+    calls = list(plan_calls(run.recipe.run, run.recipe.mean, run.inputs.dataset.train.size, 0, 0))
     batches = run.feed.batches(0, (call.num_steps for call in calls))
     for call, batch in zip(calls, batches, strict=True):
         before = jax.tree.map(np.array, run.state)
@@ -52,32 +54,36 @@ def records(workdir: Path) -> list[dict[str, Any]]:
 
 @given(
     num_steps=st.integers(1, 60), steps_per_call=st.integers(1, 25), periods=st.tuples(*[st.integers(1, 17)] * 3),
-    evaluates=st.booleans(), float_epochs=st.integers(0, 4), ternary_from=st.integers(0, 30),
+    evaluates=st.booleans(), float_epochs=st.integers(0, 4), compress_from=st.integers(0, 30),
     num_examples=st.integers(8, 90), done=st.integers(0, 59),
 )  # fmt: skip
 def test_calls_take_every_step_once_and_none_goes_beyond_what_the_host_does(
     num_steps: int, steps_per_call: int, periods: tuple[int, int, int], evaluates: bool, float_epochs: int,
-    ternary_from: int, num_examples: int, done: int,
+    compress_from: int, num_examples: int, done: int,
 ):  # fmt: skip
     log, evaluate, checkpoint = periods[0], periods[1] * evaluates, periods[2]
-    recipe = Recipe(
+    run = RunSection(
         num_steps=num_steps, steps_per_call=steps_per_call, log_every=log, evaluate_every=evaluate, batch_size=8,
-        checkpoint_every=checkpoint, float_epochs=float_epochs, ternary_from=ternary_from,
+        checkpoint_every=checkpoint,
     )  # fmt: skip
+    sections = (
+        run,
+        MeanSection(method="top_k", float_epochs=float_epochs, compress_from=compress_from, density_warmup=(0.5, 0.25)),
+    )
     step = min(done, num_steps)
-    calls = list(plan_calls(recipe, num_examples, step, 8 * step))
+    calls = list(plan_calls(*sections, num_examples, step, 8 * step))
     assert len({call.num_steps for call in calls} | {1}) <= 2
     for number, call in enumerate(calls):
         assert 1 <= call.num_steps <= steps_per_call
         inside, end = range(step, step + call.num_steps), step + call.num_steps
         for i in inside:
             epoch = 8 * i // num_examples
-            is_float = i < ternary_from or (float_epochs and epoch % float_epochs == float_epochs - 1)
-            assert call.compresses is not bool(is_float)
+            is_float = i < compress_from or (float_epochs and epoch % float_epochs == float_epochs - 1)
+            assert call.phase == (0 if is_float else 1 + max(0, 2 - epoch))
             if i > step:
                 assert all(i % period for period in (evaluate, checkpoint) if period)
         step = end
-        assert list(plan_calls(recipe, num_examples, step, 8 * step)) == calls[number + 1 :]  # as after a stop there
+        assert list(plan_calls(*sections, num_examples, step, 8 * step)) == calls[number + 1 :]  # as after a stop there
     assert step == num_steps
 
 
@@ -88,27 +94,29 @@ def test_calls_take_every_step_once_and_none_goes_beyond_what_the_host_does(
 def test_calls_of_cifar10_are_of_two_lengths_and_take_a_whole_epoch_if_asked(
     steps_per_call: int, in_an_epoch: dict[int, int]
 ):
-    recipe = Recipe.from_dict(cifar10.get_config().to_dict() | {"steps_per_call": steps_per_call})
-    assert (recipe.num_steps, recipe.log_every, recipe.evaluate_every) == (30 * 391, 100, 391)
-    counts = Counter(call.num_steps for call in plan_calls(recipe, 50_000, 0, 0))
+    recipe = Recipe.from_dict(cifar10.get_config().to_dict()).replace(run={"steps_per_call": steps_per_call})
+    assert (recipe.run.num_steps, recipe.run.log_every, recipe.run.evaluate_every) == (30 * 391, 100, 391)
+    counts = Counter(call.num_steps for call in plan_calls(recipe.run, recipe.mean, 50_000, 0, 0))
     assert counts == {length: 30 * count for length, count in in_an_epoch.items()}
 
 
 def test_calls_take_a_whole_epoch_where_every_second_is_float():
-    recipe = Recipe(float_epochs=2, batch_size=8, steps_per_call=100, num_steps=18)
-    calls = list(plan_calls(recipe, 32, 0, 0))
-    assert calls == [Call(4, True), Call(4, False)] * 2 + [Call(1, True)] * 2
+    run = RunSection(batch_size=8, steps_per_call=100, num_steps=18)
+    calls = list(plan_calls(run, MeanSection(float_epochs=2), 32, 0, 0))
+    assert calls == [Call(4, 1), Call(4, 0)] * 2 + [Call(1, 1)] * 2
 
 
-def test_every_second_epoch_is_float():
-    recipe = Recipe(float_epochs=2, batch_size=8)
-    assert [compresses_at(recipe, 32, i, 8 * i) for i in range(16)] == ([True] * 4 + [False] * 4) * 2
-    recipe = Recipe(ternary_from=3)
-    assert [compresses_at(recipe, 32, i, 8 * i) for i in range(5)] == [False] * 3 + [True] * 2
-    assert not compresses_at(Recipe(codec="float"), 32, 0, 0)
+def test_phases_are_float_epochs_the_method_and_the_epochs_of_its_warm_up():
+    mean = MeanSection(float_epochs=2)
+    assert [phase_at(mean, 32, i, 8 * i) for i in range(16)] == ([1] * 4 + [0] * 4) * 2
+    mean = MeanSection(compress_from=3)
+    assert [phase_at(mean, 32, i, 8 * i) for i in range(5)] == [0] * 3 + [1] * 2
+    assert phase_at(MeanSection(method="float"), 32, 0, 0) == 0
+    mean = MeanSection(method="dgc", density_warmup=(0.5, 0.1))
+    assert [phase_at(mean, 32, i, 8 * i) for i in range(13)] == [3] * 4 + [2] * 4 + [1] * 5
 
 
-@pytest.mark.parametrize("fields", [{"float_epochs": 2}, {"ternary_from": 5}])
+@pytest.mark.parametrize("fields", [{"float_epochs": 2}, {"compress_from": 5}])
 def test_float_steps_are_those_of_a_float_run_and_the_others_of_a_ternary_one(
     prepare: Callable, tmp_path: Path, fields: dict[str, int]
 ):
@@ -116,29 +124,29 @@ def test_float_steps_are_those_of_a_float_run_and_the_others_of_a_ternary_one(
     fields = EPOCHS | {"num_steps": 10, **fields}
     run = prepare(**fields)
     plain = EPOCHS | {"num_steps": 10}
-    others = {c: prepare(tmp_path / str(c), codec="ternary" if c else "float", **plain) for c in (True, False)}
+    others = {c: prepare(tmp_path / str(c), method="ternary" if c else "float", **plain) for c in (1, 0)}
     seen = set()
     for i, (call, before, after, batch) in enumerate(walk(run)):
-        other = others[call.compresses]
+        other = others[call.phase]
         state = jax.device_put(before, jax.tree.map(lambda leaf: leaf.sharding, other.state))
-        state, _ = other.train_step(state, run.feed.images, batch, Call(1, call.compresses))
+        state, _ = other.train_step(state, run.feed.images, batch, Call(1, call.phase))
         assert digest(jax.device_get(state)) == digest(after)
         assert int(after.compressor.count) == i + 1
-        seen.add(call.compresses)
-    assert seen == {True, False}
+        seen.add(call.phase)
+    assert seen == {0, 1}
 
 
 def test_log_says_what_a_step_sent_and_measures_ternary_ones(prepare: Callable, tmp_path: Path):
-    fields = EPOCHS | {"num_steps": 9, "float_epochs": 2, "log_compression": True}
+    fields = EPOCHS | {"num_steps": 9, "float_epochs": 2, "statistics": True}
     run = prepare(tmp_path / "each", log_every=1, **fields)
     finish(run)
     finish(prepare(tmp_path / "all", log_every=9, **fields))
     each, (whole,) = ([r for r in records(tmp_path / name) if "loss" in r] for name in ("each", "all"))
     is_ternary = [True] * 4 + [False] * 4 + [True]
-    sent = [run.wire.bits_per_element if ternary else 32.0 for ternary in is_ternary]
-    assert run.wire.bits_per_element < 20
+    sent = [run.wires[1].bits_per_element if ternary else 32.0 for ternary in is_ternary]
+    assert run.wires[1].bits_per_element < 20
     assert [r["sent_bits_per_element"] for r in each] == sent
-    for name in ("zero_fraction", "scale", "cosine"):
+    for name in ("zero_fraction", "error", "cosine"):
         measured = [r.get(f"compression/{name}") for r in each]
         assert [number is not None and np.isfinite(number) for number in measured] == is_ternary
         assert whole[f"compression/{name}"] == pytest.approx(np.mean([n for n in measured if n is not None]))
@@ -157,10 +165,15 @@ def test_run_with_float_epochs_goes_on_as_if_never_stopped(prepare: Callable, tm
     assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
 
 
-@pytest.mark.parametrize("name", ["float_epochs", "ternary_from"])
-def test_float_steps_of_delayed_means_are_refused(name: str):
-    with pytest.raises(ValueError, match=f"{name}=2: must be 0 where delayed=True"):
-        Recipe(delayed=True, **{name: 2})
+@pytest.mark.parametrize("name", ["float_epochs", "compress_from"])
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"delayed": True}, "where mean.delayed=True"), ({"method": "dgc"}, "where mean.method='dgc'")],
+    ids=["delayed", "dgc"],
+)
+def test_float_steps_between_means_that_carry_are_refused(fields: dict[str, Any], why: str, name: str):
+    with pytest.raises(ValueError, match=f"mean.{name}=2: must be 0 {why}"):
+        MeanSection(**fields, **{name: 2})
 
 
 @pytest.mark.parametrize(
@@ -191,7 +204,7 @@ def test_steps_that_go_together_with_batch_norm_and_averages_are_single_ones_but
     prepare: Callable, tmp_path: Path, precision: str, tolerance: float
 ):
     """A compiler that sees several may join other operations."""
-    fields = EPOCHS | {"model": "tiny_norm", "average_decay": 0.9, "precision": precision, "codec": "float"}
+    fields = EPOCHS | {"model": "tiny_norm", "average_decay": 0.9, "precision": precision, "method": "float"}
     runs = [prepare(tmp_path / str(k), steps_per_call=k, log_every=5, num_steps=5, **fields) for k in (1, 3)]
     for run in runs:
         finish(run)
@@ -250,6 +263,6 @@ def test_nonfinite_step_in_the_middle_of_a_call_is_named(prepare: Callable, tmp_
 
 def test_steps_of_streamed_images_go_one_by_one(prepare: Callable, tmp_path: Path):
     prepare(**EPOCHS, feed="streaming")
-    with pytest.raises(ValueError, match=r"^steps_per_call=2: must be 1 where images are streamed"):
+    with pytest.raises(ValueError, match=r"^run.steps_per_call=2: must be 1 where images are streamed"):
         prepare(tmp_path / "other", **EPOCHS, feed="streaming", steps_per_call=2)
     assert not (tmp_path / "other").exists()

@@ -37,7 +37,7 @@ def make_state(step: int) -> TrainState:
     params = {"conv1": layer(5, 5, 1, 20), "fc1": layer(200, 50)}
     optimizer = (({"count": np.int32(step)}, jax.tree.map(np.square, params)), ())
     frozen, moments = {"conv2": layer(3, 3, 20, 4)}, {"norm1": {"mean": np.full(20, step, np.float32)}}
-    compressor, averages = CompressedMeanState(np.int32(step + 7), None), Averages(params, moments)
+    compressor, averages = CompressedMeanState(np.int32(step + 7), (), (), None), Averages(params, moments)
     return TrainState(np.int32(step), params, frozen, moments, optimizer, compressor, averages, None)
 
 
@@ -146,7 +146,7 @@ def test_checkpoint_with_any_file_damaged_is_refused_or_whole(workdir: Path, har
 
 def test_checkpoint_whose_metadata_say_another_number_is_refused(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path, keep=3)
-    checkpoints.save(1, make_state(1), examples_seen=1600, recipe={"boundaries": (1.0, 2.5), "data_dir": None})
+    checkpoints.save(1, make_state(1), examples_seen=1600, recipe={"boundaries": (1.0, 2.5), "dir": None})
     checkpoints.close()
     checkpoint = Checkpoints(tmp_path).restore(1, make_state(0))
     assert checkpoint.metadata["examples_seen"] == 1600

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.run import loop
 from jaxtern.training.run.run import Run
 from jaxtern.training.saved.digests import digest
 from jaxtern.training.step.gradients import create_local_gradients, dropout_key, example_keys
-from jaxtern.training.step.mesh import create_mesh
-from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS, specs_of_state
+from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS, create_mesh
+from jaxtern.training.step.state import specs_of_state
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
-PLAIN = {"model": "tiny_drop", "codec": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}
+PLAIN = {"model": "tiny_drop", "method": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}
 VIRTUAL = {
     "unrolled": {"num_devices": 1},
     "vmapped": {"num_devices": 1, "virtual_workers": "vmapped"},
@@ -28,7 +30,9 @@ VIRTUAL = {
 
 def keys_of_devices(seed: int, step: int, worker: int) -> list[tuple]:
     """Of the two devices of a worker."""
-    mesh = create_mesh(Recipe(num_workers=1, batch_size=2, devices_per_worker=2, num_devices=2))
+    mesh = create_mesh(
+        Recipe(mean=MeanSection(devices_per_worker=2), run=RunSection(num_workers=1, batch_size=2, num_devices=2))
+    )
 
     def on_device() -> jax.Array:
         return jax.random.key_data(dropout_key(seed, jax.numpy.int32(step), jax.numpy.int32(worker)))[None]
@@ -38,7 +42,7 @@ def keys_of_devices(seed: int, step: int, worker: int) -> list[tuple]:
 
 
 def gradients(take_steps: Callable, **fields: Any) -> np.ndarray:
-    """Of the first step: the rate is 1, and the codec float."""
+    """Of the first step: the rate is 1, and the mean float."""
     run = take_steps(1, **PLAIN | fields)
     return run.states[0].params["fc1"]["kernel"] - run.states[1].params["fc1"]["kernel"]
 
@@ -60,7 +64,7 @@ def dropped_by_workers(run: Run, step: int) -> list[tuple]:
         (own,) = local(state, jax.tree.map(lambda leaf: leaf[None], batch), jax.lax.axis_index(DEVICE_AXIS))
         return own.gradients["fc1"]["kernel"][None]
 
-    specs = specs_of_state(run.recipe), PartitionSpec(DEVICE_AXIS)
+    specs = specs_of_state(), PartitionSpec(DEVICE_AXIS)
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
     batch = next(run.feed.batches(0))
     batch = batch._replace(images=np.asarray(run.feed.images)[np.asarray(batch.images)])

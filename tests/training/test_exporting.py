@@ -11,6 +11,7 @@ from flax import nnx
 
 from jaxtern.models import create_model
 from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.run.exporting import export_network, export_run
 from jaxtern.training.run.inputs import facts_of, open_inputs
 
@@ -20,9 +21,9 @@ def make_program() -> Callable[..., tuple[jax.export.Exported, dict[str, np.ndar
     """The program of a network on digits, and its weights."""
 
     def make(seed: int) -> tuple[jax.export.Exported, dict[str, np.ndarray]]:
-        recipe = Recipe(seed=seed)
-        inputs = open_inputs(recipe)
-        graph, variables = nnx.split(create_model(recipe.model, inputs.input_shape, 10, seed))
+        recipe = Recipe(run=RunSection(seed=seed))
+        inputs = open_inputs(recipe.data)
+        graph, variables = nnx.split(create_model(recipe.model.name, inputs.input_shape, 10, seed))
         artifact = export_network(recipe, facts_of(inputs), graph, nnx.to_pure_dict(variables))
         return jax.export.deserialize(bytearray(artifact.program)), artifact.weights
 
@@ -46,6 +47,6 @@ def test_program_holds_no_weights(make_program: Callable):
 
 
 def test_network_of_text_is_not_exported(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps({"preprocessing": "text"}))
-    with pytest.raises(ValueError, match="preprocessing='text': networks of text cannot be exported yet"):
+    (tmp_path / "config.json").write_text(json.dumps({"data": {"preprocessing": "text"}}))
+    with pytest.raises(ValueError, match=r"networks of text \(data.preprocessing\) cannot be exported yet"):
         export_run(tmp_path)

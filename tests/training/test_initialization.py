@@ -60,7 +60,7 @@ def test_run_starts_from_a_checkpoint_of_a_run_without_averages(prepare: Callabl
 
 def test_head_starts_fresh_where_it_is_excluded(prepare: Callable, trained: Run, tmp_path: Path):
     """Whatever its shape there."""
-    made = {"dataset": "synthetic", "synthetic_shape": (8, 8, 1), "synthetic_classes": 3, "synthetic_examples": 32}
+    made = {"data": "synthetic", "synthetic_shape": (8, 8, 1), "synthetic_classes": 3, "synthetic_examples": 32}
     fields, start = FIELDS | made | {"seed": 9}, {"init_from": str(trained.workdir)}
     fresh = prepare(tmp_path / "fresh", **fields).state
     with pytest.raises(ValueError, match=r"init_from='.*': fc2/bias has shape \(10,\) there and \(3,\) here"):

@@ -17,8 +17,8 @@ from jaxtern.training.run.run import Run
 from jaxtern.training.step.mesh import create_mesh
 
 SHAKESPEARE = str(Path(__file__).parents[1] / "data" / "shakespeare.txt")
-TEXT = {"dataset": SHAKESPEARE, "preprocessing": "text", "sequence_length": 20}
-MADE = {"dataset": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_classes": 4, "synthetic_examples": 50}
+TEXT = {"data": SHAKESPEARE, "preprocessing": "text", "sequence_length": 20}
+MADE = {"data": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_classes": 4, "synthetic_examples": 50}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ MADE = {"dataset": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_class
 def test_inputs_are_resident_where_whole_images_are_taken(
     small_recipe: Callable[..., Recipe], fields: dict[str, Any], raw_shape: tuple, input_shape: tuple, resident: bool
 ):
-    opened = open_inputs(small_recipe(**fields))
+    opened = open_inputs(small_recipe(**fields).data)
     assert (opened.raw_shape, opened.input_shape, opened.resident) == (raw_shape, input_shape, resident)
 
 
@@ -57,10 +57,10 @@ def test_inputs_are_resident_where_whole_images_are_taken(
 def test_facts_tell_the_shape_of_images_when_these_are_gone(
     small_recipe: Callable[..., Recipe], fields: dict[str, Any]
 ):
-    recipe = small_recipe(**fields)
-    opened = open_inputs(recipe)
+    data = small_recipe(**fields).data
+    opened = open_inputs(data)
     facts = facts_of(opened)
-    assert raw_shape_of(recipe, facts) == opened.raw_shape
+    assert raw_shape_of(data, facts) == opened.raw_shape
     assert (facts.num_classes, facts.num_examples) == (opened.dataset.num_classes, opened.dataset.train.size)
     assert facts.class_names == opened.dataset.class_names
 
@@ -68,18 +68,18 @@ def test_facts_tell_the_shape_of_images_when_these_are_gone(
 def test_facts_without_a_shape_are_refused_where_images_are_taken_whole(small_recipe: Callable[..., Recipe]):
     facts = Facts(None, 10, 1437, "run/dataset.json")
     with pytest.raises(
-        ValueError, match=r"run/dataset.json: image_shape=None: must be known, as preprocessing='mnist'"
+        ValueError, match=r"run/dataset.json: image_shape=None: must be known, as data.preprocessing='mnist'"
     ):
-        raw_shape_of(small_recipe(), facts)
+        raw_shape_of(small_recipe().data, facts)
 
 
 def test_inputs_too_large_for_the_devices_are_streamed(
     small_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(inputs, "_RESIDENT_BYTES", 1797 * 64 - 1)
-    assert not open_inputs(small_recipe()).resident
-    assert open_inputs(small_recipe(feed="resident")).resident
-    assert open_inputs(small_recipe(**TEXT)).resident
+    assert not open_inputs(small_recipe().data).resident
+    assert open_inputs(small_recipe(feed="resident").data).resident
+    assert open_inputs(small_recipe(**TEXT).data).resident
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def test_inputs_too_large_for_the_devices_are_streamed(
         ({"image_size": 7}, "image_size=7: preprocessing='mnist'"),
         (TEXT | {"feed": "streaming"}, "feed='streaming': preprocessing='text' takes text, which is resident"),
         (TEXT | {"image_size": 7}, "image_size=7: preprocessing='text'"),
-        (TEXT | {"dataset": "digits"}, "dataset='digits': preprocessing='text' takes the path of a text file"),
+        (TEXT | {"data": "digits"}, "dataset='digits': preprocessing='text' takes the path of a text file"),
         (TEXT | {"preprocessing": "mnist"}, "is a file, which is read as text where preprocessing='text'"),
         (TEXT | MADE | {"synthetic_classes": 1000}, "synthetic_classes=1000: must be 256 at most"),
-        (MADE | {"preprocessing": "vgg"}, r"synthetic_shape=\(12, 10, 3\): preprocessing='vgg' takes \(224, 224, 3\)"),
+        (MADE | {"preprocessing": "vgg"}, r"data.synthetic_shape=\(12, 10, 3\): .*='vgg' takes \(224, 224, 3\)"),
         (MADE | {"synthetic_shape": (12, 10)}, r"synthetic_shape=\(12, 10\): must be height, width and channels"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(small_recipe: Callable[..., Recipe], fields: dict, words: str):
     with pytest.raises(ValueError, match=words):
-        open_inputs(small_recipe(**fields))
+        open_inputs(small_recipe(**fields).data)
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
@@ -107,8 +107,8 @@ def test_feed_puts_batches_on_the_devices_of_their_workers(small_recipe: Callabl
     batches = []
     for way in ("resident", "streaming"):
         recipe = small_recipe(num_workers=2, num_devices=num_devices, feed=way)
-        opened, mesh = open_inputs(recipe), create_mesh(recipe)
-        feed = Feed(recipe, opened, mesh)
+        opened, mesh = open_inputs(recipe.data), create_mesh(recipe)
+        feed = Feed(recipe.data, recipe.run, opened, mesh)
         stream = feed.batches(24)
         batch = next(stream)
         stream.close()

@@ -124,8 +124,8 @@ def test_run_refuses_what_does_not_fit_before_it_touches_the_folder(prepare: Cal
     for fields in (
         {"model": "lenett"},
         {"exchange": "pigeon"},
-        {"dataset": "mnist"},
-        {"levels": 0},
+        {"data": "mnist"},
+        {"method": "quantized", "levels": 0},
         {"num_devices": 99},
     ):
         with pytest.raises(ValueError, match=r"=|not set"):

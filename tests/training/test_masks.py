@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from jaxtern.training.recipe.masks import is_trained, mask_slices, require_trainable, slice_masks, split_slice
-from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.model import ModelSection
 
 SHAPES = {
     "conv1": {"kernel": (5, 5, 1, 20), "bias": (20,)},
@@ -142,21 +142,53 @@ def test_masks_need_only_shapes():
 @pytest.mark.parametrize(
     ("train_only", "freeze", "words"),
     [
-        (("conv3/.*",), (), "train_only='conv3/.*': must match the path of a tensor; available: conv"),
-        ((), ("fc1",), "freeze='fc1': must match the path of a tensor; available: fc1/bias"),
-        ((), ("zzz",), "freeze='zzz': must match the path of a tensor; available: conv1/bias, conv1/kernel, conv2/"),
-        ((), ("conv3/kernel[0]",), "freeze='conv3/kernel[0]': must match the path of a tensor; available: conv"),
-        ((), ("fc1/kernel[6]",), "freeze='fc1/kernel[6]': must be within fc1/kernel, whose shape is (6, 4)"),
-        ((), ("fc1/kernel[:, -5]",), "freeze='fc1/kernel[:, -5]': must be within fc1/kernel, whose shape is (6, 4)"),
-        ((), ("fc1/kernel[:7]",), "freeze='fc1/kernel[:7]': must be within fc1/kernel, whose shape is (6, 4)"),
-        ((), ("fc1/kernel[3:3]",), "freeze='fc1/kernel[3:3]': must be within fc1/kernel, whose shape is (6, 4), and"),
-        ((), (".*/kernel[5]",), "freeze='.*/kernel[5]': must be within conv1/kernel, whose shape is (5, 5, 1, 20)"),
-        ((), ("fc1/bias[0, 0]",), "freeze='fc1/bias[0, 0]': must have no more indices than fc1/bias has axes: its"),
-        ((), ("fc1/bias[0, ..., 0]",), "freeze='fc1/bias[0, ..., 0]': must have no more indices than fc1/bias"),
-        ((), (".*",), "train_only=(), freeze=('.*',): must leave a tensor to train"),
-        (("fc1/.*",), ("fc1/.*",), "train_only=('fc1/.*',), freeze=('fc1/.*',): must leave a tensor to train"),
-        (("fc1/bias",), ("fc1/bias[...]",), "train_only=('fc1/bias',), freeze=('fc1/bias[...]',): must leave a"),
-        (("fc1/bias",), ("fc1/bias[:2]", "fc1/bias[2:]"), "train_only=('fc1/bias',), freeze=('fc1/bias[:2]', 'fc1/"),
+        (("conv3/.*",), (), "model.train_only='conv3/.*': must match the path of a tensor; available: conv"),
+        ((), ("fc1",), "model.freeze='fc1': must match the path of a tensor; available: fc1/bias"),
+        (
+            (),
+            ("zzz",),
+            "model.freeze='zzz': must match the path of a tensor; available: conv1/bias, conv1/kernel, conv2/",
+        ),
+        ((), ("conv3/kernel[0]",), "model.freeze='conv3/kernel[0]': must match the path of a tensor; available: conv"),
+        ((), ("fc1/kernel[6]",), "model.freeze='fc1/kernel[6]': must be within fc1/kernel, of shape (6, 4)"),
+        (
+            (),
+            ("fc1/kernel[:, -5]",),
+            "model.freeze='fc1/kernel[:, -5]': must be within fc1/kernel, of shape (6, 4)",
+        ),
+        ((), ("fc1/kernel[:7]",), "model.freeze='fc1/kernel[:7]': must be within fc1/kernel, of shape (6, 4)"),
+        (
+            (),
+            ("fc1/kernel[3:3]",),
+            "model.freeze='fc1/kernel[3:3]': must be within fc1/kernel, of shape (6, 4), and",
+        ),
+        (
+            (),
+            (".*/kernel[5]",),
+            "model.freeze='.*/kernel[5]': must be within conv1/kernel, of shape (5, 5, 1, 20)",
+        ),
+        (
+            (),
+            ("fc1/bias[0, 0]",),
+            "model.freeze='fc1/bias[0, 0]': must have no more indices than fc1/bias has axes, of",
+        ),
+        ((), ("fc1/bias[0, ..., 0]",), "model.freeze='fc1/bias[0, ..., 0]': must have no more indices than fc1/bias"),
+        ((), (".*",), "model.train_only=(), model.freeze=('.*',): must leave a tensor to train"),
+        (
+            ("fc1/.*",),
+            ("fc1/.*",),
+            "model.train_only=('fc1/.*',), model.freeze=('fc1/.*',): must leave a tensor to train",
+        ),
+        (
+            ("fc1/bias",),
+            ("fc1/bias[...]",),
+            "model.train_only=('fc1/bias',), model.freeze=('fc1/bias[...]',): must leave a",
+        ),
+        (
+            ("fc1/bias",),
+            ("fc1/bias[:2]", "fc1/bias[2:]"),
+            "model.train_only=('fc1/bias',), model.freeze=('fc1/bias[:2]', 'fc1/",
+        ),
     ],
 )
 def test_masks_that_do_not_fit_are_refused(train_only: tuple, freeze: tuple, words: str):
@@ -186,20 +218,19 @@ def test_masks_that_fit_are_accepted(train_only: tuple):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"freeze": ("(",)}, "freeze='(': is no regular expression"),
-        ({"freeze": ("conv1/.*", "a([0]",)}, "freeze='a([0]': is no regular expression"),
-        ({"freeze": ("w[]",)}, "freeze='w[]': is no regular expression"),
-        ({"freeze": ("w{99999999999999999999}",)}, "freeze='w{99999999999999999999}': is no regular expression"),
-        ({"train_only": ("*",)}, "train_only='*': is no regular expression"),
-        ({"schedule": "piecewise"}, "boundaries=(): must hold an epoch or more where schedule='piecewise'"),
+        ({"freeze": ("(",)}, "model.freeze=('(',): '(' is no regular expression"),
+        ({"freeze": ("conv1/.*", "a([0]",)}, "model.freeze=('conv1/.*', 'a([0]'): 'a([0]' is no regular expression"),
+        ({"freeze": ("w[]",)}, "model.freeze=('w[]',): 'w[]' is no regular expression"),
+        ({"freeze": ("w{99999999999999999999}",)}, "model.freeze=('w{99999999999999999999}',): 'w{9999"),
+        ({"train_only": ("*",)}, "model.train_only=('*',): '*' is no regular expression"),
     ],
 )  # fmt: skip
 def test_masks_whose_patterns_do_not_compile_are_refused_by_the_recipe(fields: dict[str, Any], words: str):
     with pytest.raises(ValueError, match="=") as caught:
-        Recipe(**fields)
+        ModelSection(**fields)
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
 
 
 def test_masks_of_slices_are_accepted_by_the_recipe():
-    assert Recipe(freeze=("conv2/kernel[:, :, 29, 13]", "fc[12]/.*")).freeze[0] == "conv2/kernel[:, :, 29, 13]"
+    assert ModelSection(freeze=("conv2/kernel[:, :, 29, 13]", "fc[12]/.*")).freeze[0] == "conv2/kernel[:, :, 29, 13]"

@@ -1,6 +1,7 @@
 """Three updates of every optimiser against its formula in NumPy."""
 
 import itertools
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,11 @@ import optax
 import pytest
 
 from jaxtern.models.model import Model
-from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.recipe.rules import OPTIMIZERS
+from jaxtern.training.recipe.optimizer import OptimizerSection
 from jaxtern.training.recipe.selection import mask
 from jaxtern.training.step.optimizers import DECAYING_OPTIMIZERS, create_optimizer, decay_patterns, decays_in_loss
 
+OPTIMIZERS = typing.get_args(typing.get_type_hints(OptimizerSection)["name"])
 RATES, STEPS = (0.1, 0.2, 0.05), 3
 KERNELS = (r"(.*/)?kernel",)
 Tree = dict[str, dict[str, np.ndarray]]
@@ -71,8 +72,8 @@ class Slow:
         return self.velocity
 
 
-def run(recipe: Recipe, schedule: Any, params: Tree, decayed: tuple[str, ...] = KERNELS) -> list[Tree]:
-    optimizer = create_optimizer(recipe, schedule, decayed)
+def run(section: OptimizerSection, schedule: Any, params: Tree, decayed: tuple[str, ...] = KERNELS) -> list[Tree]:
+    optimizer = create_optimizer(section, schedule, decayed)
     params = jax.tree.map(jnp.asarray, params)
     state, history, update = optimizer.init(params), [], jax.jit(optimizer.update)
     for step in range(STEPS):
@@ -98,8 +99,10 @@ def schedule(step: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_follows_its_formula(name: str, decay: float, mode: str):
     """Weight decay in the loss is left to the loss, but by those that always decay."""
-    recipe = Recipe(optimizer=name, momentum=0.8, trust_coefficient=0.02, weight_decay=decay, weight_decay_mode=mode)
-    history = run(recipe, schedule, draw(10))
+    section = OptimizerSection(
+        name=name, momentum=0.8, trust_coefficient=0.02, weight_decay=decay, weight_decay_mode=mode
+    )
+    history = run(section, schedule, draw(10))
     taken = decay if mode == "decoupled" or name in ("adamw", "lars", "lamb") else 0.0
     for leaf in ("kernel", "bias"):
         assert_follows(history, leaf, getattr(Slow(taken, leaf == "kernel"), name))
@@ -107,8 +110,10 @@ def test_optimizer_follows_its_formula(name: str, decay: float, mode: str):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_follows_no_other_formula(name: str):
-    recipe = Recipe(optimizer=name, momentum=0.8, trust_coefficient=0.02, weight_decay=0.3, weight_decay_mode="loss")
-    history = run(recipe, schedule, draw(10))
+    section = OptimizerSection(
+        name=name, momentum=0.8, trust_coefficient=0.02, weight_decay=0.3, weight_decay_mode="loss"
+    )
+    history = run(section, schedule, draw(10))
     decay = 0.3 if name in DECAYING_OPTIMIZERS else 0.0
     for other in OPTIMIZERS:
         if getattr(Slow, other) is not getattr(Slow, name):
@@ -122,7 +127,7 @@ def test_optimizer_by_norms_moves_tensors_of_zeros_by_the_plain_rule(name: str, 
     """A layer that starts at 0 has no norm to go by, and must not stay there; without a gradient it stays finite."""
     weight = {"fc": {"kernel": jnp.full((3, 2), 0.0 if zero == "weights" else 1.0)}}
     gradient = {"fc": {"kernel": jnp.full((3, 2), 0.0 if zero == "gradients" else 2.0)}}
-    optimizer = create_optimizer(Recipe(optimizer=name), optax.constant_schedule(0.1), KERNELS)
+    optimizer = create_optimizer(OptimizerSection(name=name), optax.constant_schedule(0.1), KERNELS)
     updates, _ = optimizer.update(gradient, optimizer.init(weight), weight)
     plain = {"lars": 0.2, "lamb": 0.1}[name]
     expected = 0.0 if zero == "gradients" else -plain
@@ -131,16 +136,16 @@ def test_optimizer_by_norms_moves_tensors_of_zeros_by_the_plain_rule(name: str, 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lars", "lamb"])
 def test_optimizer_decays_what_the_recipe_names_in_place_of_what_the_network_does(name: str):
-    fields = {"optimizer": name, "momentum": 0.8, "trust_coefficient": 0.02, "weight_decay": 0.3}
-    history = run(Recipe(**fields, weight_decay_mode="decoupled", decay=("fc/b.*",)), schedule, draw(10))
+    fields = {"name": name, "momentum": 0.8, "trust_coefficient": 0.02, "weight_decay": 0.3}
+    history = run(OptimizerSection(**fields, weight_decay_mode="decoupled", decay=("fc/b.*",)), schedule, draw(10))
     for leaf in ("kernel", "bias"):
         assert_follows(history, leaf, getattr(Slow(0.3, leaf == "bias"), name))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_works_where_the_network_decays_nothing(name: str):
-    fields = {"optimizer": name, "momentum": 0.8, "weight_decay": 0.3, "weight_decay_mode": "decoupled"}
-    history = run(Recipe(**fields), schedule, draw(10), decayed=("other/kernel",))
+    fields = {"name": name, "momentum": 0.8, "weight_decay": 0.3, "weight_decay_mode": "decoupled"}
+    history = run(OptimizerSection(**fields), schedule, draw(10), decayed=("other/kernel",))
     for leaf in ("kernel", "bias"):
         assert_follows(history, leaf, getattr(Slow(0.3, decayed=False), name))
 
@@ -150,12 +155,12 @@ def test_optimizer_works_where_the_network_decays_nothing(name: str):
 )
 def test_weight_decay_is_in_the_loss_only_of_optimizers_that_do_not_decay(name: str, mode: str, decay: float):
     expected = mode == "loss" and decay > 0 and name not in ("adamw", "lars", "lamb")
-    assert decays_in_loss(Recipe(optimizer=name, weight_decay=decay, weight_decay_mode=mode)) is expected
+    assert decays_in_loss(OptimizerSection(name=name, weight_decay=decay, weight_decay_mode=mode)) is expected
 
 
 def test_decay_patterns_are_the_recipes_where_it_has_some():
-    assert decay_patterns(Recipe(), ["fc1/kernel"]) == ("fc1/kernel",)
-    assert decay_patterns(Recipe(decay=("a", "b")), ["fc1/kernel"]) == ("a", "b")
+    assert decay_patterns(OptimizerSection(), ["fc1/kernel"]) == ("fc1/kernel",)
+    assert decay_patterns(OptimizerSection(decay=("a", "b")), ["fc1/kernel"]) == ("a", "b")
 
 
 def test_kernels_are_what_is_called_so_at_any_depth():

@@ -15,10 +15,10 @@ from jaxtern.training.run import loop
 from jaxtern.training.run.calls import Call
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
+from jaxtern.training.saved.digests import digest
 from jaxtern.training.step import step as step_lib
-from jaxtern.training.step.mesh import create_mesh
+from jaxtern.training.step.mesh import FAST_AXIS, create_mesh
 from jaxtern.training.step.precision import LossScale, adjust_scale, first_scale
-from jaxtern.training.step.state import FAST_AXIS
 from jaxtern.training.step.step import create_train_step
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -40,7 +40,7 @@ def overflow_in(monkeypatch: pytest.MonkeyPatch, steps: tuple[int, ...], worker:
 
         def overflowing(state: Any, batch: Any, first: jax.Array) -> list:
             is_due = jnp.any(state.step == jnp.array(steps))
-            is_due &= jax.lax.axis_index(FAST_AXIS) == recipe.worker_devices - 1
+            is_due &= jax.lax.axis_index(FAST_AXIS) == recipe.mean.worker_devices - 1
 
             def spoil(number: int, each: Any) -> Any:
                 kernel = each.gradients["fc2"]["kernel"]
@@ -59,7 +59,7 @@ def walk(run: Run, num_steps: int) -> tuple[list[Any], list[dict[str, Any]]]:
     """States, the first among them, and metrics."""
     states, metrics, batches = [jax.tree.map(np.array, run.state)], [], run.feed.batches(0)
     for _ in range(num_steps):
-        run.state, measured = run.train_step(run.state, run.feed.images, next(batches), Call(1, True))
+        run.state, measured = run.train_step(run.state, run.feed.images, next(batches), Call(1, 1))
         states.append(jax.tree.map(np.array, run.state))
         metrics.append(jax.device_get(measured))
     batches.close()
@@ -68,7 +68,7 @@ def walk(run: Run, num_steps: int) -> tuple[list[Any], list[dict[str, Any]]]:
 
 @pytest.mark.parametrize(("precision", "name"), [("bfloat16", "bf16"), ("float16", "f16"), ("float32", "f32")])
 def test_products_are_of_that_precision_and_weights_are_float32(prepare: Callable, precision: str, name: str):
-    run = prepare(model="tiny_norm", precision=precision, codec="float")
+    run = prepare(model="tiny_norm", precision=precision, method="float")
     step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe))
     text = step.lower(run.state, run.feed.images, next(run.feed.batches(0))).as_text()
     products = re.findall(r"stablehlo\.dot_general .*? : \(tensor<\S*x(\w+)>, tensor<\S*x(\w+)>\)", text)
@@ -81,14 +81,14 @@ def test_products_are_of_that_precision_and_weights_are_float32(prepare: Callabl
 @pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
 def test_update_is_that_of_float32_but_for_rounding(take_steps: Callable, precision: str, tolerance: float):
     fields = {"model": "tiny_norm", "optimizer": "sgd", "learning_rate": 1.0, "num_workers": 2, "batch_size": 16}
-    for codec in ("float", "ternary"):
+    for method in ("float", "ternary"):
         half, full = (
-            take_steps(1, precision=each, codec=codec, log_compression=codec == "ternary", **fields)
+            take_steps(1, precision=each, method=method, statistics=method == "ternary", **fields)
             for each in (precision, "float32")
         )
-        for name in ("loss", *(["compression/scale"] if codec == "ternary" else [])):
+        for name in ("loss", *(["compression/error"] if method == "ternary" else [])):
             np.testing.assert_allclose(half.metrics[0][name], full.metrics[0][name], rtol=0.02)
-        if codec == "float":
+        if method == "float":
             moved = [jax.tree.map(np.subtract, *(run.states[i].params for i in (0, 1))) for run in (half, full)]
             for one, other in zip(*map(jax.tree.leaves, moved), strict=True):
                 np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * np.abs(other).max())
@@ -96,7 +96,7 @@ def test_update_is_that_of_float32_but_for_rounding(take_steps: Callable, precis
 
 def test_factor_does_not_change_the_update(take_steps: Callable):
     """A power of two that is taken out again; but for what vanishes, or has fewer digits, near float16's least."""
-    fields = HALF | {"optimizer": "sgd", "learning_rate": 1.0, "codec": "float", "average_decay": 0.0}
+    fields = HALF | {"optimizer": "sgd", "learning_rate": 1.0, "method": "float", "average_decay": 0.0}
     first, other = (take_steps(1, loss_scale=scale, **fields) for scale in (2.0**10, 2.0**13))
     for one, two in zip(*(jax.tree.leaves(run.states[1].params) for run in (first, other)), strict=True):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-4)
@@ -114,8 +114,22 @@ def test_overflow_of_one_worker_skips_the_step_of_all(prepare: Callable, monkeyp
         assert [leaf.tobytes() for leaf in one] == [leaf.tobytes() for leaf in skipped]
         assert any(leaf.tobytes() != other.tobytes() for leaf, other in zip(one, two, strict=True))
         assert all(np.all(np.isfinite(leaf)) for leaf in two)
-    assert [(int(state.step), int(state.compressor.count)) for state in states] == [(i, i) for i in range(4)]
+    assert [(int(state.step), int(state.compressor.count)) for state in states] == [(0, 0), (1, 1), (2, 1), (3, 2)]
     assert [tuple(map(float, state.loss_scale)) for state in states] == [(1024, 0), (1024, 1), (512, 0), (512, 1)]
+
+
+@pytest.mark.parametrize("method", ["ternary", "top_k", "dgc", "low_rank", "sign"])
+def test_overflow_leaves_what_the_method_carries_as_it_was(
+    prepare: Callable, monkeypatch: pytest.MonkeyPatch, method: str
+):
+    overflow_in(monkeypatch, (1,))
+    fields = HALF | LAYOUTS["unrolled"] | {"method": method, "density": 0.1, "two_way": True, "optimizer": "sgd"}
+    states, metrics = walk(prepare(loss_scale=1024.0, **fields), 3)
+    assert [m["overflow"] for m in metrics] == [0, 1, 0]
+    carried = [digest(state.compressor) for state in states]
+    assert carried[1] == carried[2]
+    assert len(set(carried)) == 3
+    assert bool(jax.tree.leaves(states[1].compressor.local)) == (method != "ternary")
 
 
 def test_factor_that_is_too_high_comes_down_by_itself(prepare: Callable):
@@ -144,7 +158,7 @@ def test_log_leaves_skipped_steps_out_of_its_means(
     """And says how many were, by which factor, and the rate, which such a step does not move."""
     overflow_in(monkeypatch, (1, 2), worker=0)
     fields = HALF | {"schedule": "exponential", "decay_epochs": 8 / 1437, "batch_size": 8, "learning_rate": 0.01}
-    fields |= {"loss_scale": 1024.0, "num_steps": 5, "log_compression": True}
+    fields |= {"loss_scale": 1024.0, "num_steps": 5, "statistics": True}
     loop.train(prepare(tmp_path / "each", log_every=1, **fields))
     loop.train(prepare(tmp_path / "all", log_every=5, **fields))
     each, (record,) = (
@@ -174,7 +188,7 @@ def test_factor_halves_down_to_one_and_doubles_after_two_thousand_good_steps():
     assert tuple(map(float, scale)) == (4, 0)
 
 
-def test_float16_of_delayed_means_is_refused():
-    assert Recipe(precision="bfloat16", delayed=True).delayed
-    with pytest.raises(ValueError, match="precision='float16': must be another where delayed=True"):
-        Recipe(precision="float16", delayed=True)
+def test_float16_of_delayed_means_is_refused(recipe_of: Callable):
+    assert recipe_of(precision="bfloat16", delayed=True).mean.delayed
+    with pytest.raises(ValueError, match=r"precision='float16': must be another where mean.delayed=True"):
+        recipe_of(precision="float16", delayed=True)

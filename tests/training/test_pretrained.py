@@ -17,7 +17,7 @@ from jaxtern.training.step.state import TrainState
 
 SHAPE = (8, 8, 3)
 FIELDS = {
-    "model": "resnet_50", "dataset": "synthetic", "synthetic_shape": SHAPE, "synthetic_classes": 3,
+    "model": "resnet_50", "data": "synthetic", "synthetic_shape": SHAPE, "synthetic_classes": 3,
     "synthetic_examples": 32, "train_only": ("fc/.*",), "seed": 9,
 }  # fmt: skip
 BLOCK = {

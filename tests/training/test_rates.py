@@ -5,9 +5,8 @@ import math
 import pytest
 from hypothesis import example, given, strategies as st
 
+from jaxtern.training.recipe.optimizer import SCHEDULES, OptimizerSection
 from jaxtern.training.recipe.rates import Span, is_rate_string, parse_rates
-from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.recipe.rules import SCHEDULES
 
 NUMBERS = st.floats(1e-6, 1e6)
 
@@ -43,7 +42,7 @@ def test_rates_are_read_or_refused_in_one_line(text: str):
     except ValueError as error:
         refusal = str(error)
     if not spans:
-        assert refusal.startswith(f"schedule={text!r}: ")
+        assert refusal.startswith(f"optimizer.schedule={text!r}: ")
         assert len(refusal.splitlines()) == 1
     assert all(math.isfinite(number) for span in spans for number in span)
     assert [0, *(span.end for span in spans)] == sorted({0, *(span.end for span in spans)})
@@ -68,8 +67,8 @@ def test_rates_are_read_or_refused_in_one_line(text: str):
 )
 def test_rates_that_make_no_sense_are_refused_by_the_recipe(text: str, words: str):
     with pytest.raises(ValueError, match="schedule=") as caught:
-        Recipe(schedule=text)
-    assert str(caught.value).startswith(f"schedule={text!r}: {words}")
+        OptimizerSection(schedule=text)
+    assert str(caught.value).startswith(f"optimizer.schedule={text!r}: {words}")
 
 
 def test_rates_are_no_name_of_a_schedule():

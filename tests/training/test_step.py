@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxtern.compression import schedule
+from jaxtern.compression.radix import reducer
 from jaxtern.data.dataset import Split
 from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.recipe.selection import mask
 from jaxtern.training.saved.digests import digest
 from jaxtern.training.step.gradients import example_keys
@@ -19,9 +20,9 @@ from jaxtern.training.step.mesh import create_mesh
 
 KERNELS = (r"(.*/)?kernel",)
 GATHERED = {"optimizer": "adam", "learning_rate": 1e-3, "exchange": "gather", "float_last_layer": True, "scale": "pow2"}
-ADDED = {"optimizer": "momentum", "exchange": "sum", "weight_decay": 5e-4, "clip_sigmas": 0.0, "log_compression": True}
+ADDED = {"optimizer": "momentum", "exchange": "sum", "weight_decay": 5e-4, "clip_sigmas": 0.0, "statistics": True}
 AUGMENTED = GATHERED | {"preprocessing": "cifar10", "image_size": 6}
-PLAIN = {"optimizer": "sgd", "learning_rate": 1.0, "codec": "float", "batch_size": 16}
+PLAIN = {"optimizer": "sgd", "learning_rate": 1.0, "method": "float", "batch_size": 16}
 
 
 def worker_loss(params: Any, graph: Any, images: np.ndarray, labels: np.ndarray) -> jax.Array:
@@ -34,14 +35,23 @@ def assert_close(tree: Any, other: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), tree, other)
 
 
-@pytest.mark.parametrize("fields", [GATHERED, ADDED, AUGMENTED], ids=["adam-gather", "momentum-sum", "augmented"])
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "in_place"),
+    [
+        pytest.param(GATHERED, False, id="adam-gather"),
+        pytest.param(ADDED, True, id="momentum-sum-in-place"),
+        pytest.param(AUGMENTED, False, id="augmented"),
+        pytest.param(GATHERED, True, id="adam-gather-in-place", marks=pytest.mark.slow),
+        pytest.param(ADDED, False, id="momentum-sum", marks=pytest.mark.slow),
+    ],
+)
 def test_step_of_virtual_workers_gives_the_bits_of_real_ones(
     take_steps: Callable, fields: dict[str, Any], in_place: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """virtual = real: four workers on one device, two on each of two, one on each of four; trees small and large."""
     if in_place:
-        monkeypatch.setattr(schedule, "IN_PLACE_SIZE", 1)
+        monkeypatch.setattr(reducer, "_IN_PLACE_SIZE", 1)
+        take_steps = take_steps.__wrapped__  # whose cache holds what was compiled without it
     runs = [take_steps(6, num_workers=4, num_devices=m, batch_size=16, **fields) for m in (1, 2, 4)]
     for run in runs:
         assert int(run.states[-1].step) == int(run.states[-1].compressor.count) == 6
@@ -77,7 +87,7 @@ def test_step_measures_the_compression_where_asked(take_steps: Callable):
     for metrics in take_steps(6, num_workers=4, num_devices=1, batch_size=16, **ADDED).metrics:
         assert 0.5 < metrics["compression/zero_fraction"] < 1
         assert 0 < metrics["compression/cosine"] < 1
-        assert metrics["compression/scale"] > 0
+        assert metrics["compression/error"] > 0.5
 
 
 @pytest.mark.parametrize("way", ["unrolled", "vmapped"])
@@ -121,15 +131,15 @@ def test_step_compresses_weight_decay_in_the_loss_and_no_tensor_that_stays_float
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"num_workers": 4, "num_devices": 3}, "num_workers=4: must be a multiple of num_devices=3"),
+        ({"num_workers": 4, "num_devices": 3}, "num_workers=4: must be a multiple of run.num_devices=3"),
         ({"num_workers": 16, "num_devices": 16}, "num_devices=16: there are 8"),
     ],
 )
 def test_mesh_that_cannot_be_made_is_named(fields: dict[str, int], words: str):
     with pytest.raises(ValueError, match=words):
-        create_mesh(Recipe(batch_size=48, **fields))
+        create_mesh(Recipe(run=RunSection(batch_size=48, **fields)))
 
 
 @pytest.mark.parametrize(("num_workers", "size"), [(1, 1), (4, 4), (6, 6), (7, 7), (9, 3), (12, 6), (16, 8), (11, 1)])
 def test_mesh_has_as_many_devices_as_divide_the_workers(num_workers: int, size: int):
-    assert create_mesh(Recipe(num_workers=num_workers, batch_size=num_workers)).size == size
+    assert create_mesh(Recipe(run=RunSection(num_workers=num_workers, batch_size=num_workers))).size == size

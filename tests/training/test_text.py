@@ -30,7 +30,7 @@ def small(folder: Path) -> str:
 
 def test_text_is_learnt_and_goes_on_where_it_stopped(prepare: Callable[..., Run], read_jsonl: Callable, tmp_path: Path):
     """From knowing nothing; and 15 steps and 15 more are 30, to the bit."""
-    fields = FIELDS | {"dataset": small(tmp_path)}
+    fields = FIELDS | {"data": small(tmp_path)}
     straight = prepare(tmp_path / "straight", **fields, num_steps=30)
     result = loop.train(straight)
     losses = [record["loss"] for record in read_jsonl(tmp_path / "straight" / "metrics.jsonl") if "loss" in record]
@@ -47,7 +47,7 @@ def test_text_is_learnt_and_goes_on_where_it_stopped(prepare: Callable[..., Run]
 
 
 def test_evaluation_of_text_is_over_all_characters(prepare: Callable[..., Run], tmp_path: Path):
-    run = prepare(**FIELDS, dataset=small(tmp_path))
+    run = prepare(**FIELDS, data=small(tmp_path))
     split = run.inputs.dataset.train
     result = evaluate(run.program.graph, run.state.params, split, run.inputs.preprocessing)
     tokens = split.images[:, 0, :, 0].astype(np.int32)

@@ -28,13 +28,13 @@ def test_workdir_keeps_its_recipe(taken: Path, small_recipe: Callable[..., Recip
 
 
 def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(taken: Path, small_recipe: Callable[..., Recipe]):
-    other = small_recipe(num_steps=9, codec="float")
+    other = small_recipe(num_steps=9, method="float")
     with pytest.raises(ValueError, match="holds a run with another config") as caught:
         claim_workdir(taken, other, allow_change=False)
     for words in (
         f"workdir={str(taken)!r}",
         "num_steps is 6 there and 9 here",
-        "codec is 'ternary' there and 'float' here",
+        "mean.method is 'ternary' there and 'float' here",
     ):
         assert words in str(caught.value)
     assert "seed" not in str(caught.value)
@@ -53,7 +53,18 @@ def test_workdir_takes_one_trainer_at_a_time(taken: Path, small_recipe: Callable
     claim_workdir(taken, small_recipe(), allow_change=False).close()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"num_workers": 0}', '{"colour": "red"}', '{"num_workers": "four"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"run": {"num_workers": 0}}',
+        '{"colour": "red"}',
+        '{"run": {"num_workers": "four"}}',
+        '{"run": 4}',
+    ],
+)
 def test_workdir_whose_config_cannot_be_read_is_named(taken: Path, small_recipe: Callable[..., Recipe], text: str):
     (taken / "config.json").write_text(text)
     for read in (lambda: read_recipe(taken), lambda: claim_workdir(taken, small_recipe(), allow_change=False)):
@@ -61,6 +72,13 @@ def test_workdir_whose_config_cannot_be_read_is_named(taken: Path, small_recipe:
             read()
         assert str(taken / "config.json") in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def test_workdir_of_before_recipes_had_sections_is_told(taken: Path, small_recipe: Callable[..., Recipe]):
+    (taken / "config.json").write_text('{"dataset": "digits", "num_workers": 4}')
+    with pytest.raises(ValueError, match="written before recipes had sections; training goes on with --allow_config_"):
+        claim_workdir(taken, small_recipe(), allow_change=False)
+    claim_workdir(taken, small_recipe(), allow_change=True).close()
 
 
 def test_workdir_that_holds_no_run_is_named(tmp_path: Path):
@@ -104,7 +122,7 @@ def test_workdir_of_another_dataset_is_refused_unless_told_otherwise(tmp_path: P
         ({"num_examples": 2**31}, "num_examples=2147483648: must be"),
         ({"num_examples": True}, "num_examples=True: must be"),
         ({"image_shape": [8, 8]}, "image_shape=[8, 8]: must be null, or height, width and channels"),
-        ({"image_shape": [8, 8, 1.0]}, "image_shape=1.0: must be"),
+        ({"image_shape": [8, 8, 1.0]}, "image_shape=[8, 8, 1.0]: must be null, or"),
         ({"class_names": "ab"}, "class_names='ab': must be a list of strings"),
         ({"class_names": ["cat", 7]}, "class_names=['cat', 7]: must be a list of strings"),
         ({"class_names": ["cat"]}, "class_names: must be as many as num_classes=2, not 1"),

@@ -1,7 +1,5 @@
 """The radix reducer: quantized tensors, whose digits travel in words that add exactly."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -19,7 +17,7 @@ _IN_PLACE_SIZE = 2**16  # elements; below, the kernels are XLA's code, and bette
 
 
 def ternary(
-    clip_sigmas: Any = 2.5,
+    clip_sigmas: float = 2.5,
     scale: str = "exact",
     block_size: int | None = None,
     exchange: str = "auto",
@@ -41,8 +39,8 @@ def ternary(
 
 
 def quantized(
-    levels: int,
-    clip_sigmas: Any = 2.5,
+    levels: int = 7,
+    clip_sigmas: float = 2.5,
     scale: str = "exact",
     block_size: int | None = None,
     exchange: str = "auto",

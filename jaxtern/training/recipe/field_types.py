@@ -1,57 +1,79 @@
-"""Whether the values of a recipe's fields are of the types that it declares, and numbers that devices can hold."""
+"""What a field of a recipe takes: its annotation tells the type, and beside it the rules of its own.
 
+num_workers: Annotated[int, between(1)] = 4
+"""
+
+import math
+import re
 import types
 import typing
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 _MAX_FLOAT = float(np.finfo(np.float32).max)
-_BITS = 31  # of a step or size, which is an int32 on devices
-_BITS_OF_SEED = 32
-_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
+_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}
 
 
-def require_types(recipe: Any) -> None:
-    """Refuses a value that its field's annotation does not allow, or a number that int32 or float32 does not hold.
+def between(least: float, most: float = math.inf) -> Callable[[float], str | None]:
+    """A rule, which tells what is wrong with a number that is not from `least` to `most`."""
+    need = f"must be from {least:,} to {most:,}" if math.isfinite(most) else f"must be {least} or more"
+    return lambda number: None if least <= number <= most else need
 
-    Annotations are of bool, int, float, str, tuples of one of them, and None beside them. A whole number will do for a
-    float, and True for neither.
 
-    Raises:
-      ValueError: naming the field, its value and the rule.
+def is_expression(text: str) -> str | None:
+    """A rule for regular expressions."""
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:  # of "a{99999999999}" and many brackets
+        return f"is no regular expression: {error}"
+    return None
+
+
+Positive = Annotated[int, between(1)]
+Natural = Annotated[int, between(0)]
+NonNegative = Annotated[float, between(0)]
+Share = Annotated[float, lambda number: None if 0 <= number < 1 else "must be 0 or more, and below 1"]
+Density = Annotated[float, lambda number: None if 0 < number <= 1 else "must be above 0 and at most 1"]
+Pattern = Annotated[str, is_expression]
+
+
+class Section:
+    """Fields of a recipe that have one owner; a dataclass of this kind refuses values that do not fit its annotations.
+
+    Types are bool, int, float, str, Literal, tuples of one of them, and None beside them. A whole number will do for a
+    float, and True for neither. No number may be more than int32 or float32 holds, but for a seed, which has 32 bits.
     """
-    for name, kind in typing.get_type_hints(type(recipe)).items():
-        value = getattr(recipe, name)
-        if not _is_of(kind, value):
-            raise ValueError(f"{name}={value!r}: must be {_describe(kind)}")
-        for number in value if isinstance(value, tuple) else (value,):
-            _require_held(name, number, is_float="float" in str(kind))
+
+    def __post_init__(self):
+        for name, kind in typing.get_type_hints(type(self), include_extras=True).items():
+            wrong = _find_wrong(kind, getattr(self, name), 32 if name == "seed" else 31)
+            self.require(wrong is None, name, wrong)
+
+    def require(self, holds: bool, name: str, need: str | None) -> None:
+        """Raises a ValueError that names a field with its section, its value and the rule, unless that holds."""
+        if not holds:
+            section = type(self).__name__.removesuffix("Section").lower()
+            raise ValueError(f"{section}.{name}={getattr(self, name)!r}: {need}")
 
 
-def _is_of(kind: Any, value: Any) -> bool:
-    if isinstance(kind, types.UnionType):
-        return any(_is_of(each, value) for each in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_is_of(typing.get_args(kind)[0], each) for each in value)
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
-def _describe(kind: Any) -> str:
-    if isinstance(kind, types.UnionType):
-        return " or ".join(_describe(each) for each in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        return f"a list, each of which is {_NAMES[typing.get_args(kind)[0]]}"
-    return _NAMES[kind]
-
-
-def _require_held(name: str, value: Any, is_float: bool) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-    bits = _BITS_OF_SEED if name == "seed" else _BITS
-    if is_float and not abs(value) <= _MAX_FLOAT:  # nor is NaN
-        raise ValueError(f"{name}={value!r}: must be finite in float32")
-    if not is_float and not abs(value) < 2**bits:
-        raise ValueError(f"{name}={value!r}: must be below 2^{bits}")
+def _find_wrong(kind: Any, value: Any, bits: int) -> str | None:
+    """What a value must be to fit an annotation, if it does not."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):  # with None
+        wrong = None if value is None else _find_wrong(args[0], value, bits)
+        return wrong and f"{wrong}, or None"
+    if origin is Literal:
+        return None if value in args else f"must be one of {', '.join(args)}"
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return "must be a list"
+        return next((f"{each!r} {wrong}" for each in value if (wrong := _find_wrong(args[0], each, bits))), None)
+    if origin is Annotated:
+        return _find_wrong(args[0], value, bits) or next(filter(None, (rule(value) for rule in args[1:])), None)
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, (int, float) if kind is float else kind):
+        return f"must be {_NAMES[kind]}"
+    if kind is float and not abs(value) <= _MAX_FLOAT:  # nor is NaN
+        return "must be finite in float32"
+    return f"must be below 2^{bits}" if kind is int and not abs(value) < 2**bits else None

@@ -103,18 +103,19 @@ def require_trainable(train_only: Sequence[str], freeze: Sequence[str], params: 
     """
     paths = list(_shapes(params))
     for pattern in train_only:
-        require_match("train_only", pattern, paths)
+        require_match("model.train_only", pattern, paths)
     for entry in freeze:
         pattern, index = split_slice(entry)
         if index is not None and (both := [path for path in paths if _reads_as_class(entry, path)]):
             raise ValueError(
-                f"freeze={entry!r}: must not be both a slice and a regular expression of {both[0]}; for that, write"
-                f" {f'({entry})'!r}"
+                f"model.freeze={entry!r}: must not be both a slice and a regular expression of {both[0]}; for that,"
+                f" write {f'({entry})'!r}"
             )
-        require_match("freeze", pattern, paths, entry)
+        require_match("model.freeze", pattern, paths, entry)
     masks = slice_masks(freeze, params)
     if not any(is_trained(train_only, freeze, path) and masks.get(path, np.bool_(True)).any() for path in paths):
-        raise ValueError(f"train_only={tuple(train_only)!r}, freeze={tuple(freeze)!r}: must leave a tensor to train")
+        given = f"model.train_only={tuple(train_only)!r}, model.freeze={tuple(freeze)!r}"
+        raise ValueError(f"{given}: must leave a tensor to train")
 
 
 def _reads_as_class(entry: str, path: str) -> bool:
@@ -138,7 +139,7 @@ def _select(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> np.n
         if all(bound is None or -size <= bound < size + isinstance(part, slice) for bound in bounds):
             taken[part] = True
         if not taken.any():
-            raise ValueError(f"freeze={entry!r}: must be within {path}, whose shape is {shape}, and select some of it")
+            raise ValueError(f"model.freeze={entry!r}: must be within {path}, of shape {shape}, and select some of it")
         along = (1,) * axis + (-1,) + (1,) * (len(shape) - axis - 1)
         selected = selected & (np.ones(1, bool) if taken.all() else taken).reshape(along)
     return selected
@@ -148,7 +149,7 @@ def _expand(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> list
     """One part an axis: whole axes in place of "...", or behind the last part."""
     given = len(index) - index.count(...)
     if given > len(shape):
-        raise ValueError(f"freeze={entry!r}: must have no more indices than {path} has axes: its shape is {shape}")
+        raise ValueError(f"model.freeze={entry!r}: must have no more indices than {path} has axes, of shape {shape}")
     place = index.index(...) if ... in index else len(index)
     whole = [slice(None)] * (len(shape) - given)
     return [*index[:place], *whole, *index[place + 1 :]]  # pyright: ignore[reportReturnType]

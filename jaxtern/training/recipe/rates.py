@@ -43,13 +43,12 @@ def parse_rates(schedule: str) -> tuple[Span, ...]:
     for part in schedule.split(","):
         span = _parse_span(part.strip())
         if span is None:
-            raise ValueError(
-                f"schedule={schedule!r}: {part!r} is neither EPOCH:RATE, EPOCH:FIRST->LAST nor EPOCH:FIRST=>LAST"
-            )
+            forms = "EPOCH:RATE, EPOCH:FIRST->LAST nor EPOCH:FIRST=>LAST"
+            raise ValueError(f"optimizer.schedule={schedule!r}: {part!r} is neither {forms}")
         if span.end <= (spans[-1].end if spans else 0):
-            raise ValueError(f"schedule={schedule!r}: its epochs must rise, from above 0")
+            raise ValueError(f"optimizer.schedule={schedule!r}: its epochs must rise, from above 0")
         if span.exponential and min(span.first, span.last) <= 0:
-            raise ValueError(f"schedule={schedule!r}: rates that change exponentially must be above 0")
+            raise ValueError(f"optimizer.schedule={schedule!r}: rates that change exponentially must be above 0")
         spans.append(span)
     return tuple(spans)
 

@@ -1,9 +1,10 @@
-"""Which steps go to the devices together, and which of them exchange float gradients."""
+"""Which steps go to the devices together, and by which mean."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.mean import MeanSection
+from jaxtern.training.recipe.run import RunSection
 
 
 class Call(NamedTuple):
@@ -11,58 +12,44 @@ class Call(NamedTuple):
 
     Attributes:
       num_steps: one, or as many as in every other call of several.
-      compresses: whether their gradients are compressed.
+      phase: of the run, the place of their mean in `Program.means`; 0 is the one without compression.
     """
 
     num_steps: int
-    compresses: bool
+    phase: int
 
 
-def plan_calls(recipe: Recipe, num_examples: int, step: int, examples_seen: int) -> Iterator[Call]:
+def plan_calls(run: RunSection, mean: MeanSection, num_examples: int, step: int, examples_seen: int) -> Iterator[Call]:
     """The calls from `step` to the last one; none goes beyond a step after which the state is evaluated or saved.
 
     Every length of a call is a program to compile, so there are two: what is left before such a step, or before the
-    gradients turn from ternary to float or back, and is too short for the other, goes step by step. A plan that begins
+    mean turns into another, and is too short for the other, goes step by step. A plan that begins
     where one of these calls ends is the rest of this one: a run that was stopped there goes on by the same programs.
 
     Args:
-      recipe: of the run.
+      run: how many steps, and which of them stop a call.
+      mean: which of its steps go by which mean.
       num_examples: in one epoch.
       step: steps that were taken.
       examples_seen: in them.
     """
-    longest = _longest_call(recipe, num_examples)
-    while step < recipe.num_steps:
-        go_together = _go_together(recipe, num_examples, step, examples_seen, longest)
-        count = longest if go_together else 1
-        yield Call(count, compresses_at(recipe, num_examples, step, examples_seen))
-        step, examples_seen = step + count, examples_seen + count * recipe.batch_size
+    stops = [period for period in (run.evaluate_every, run.checkpoint_every) if period]
+    epoch = num_examples // run.batch_size if mean.float_epochs or mean.density_warmup else 0
+    longest = min(run.steps_per_call, run.num_steps, *stops, epoch or run.num_steps)
+    while step < run.num_steps:
+        # of what lies in between, the host needs no state; what it logs, each step tells it
+        goes_on = all((step + longest - 1) // period == step // period for period in stops)
+        places = ((step + taken, examples_seen + taken * run.batch_size) for taken in range(longest))
+        phases = {phase_at(mean, num_examples, *place) for place in places}
+        count = longest if goes_on and step + longest <= run.num_steps and len(phases) == 1 else 1
+        yield Call(count, phase_at(mean, num_examples, step, examples_seen))
+        step, examples_seen = step + count, examples_seen + count * run.batch_size
 
 
-def compresses_at(recipe: Recipe, num_examples: int, step: int, examples_seen: int) -> bool:
-    """Whether the gradients of a step are compressed, before which so many examples were seen."""
+def phase_at(mean: MeanSection, num_examples: int, step: int, examples_seen: int) -> int:
+    """The phase of a step before which so many examples were seen: 0 without compression, else 1 behind a warm-up."""
     epoch = examples_seen // num_examples
-    in_float_epoch = recipe.float_epochs > 0 and (epoch + 1) % recipe.float_epochs == 0
-    return recipe.codec != "float" and step >= recipe.ternary_from and not in_float_epoch
-
-
-def _longest_call(recipe: Recipe, num_examples: int) -> int:
-    """Steps of a call of several: at most what lies between two stops, as else all steps would be single ones."""
-    epoch = num_examples // recipe.batch_size if recipe.float_epochs else 0
-    periods = recipe.evaluate_every, recipe.checkpoint_every, epoch
-    return min(recipe.steps_per_call, recipe.num_steps, *(period for period in periods if period))
-
-
-def _go_together(recipe: Recipe, num_examples: int, step: int, examples_seen: int, count: int) -> bool:
-    """Whether the next `count` steps are there, need the host at most behind the last, and are compressed alike."""
-    compresses = compresses_at(recipe, num_examples, step, examples_seen)
-    return step + count <= recipe.num_steps and all(
-        compresses_at(recipe, num_examples, step + taken, examples_seen + taken * recipe.batch_size) == compresses
-        and not _needs_state(recipe, step + taken)
-        for taken in range(1, count)
-    )
-
-
-def _needs_state(recipe: Recipe, step: int) -> bool:
-    """Whether the host evaluates or saves after so many steps; what it logs, each step has told it."""
-    return any(period and step % period == 0 for period in (recipe.evaluate_every, recipe.checkpoint_every))
+    in_float_epoch = mean.float_epochs > 0 and (epoch + 1) % mean.float_epochs == 0
+    if mean.method == "float" or step < mean.compress_from or in_float_epoch:
+        return 0
+    return 1 + max(0, len(mean.density_warmup) - epoch)

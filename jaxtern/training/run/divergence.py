@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxtern.kernels.noise import mix
-from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS, TrainState, specs_of_state
+from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
+from jaxtern.training.step.state import TrainState
 
 _LANE_STEPS = 0x9E3779B9, 0x85EBCA6B  # odd
 _JOINED_BELOW = 2**16  # words; a loop for each of hundreds of small tensors would take seconds to compile
@@ -78,20 +78,21 @@ def _sum_lanes(words: jax.Array, first: int) -> jax.Array:
 
 
 class DivergenceGuard:
-    """Compares the devices' copies of a run's state every `compare_every` steps, and whenever it is to be saved."""
+    """Compares the devices' copies of a run's state every `period` steps, and whenever it is to be saved."""
 
-    def __init__(self, recipe: Recipe, mesh: Mesh, hosts: Sequence[str] = ()):
+    def __init__(self, period: int, mesh: Mesh, specs: TrainState, hosts: Sequence[str] = ()):
         """Compiles nothing before the first comparison, and on a single device nothing at all.
 
         Args:
-          recipe: of the run.
+          period: steps between comparisons; 0: there are none.
           mesh: of `create_mesh`.
+          specs: how the state lies on it.
           hosts: name of every process's host, to be said beside its number; or none.
         """
         self._devices, self._hosts = list(mesh.devices.flat), hosts
-        self._period = recipe.compare_every if len(self._devices) > 1 else 0
+        self._period = period if len(self._devices) > 1 else 0
         self._compared = False
-        self._gather = create_gather(recipe, mesh)
+        self._gather = create_gather(mesh, specs)
 
     def compare(self, state: TrainState, before: int, after: int, saves: bool) -> jax.Array | None:
         """Starts a comparison where one is due: of a state that is saved, in the first call, and every so many steps.
@@ -119,7 +120,7 @@ class DivergenceGuard:
         return find_difference(digests, self._devices, self._hosts)
 
 
-def create_gather(recipe: Recipe, mesh: Mesh) -> Callable[[TrainState], jax.Array]:
+def create_gather(mesh: Mesh, specs: TrainState) -> Callable[[TrainState], jax.Array]:
     """A jitted function: state -> uint32[devices, parts, 2], digests of every device's copy, known to all.
 
     It is a program of its own: as a part of the step it would add to what every step sends and compiles, while here a
@@ -127,13 +128,10 @@ def create_gather(recipe: Recipe, mesh: Mesh) -> Callable[[TrainState], jax.Arra
     """
 
     def gather(state: TrainState) -> jax.Array:
-        pending = state.compressor.pending
-        if pending is not None:  # of its own, each device has the words that it has still to exchange
-            state = state._replace(compressor=state.compressor._replace(pending=pending._replace(local=None)))
+        state = state._replace(compressor=state.compressor._replace(local=None))  # which is each worker's own
         return jax.lax.all_gather(jnp.stack([digest(part) for part in state]), (DEVICE_AXIS, FAST_AXIS))
 
-    specs = (specs_of_state(recipe),)
-    return jax.jit(jax.shard_map(gather, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False))
+    return jax.jit(jax.shard_map(gather, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False))
 
 
 def find_difference(digests: np.ndarray, devices: Sequence[Any], hosts: Sequence[str] = ()) -> str | None:

@@ -12,18 +12,19 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxtern.compression.cost import Network
+from jaxtern.compression.network.links import Network
 from jaxtern.compression.report import WireReport
 from jaxtern.data.facts import Facts, published_facts
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.rendering import whole_image_shape
 from jaxtern.data.sources import load_dataset
 from jaxtern.models import create_model
+from jaxtern.training.recipe.data import DataSection
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import path_of, require_match
 from jaxtern.training.run.inputs import Feed, Inputs, create_network, open_inputs, require_feed
 from jaxtern.training.run.loop import NonFiniteError
-from jaxtern.training.run.run import report_wire
+from jaxtern.training.step.mean import report_wire
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.schedules import create_schedule
 from jaxtern.training.step.state import TrainState, create_run, split_variables
@@ -67,49 +68,57 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
     Raises:
       ValueError, OSError: for a recipe that does not fit together, or data that are there and do not fit it.
     """
-    require_feed(recipe, get_preprocessing(recipe.preprocessing))
-    facts = find_facts(recipe)
+    require_feed(recipe.data, get_preprocessing(recipe.data.preprocessing), recipe.run.steps_per_call)
+    facts = find_facts(recipe.data)
     small = shrink(recipe, facts)
-    mesh, inputs = create_mesh(small), open_inputs(small)
+    mesh, inputs = create_mesh(small), open_inputs(small.data)
     shape, num_classes = inputs.input_shape, facts.num_classes
-    model = nnx.eval_shape(lambda: create_model(recipe.model, shape, num_classes, recipe.seed, recipe.dropout_rate))
+    named, seed = recipe.model, recipe.run.seed
+    model = nnx.eval_shape(lambda: create_model(named.name, shape, num_classes, seed, named.dropout_rate))
     _, params, frozen, moments = split_variables(model, recipe)
     paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path((params, frozen, moments))[0]]
-    for pattern in recipe.init_exclude:
-        require_match("init_exclude", pattern, [path.partition("/")[2] for path in paths])
-    wire = report_wire(recipe, params, _network(recipe))
+    for pattern in recipe.model.init_exclude:
+        require_match("model.init_exclude", pattern, [path.partition("/")[2] for path in paths])
+    network = Network(**recipe.mean.links)  # usual links, where the recipe gives none
+    wire = report_wire(recipe.mean, params, model.last_layer, recipe.run.num_workers, network)[1]
     return DryRun(recipe, small, facts, inputs, mesh, params, frozen, wire)
 
 
-def find_facts(recipe: Recipe) -> Facts:
-    """Of the recipe's dataset if it is there, as published if its name is known, else of its synthetic_... fields."""
-    preprocessing, is_text = get_preprocessing(recipe.preprocessing), recipe.preprocessing == "text"
-    is_path = "/" in recipe.dataset and Path(recipe.dataset).exists()
-    if recipe.dataset == "digits" or is_path or recipe.data_dir is not None:
-        options = recipe.data_dir, recipe.train_split, recipe.test_split, recipe.sequence_length if is_text else None
-        dataset = load_dataset(recipe.dataset, *options)
+def find_facts(data: DataSection) -> Facts:
+    """Of a dataset if it is there, as published if its name is known, else of its synthetic_... fields."""
+    preprocessing, is_text = get_preprocessing(data.preprocessing), data.preprocessing == "text"
+    is_path = "/" in data.name and Path(data.name).exists()
+    if data.name == "digits" or is_path or data.dir is not None:
+        options = data.dir, data.train_split, data.test_split, data.sequence_length if is_text else None
+        dataset = load_dataset(data.name, *options)
         shape = whole_image_shape(dataset.train) if preprocessing.takes_whole_images and not is_text else None
         return Facts(shape, dataset.num_classes, dataset.train.size, "which are there")
-    published = None if is_text else published_facts(recipe.dataset)
+    published = None if is_text else published_facts(data.name)
     if published is not None:
         return published
-    source = "which are made" if recipe.dataset == "synthetic" else _UNKNOWN
-    return Facts(None, recipe.synthetic_classes, recipe.synthetic_examples, source)
+    source = "which are made" if data.name == "synthetic" else _UNKNOWN
+    return Facts(None, data.synthetic_classes, data.synthetic_examples, source)
 
 
 def shrink(recipe: Recipe, facts: Facts) -> Recipe:
     """The recipe with a few made examples, on the devices that are here; weights of `init_from` are not read."""
-    preprocessing = get_preprocessing(recipe.preprocessing)
-    size = recipe.image_size or preprocessing.size
+    preprocessing = get_preprocessing(recipe.data.preprocessing)
+    size = recipe.data.image_size or preprocessing.size
     shape = facts.image_shape if preprocessing.takes_whole_images else (size, size, 3)
-    workers, parts = min(recipe.num_workers, _WORKERS), min(recipe.accumulation, _PARTS)
-    fast = min(recipe.worker_devices, len(jax.devices()))
+    workers, parts = min(recipe.run.num_workers, _WORKERS), min(recipe.run.accumulation, _PARTS)
+    fast = min(recipe.mean.worker_devices, len(jax.devices()))
     batch_size = workers * fast * parts * _EXAMPLES
-    return dataclasses.replace(
-        recipe, dataset="synthetic", data_dir=None, synthetic_shape=shape or recipe.synthetic_shape,
-        synthetic_classes=facts.num_classes, synthetic_examples=batch_size, feed="auto", init_from=None,
-        num_workers=workers, num_devices=None, devices_per_worker=fast, batch_size=batch_size, accumulation=parts,
-        steps_per_call=1, loss_scale=min(recipe.loss_scale, _LOSS_SCALE),
+    return recipe.replace(
+        data={
+            "name": "synthetic", "dir": None, "feed": "auto", "synthetic_shape": shape or recipe.data.synthetic_shape,
+            "synthetic_classes": facts.num_classes, "synthetic_examples": batch_size,
+        },
+        model={"init_from": None, "loss_scale": min(recipe.model.loss_scale, _LOSS_SCALE)},
+        mean={"devices_per_worker": fast},
+        run={
+            "num_workers": workers, "num_devices": None, "batch_size": batch_size, "accumulation": parts,
+            "steps_per_call": 1,
+        },
     )  # fmt: skip
 
 
@@ -119,26 +128,28 @@ def describe(run: DryRun) -> str:
     trained, frozen = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (run.params, run.frozen))
     shape = "x".join(map(str, run.inputs.input_shape))
     data = f"{facts.num_examples:,} examples, {facts.num_classes:,} classes, {facts.source}"
-    epochs = f": {recipe.num_steps * recipe.batch_size / facts.num_examples:.1f} epochs"
+    epochs = f": {recipe.run.num_steps * recipe.run.batch_size / facts.num_examples:.1f} epochs"
     if facts.source == _UNKNOWN:
         data, epochs = f"is not there, and taken to have {facts.num_classes:,} classes", ""
     first, highest, last = find_rates(recipe, facts.num_examples)
-    split = f", in {recipe.accumulation} parts" if recipe.accumulation > 1 else ""
+    split = f", in {recipe.run.accumulation} parts" if recipe.run.accumulation > 1 else ""
     return (
-        f"{recipe.model}: {trained + frozen:,} parameters, {trained:,} trained and {frozen:,} frozen\n"
-        f"{recipe.dataset}: {data}; the network is given {shape}\n"
-        f"{recipe.num_workers} workers, codec {recipe.codec}\n{run.wire}\nsent {run.wire.summary()}\n"
-        f"{recipe.num_steps:,} steps of {recipe.batch_size:,} examples,"
-        f" {recipe.batch_size // recipe.num_workers:,} a worker{split}{epochs}\n"
+        f"{recipe.model.name}: {trained + frozen:,} parameters, {trained:,} trained and {frozen:,} frozen\n"
+        f"{recipe.data.name}: {data}; the network is given {shape}\n"
+        f"{recipe.run.num_workers} workers, gradients by {recipe.mean.method}\n{run.wire}\nsent {run.wire.summary()}\n"
+        f"{recipe.run.num_steps:,} steps of {recipe.run.batch_size:,} examples,"
+        f" {recipe.run.batch_size // recipe.run.num_workers:,} a worker{split}{epochs}\n"
         f"learning rate {first:.4g} first, {highest:.4g} highest, {last:.4g} last"
     )
 
 
 def find_rates(recipe: Recipe, num_examples: int) -> tuple[float, float, float]:
     """Learning rates of the first step, the highest of any, and of the last."""
-    steps = np.linspace(0, recipe.num_steps - 1, min(recipe.num_steps, _RATES)).round().astype(np.int32)
-    turn = [min(max(step, 0), recipe.num_steps - 1) for step in (recipe.warmup_steps - 1, recipe.warmup_steps)]
-    rates = np.asarray(create_schedule(recipe, num_examples)(np.append(steps, np.array(turn, np.int32))))
+    num_steps, warmup = recipe.run.num_steps, recipe.optimizer.warmup_steps
+    steps = np.linspace(0, num_steps - 1, min(num_steps, _RATES)).round().astype(np.int32)
+    turn = [min(max(step, 0), num_steps - 1) for step in (warmup - 1, warmup)]
+    schedule = create_schedule(recipe.optimizer, recipe.run, num_examples)
+    rates = np.asarray(schedule(np.append(steps, np.array(turn, np.int32))))
     return float(rates[0]), float(rates.max()), float(rates[len(steps) - 1])
 
 
@@ -154,16 +165,17 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
     """
     small, skipped = run.small, 0
     yield _describe_small(run)
-    program, state = create_run(small, create_network(small, run.inputs), run.facts.num_examples, run.mesh)
-    yield _describe_memory(state, small.num_workers)
-    feed = Feed(small, run.inputs, run.mesh)
-    step = create_train_step(small, program, run.mesh, compresses=small.codec != "float")
+    network = create_network(small.model, run.inputs, small.run.seed)
+    program, state = create_run(small, network, run.facts.num_examples, run.mesh)
+    yield _describe_memory(state, small.run.num_workers)
+    feed = Feed(small.data, small.run, run.inputs, run.mesh)
+    step = create_train_step(small, program, run.mesh, phase=int(small.mean.method != "float"))
     with contextlib.closing(feed.batches(0)) as batches:
         batch = next(batches)
         compiled = step.lower(state, feed.images, batch).compile(compiler_options)
         measured = compiled.memory_analysis()
         size = "not told by this backend" if measured is None else _bytes(measured.temp_size_in_bytes)
-        yield f"the compiled step takes besides: {size}, for these {small.batch_size} examples"
+        yield f"the compiled step takes besides: {size}, for these {small.run.batch_size} examples"
         for number in range(1, _STEPS + 1):
             begin = time.perf_counter()
             state, metrics = compiled(*step.arguments(state, feed.images, batch))
@@ -173,19 +185,21 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
             yield f"step {number}: {_describe_step(number, metrics, state.params)}, {seconds:.3f} s"
             batch = next(batches)
     if skipped == _STEPS:
-        raise NonFiniteError(f"gradients overflow in every step, from a loss scale of {small.loss_scale:g} on")
+        raise NonFiniteError(f"gradients overflow in every step, from a loss scale of {small.model.loss_scale:g} on")
 
 
 def _describe_small(run: DryRun) -> str:
     """In what the steps that are taken differ from the recipe's."""
     recipe, small = run.recipe, run.small
     devices = run.mesh.devices.size
-    parts = f", in {small.accumulation} parts of {recipe.accumulation}" if recipe.accumulation > 1 else ""
-    scale = f", loss scale {small.loss_scale:g} of {recipe.loss_scale:g}" if recipe.precision == "float16" else ""
-    ignored = f"; init_from={recipe.init_from!r} is not read, weights are fresh" if recipe.init_from else ""
+    parts = f", in {small.run.accumulation} parts of {recipe.run.accumulation}" if recipe.run.accumulation > 1 else ""
+    scale, source = "", recipe.model.init_from
+    if recipe.model.precision == "float16":
+        scale = f", loss scale {small.model.loss_scale:g} of {recipe.model.loss_scale:g}"
+    ignored = f"; model.init_from={source!r} is not read, weights are fresh" if source else ""
     return (
-        f"\nthree steps on made data: {small.num_workers} of {recipe.num_workers} workers on {devices}"
-        f" {'device' if devices == 1 else 'devices'}, {small.batch_size} examples a step{parts}{scale}{ignored}"
+        f"\nthree steps on made data: {small.run.num_workers} of {recipe.run.num_workers} workers on {devices}"
+        f" {'device' if devices == 1 else 'devices'}, {small.run.batch_size} examples a step{parts}{scale}{ignored}"
     )
 
 
@@ -221,9 +235,3 @@ def _describe_step(number: int, metrics: Metrics, params: Any) -> str:
         where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
         raise NonFiniteError(f"step {number}: loss {loss}, {where}")
     return f"loss {loss:.4f}"
-
-
-def _network(recipe: Recipe) -> Network:
-    """The links that the recipe gives, by which "auto" chooses; where it gives none, what is usual."""
-    given = {"latency": recipe.network_latency, "bandwidth": recipe.network_bandwidth}
-    return Network(**{name: value for name, value in given.items() if value is not None})

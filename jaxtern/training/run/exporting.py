@@ -12,7 +12,7 @@ from jaxtern import __version__
 from jaxtern.artifact.storage import Artifact, Manifest
 from jaxtern.data.facts import Facts
 from jaxtern.data.preprocessing.families import get_preprocessing
-from jaxtern.models.model import Model
+from jaxtern.training.recipe.data import DataSection
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import path_of
 from jaxtern.training.run.evaluation import compute_logits
@@ -40,10 +40,13 @@ def export_run(
       ValueError, OSError: if there is no such run or checkpoint, what its data were cannot be read, or they are text.
     """
     recipe = read_recipe(workdir)
-    if recipe.preprocessing == "text":
-        raise ValueError(f"workdir={str(workdir)!r}: preprocessing='text': networks of text cannot be exported yet")
-    facts = _find_facts(workdir, recipe, data_dir)
-    run = SavedNetwork(workdir, recipe, _create_network(recipe, facts), facts.num_examples)
+    if recipe.data.preprocessing == "text":
+        raise ValueError(f"workdir={str(workdir)!r}: networks of text (data.preprocessing) cannot be exported yet")
+    facts = _find_facts(workdir, recipe.data, data_dir)
+    shape, size = raw_shape_of(recipe.data, facts), recipe.data.image_size
+    input_shape = get_preprocessing(recipe.data.preprocessing).output_shape(shape, size)
+    network = create_network_for(recipe.model, input_shape, facts.num_classes, recipe.run.seed)
+    run = SavedNetwork(workdir, recipe, network, facts.num_examples)
     if best:
         step = run.best_step()
     if step is None:
@@ -53,7 +56,7 @@ def export_run(
     else:
         there = ", ".join(map(str, run.steps())) or "none"
         raise ValueError(f"step={step}: workdir={str(workdir)!r} holds no such checkpoint; available: {there}")
-    averaged = averaged and recipe.average_decay > 0
+    averaged = averaged and recipe.model.average_decay > 0
     return export_network(recipe, facts, run.graph, variables_of(state, averaged), step, averaged)
 
 
@@ -72,13 +75,13 @@ def export_network(
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(variables)
     weights = {path_of(keys): np.asarray(leaf) for keys, leaf in leaves}
-    names, preprocessing = tuple(weights), get_preprocessing(recipe.preprocessing)
+    names, preprocessing = tuple(weights), get_preprocessing(recipe.data.preprocessing)
 
     def predict(weights: dict[str, jax.Array], images: jax.Array) -> jax.Array:
         variables = structure.unflatten([weights[name] for name in names])
-        return compute_logits(graph, preprocessing, recipe.image_size, variables, images)
+        return compute_logits(graph, preprocessing, recipe.data.image_size, variables, images)
 
-    raw_shape = raw_shape_of(recipe, facts)
+    raw_shape = raw_shape_of(recipe.data, facts)
     height, width, channels = raw_shape
     shape = jax.export.symbolic_shape(f"b, {height}, {width}, {channels}")
     likes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
@@ -86,26 +89,21 @@ def export_network(
     manifest = Manifest(
         jaxtern_version=__version__,
         jax_version=jax.__version__,
-        model=recipe.model,
+        model=recipe.model.name,
         recipe=recipe.to_dict(),
         step=step,
         averaged=averaged,
         num_classes=facts.num_classes,
         class_names=facts.class_names,
-        preprocessing=recipe.preprocessing,
-        image_size=recipe.image_size,
+        preprocessing=recipe.data.preprocessing,
+        image_size=recipe.data.image_size,
         input_shape=raw_shape,
         platforms=PLATFORMS,
     )
     return Artifact(manifest, bytes(program.serialize()), weights)
 
 
-def _find_facts(workdir: Path, recipe: Recipe, data_dir: str | None) -> Facts:
+def _find_facts(workdir: Path, data: DataSection, data_dir: str | None) -> Facts:
     """Of the run's dataset, which is opened where `data_dir` asks for that, or the run is older than its facts."""
     facts = read_facts(workdir) if data_dir is None else None
-    return facts_of(open_inputs(recipe, data_dir)) if facts is None else facts
-
-
-def _create_network(recipe: Recipe, facts: Facts) -> Model:
-    shape = get_preprocessing(recipe.preprocessing).output_shape(raw_shape_of(recipe, facts), recipe.image_size)
-    return create_network_for(recipe, shape, facts.num_classes)
+    return facts_of(open_inputs(data, data_dir=data_dir)) if facts is None else facts

@@ -22,8 +22,10 @@ from jaxtern.data.synthetic import make_synthetic, make_synthetic_text
 from jaxtern.hosts.messages import to_devices
 from jaxtern.models import create_model, draw_weights
 from jaxtern.models.model import Model
-from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.step.state import DEVICE_AXIS
+from jaxtern.training.recipe.data import DataSection
+from jaxtern.training.recipe.model import ModelSection
+from jaxtern.training.recipe.run import RunSection
+from jaxtern.training.step.mesh import DEVICE_AXIS
 
 _RESIDENT_BYTES = 1 << 30
 _BATCHES_AHEAD = 2  # on the way to the devices while a step runs
@@ -49,76 +51,76 @@ class Inputs(NamedTuple):
     threads: int
 
 
-def open_inputs(recipe: Recipe, data_dir: str | None = None) -> Inputs:
+def open_inputs(data: DataSection, steps_per_call: int = 1, data_dir: str | None = None) -> Inputs:
     """Opens what the recipe trains on.
 
     Args:
-      recipe: names dataset, preprocessing and feed.
+      data: names dataset, preprocessing and feed.
+      steps_per_call: of the run that is to be fed, which not every feed allows.
       data_dir: in place of the recipe's, where the dataset has moved.
 
     Raises:
       ValueError, OSError: for a dataset that cannot be read, or a preprocessing or feed that does not fit it.
     """
-    preprocessing = get_preprocessing(recipe.preprocessing)
-    require_feed(recipe, preprocessing)
-    dataset = _open_dataset(recipe, data_dir, preprocessing.next_token)
-    threads, size = _count_threads(recipe), recipe.image_size or preprocessing.size
-    if preprocessing.train_view is not None and (recipe.dataset != "synthetic" or recipe.feed == "streaming"):
+    preprocessing = get_preprocessing(data.preprocessing)
+    require_feed(data, preprocessing, steps_per_call)
+    dataset = _open_dataset(data, data_dir, preprocessing.next_token)
+    threads, size = _count_threads(data), data.image_size or preprocessing.size
+    if preprocessing.train_view is not None and (data.name != "synthetic" or data.feed == "streaming"):
         assert size is not None  # views have one
         shape = size, size, 3
         return Inputs(dataset, preprocessing, shape, shape, False, threads)
     shape = whole_image_shape(dataset.train)
     if preprocessing.train_view is not None and shape != (size, size, 3):  # made images are taken as views
-        need = f"preprocessing={recipe.preprocessing!r} takes {(size, size, 3)}"
-        raise ValueError(f"synthetic_shape={shape}: {need}")
-    always = recipe.feed == "resident" or preprocessing.next_token
-    resident = always or (recipe.feed == "auto" and _fits(dataset, shape))
+        need = f"data.preprocessing={data.preprocessing!r} takes {(size, size, 3)}"
+        raise ValueError(f"data.synthetic_shape={shape}: {need}")
+    always = data.feed == "resident" or preprocessing.next_token
+    resident = always or (data.feed == "auto" and _fits(dataset, shape))
     if resident:
         dataset = dataset._replace(train=load_split(dataset.train, threads), test=load_split(dataset.test, threads))
-    input_shape = preprocessing.output_shape(shape, recipe.image_size)
+    input_shape = preprocessing.output_shape(shape, data.image_size)
     return Inputs(dataset, preprocessing, shape, input_shape, resident, threads)
 
 
-def require_feed(recipe: Recipe, preprocessing: Preprocessing) -> None:
+def require_feed(data: DataSection, preprocessing: Preprocessing, steps_per_call: int) -> None:
     """Refuses, before data are opened, a feed that its preprocessing or the steps of a call do not allow.
 
     Raises:
       ValueError: naming the field, its value and the rule.
     """
-    if preprocessing.next_token and recipe.feed == "streaming":
-        raise ValueError(f"feed='streaming': preprocessing={recipe.preprocessing!r} takes text, which is resident")
-    crops = preprocessing.train_view is not None and recipe.dataset != "synthetic"
-    if crops and recipe.feed == "resident":
+    if preprocessing.next_token and data.feed == "streaming":
+        raise ValueError(f"data.feed='streaming': preprocessing={data.preprocessing!r} takes text, which is resident")
+    crops = preprocessing.train_view is not None and data.name != "synthetic"
+    if crops and data.feed == "resident":
         need = "crops images of any size, for which they must be streamed"
-        raise ValueError(f"feed='resident': preprocessing={recipe.preprocessing!r} {need}")
-    if crops or recipe.feed == "streaming":
-        _require_single_steps(recipe)
+        raise ValueError(f"data.feed='resident': preprocessing={data.preprocessing!r} {need}")
+    if crops or data.feed == "streaming":
+        _require_single_steps(data, steps_per_call)
 
 
-def _require_single_steps(recipe: Recipe) -> None:
-    if recipe.steps_per_call > 1:
-        raise ValueError(
-            f"steps_per_call={recipe.steps_per_call}: must be 1 where images are streamed (feed={recipe.feed!r})"
-        )
+def _require_single_steps(data: DataSection, steps_per_call: int) -> None:
+    if steps_per_call > 1:
+        need = f"must be 1 where images are streamed (data.feed={data.feed!r})"
+        raise ValueError(f"run.steps_per_call={steps_per_call}: {need}")
 
 
-def _open_dataset(recipe: Recipe, data_dir: str | None, text: bool) -> Dataset:
-    if recipe.dataset == "synthetic":
-        made = recipe.synthetic_classes, recipe.synthetic_examples
+def _open_dataset(data: DataSection, data_dir: str | None, text: bool) -> Dataset:
+    if data.name == "synthetic":
+        made = data.synthetic_classes, data.synthetic_examples
         if text:
-            return make_synthetic_text(recipe.sequence_length, *made)
-        return make_synthetic(recipe.synthetic_shape, *made)
-    options = recipe.train_split, recipe.test_split, recipe.sequence_length if text else None
-    if data_dir is not None and "/" in recipe.dataset:  # a prepared folder, or a text, that has moved
+            return make_synthetic_text(data.sequence_length, *made)
+        return make_synthetic(data.synthetic_shape, *made)
+    options = data.train_split, data.test_split, data.sequence_length if text else None
+    if data_dir is not None and "/" in data.name:  # a prepared folder, or a text, that has moved
         return load_dataset(data_dir if "/" in data_dir else f"./{data_dir}", None, *options)
-    return load_dataset(recipe.dataset, data_dir or recipe.data_dir, *options)
+    return load_dataset(data.name, data_dir or data.dir, *options)
 
 
-def _count_threads(recipe: Recipe) -> int:
+def _count_threads(data: DataSection) -> int:
     """In each process: one, or where there are no processes one for every core that this one may use."""
-    if recipe.decode_threads is not None:
-        return recipe.decode_threads
-    return 1 if recipe.decode_processes else len(os.sched_getaffinity(0))
+    if data.decode_threads is not None:
+        return data.decode_threads
+    return 1 if data.decode_processes else len(os.sched_getaffinity(0))
 
 
 def _fits(dataset: Dataset, shape: tuple[int, int, int]) -> bool:
@@ -136,20 +138,19 @@ def own_share(rows: NamedSharding, batch_size: int) -> Share:
     first, last = min(start for start, _ in runs), max(stop for _, stop in runs)
     size = last - first
     if sum(stop - start for start, stop in runs) != size or first % size or batch_size % size:
-        raise ValueError(
-            f"batch_size={batch_size}: the devices of this host hold rows {sorted(runs)}, which are no equal run of it"
-        )
+        need = f"the devices of this host hold rows {sorted(runs)}, which are no equal run of it"
+        raise ValueError(f"run.batch_size={batch_size}: {need}")
     return Share(first // size, batch_size // size)
 
 
-def create_network(recipe: Recipe, inputs: Inputs) -> Model:
+def create_network(model: ModelSection, inputs: Inputs, seed: int) -> Model:
     """The recipe's network with fresh weights, for its inputs."""
-    return create_network_for(recipe, inputs.input_shape, inputs.dataset.num_classes)
+    return create_network_for(model, inputs.input_shape, inputs.dataset.num_classes, seed)
 
 
-def create_network_for(recipe: Recipe, input_shape: tuple[int, ...], num_classes: int) -> Model:
+def create_network_for(model: ModelSection, input_shape: tuple[int, ...], num_classes: int, seed: int) -> Model:
     """Likewise for inputs of this shape."""
-    return draw_weights(lambda: create_model(recipe.model, input_shape, num_classes, recipe.seed, recipe.dropout_rate))
+    return draw_weights(lambda: create_model(model.name, input_shape, num_classes, seed, model.dropout_rate))
 
 
 def facts_of(inputs: Inputs) -> Facts:
@@ -159,18 +160,18 @@ def facts_of(inputs: Inputs) -> Facts:
     return Facts(shape, dataset.num_classes, dataset.train.size, "which are there", dataset.class_names)
 
 
-def raw_shape_of(recipe: Recipe, facts: Facts) -> tuple[int, int, int]:
-    """Height, width and channels of the uint8 images that the recipe's network takes of such a dataset.
+def raw_shape_of(data: DataSection, facts: Facts) -> tuple[int, int, int]:
+    """Height, width and channels of the uint8 images that a network takes of such a dataset.
 
     Raises:
       ValueError: if there are none.
     """
-    preprocessing = get_preprocessing(recipe.preprocessing)
+    preprocessing = get_preprocessing(data.preprocessing)
     if not preprocessing.takes_whole_images:
-        height, width, channels = preprocessing.output_shape(None, recipe.image_size)
+        height, width, channels = preprocessing.output_shape(None, data.image_size)
         return height, width, channels
     if facts.image_shape is None:
-        need = f"must be known, as preprocessing={recipe.preprocessing!r} takes whole images"
+        need = f"must be known, as data.preprocessing={data.preprocessing!r} takes whole images"
         raise ValueError(f"{facts.source}: image_shape=None: {need}")
     return facts.image_shape
 
@@ -178,7 +179,7 @@ def raw_shape_of(recipe: Recipe, facts: Facts) -> tuple[int, int, int]:
 class Feed:
     """A run's batches, on the devices of its mesh."""
 
-    def __init__(self, recipe: Recipe, inputs: Inputs, mesh: Mesh):
+    def __init__(self, data: DataSection, run: RunSection, inputs: Inputs, mesh: Mesh):
         """Takes what `open_inputs` opened.
 
         Raises:
@@ -186,18 +187,18 @@ class Feed:
             without the host whose images are streamed.
         """
         if not inputs.resident:
-            _require_single_steps(recipe)
+            _require_single_steps(data, run.steps_per_call)
         self._rows = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
-        share = own_share(self._rows, recipe.batch_size)
+        share = own_share(self._rows, run.batch_size)
         split, self.images = inputs.dataset.train, None
         if inputs.resident:
             assert isinstance(split, Split)
-            self._feed = ResidentFeed(split, recipe.batch_size, recipe.seed, share)
+            self._feed = ResidentFeed(split, run.batch_size, run.seed, share)
             self.images = to_devices(split.images, NamedSharding(mesh, PartitionSpec()))
         else:
-            workers = inputs.threads, recipe.decode_processes
+            workers = inputs.threads, data.decode_processes
             self._feed = StreamingFeed(
-                split, recipe.batch_size, recipe.seed, share, inputs.preprocessing, recipe.image_size, *workers
+                split, run.batch_size, run.seed, share, inputs.preprocessing, data.image_size, *workers
             )
 
     def batches(self, start: int, counts: Iterable[int] | None = None) -> Generator[Batch]:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxtern.compression.report import WireReport
 from jaxtern.hosts.messages import meet
 from jaxtern.training.recipe.selection import path_of
 from jaxtern.training.run.calls import Call, plan_calls
@@ -41,7 +42,7 @@ def train(run: Run) -> Evaluation:
 
 
 def _train(run: Run) -> Evaluation:
-    if run.last_saved >= run.recipe.num_steps:
+    if run.last_saved >= run.recipe.run.num_steps:
         run.close()
         return run.evaluate()
     evaluation = None
@@ -50,7 +51,7 @@ def _train(run: Run) -> Evaluation:
         try:
             for call in loop.calls():
                 evaluation = loop.take(call)
-                if loop.stopping and loop.taken < run.recipe.num_steps:
+                if loop.stopping and loop.taken < run.recipe.run.num_steps:
                     raise Stopped(signals.received, loop.taken)
         finally:
             try:
@@ -73,33 +74,34 @@ class _Loop:
         self.taken, self.stopping = run.last_saved, False
         self._run, self._signals = run, signals
         self._writer = MetricWriter(run.workdir, self.taken) if run.folder is not None else None
-        self._progress = Progress(self.taken, run.recipe.num_steps, shown=run.folder is not None)
+        self._progress = Progress(self.taken, run.recipe.run.num_steps, shown=run.folder is not None)
         self._batches = run.feed.batches(run.examples_seen, (call.num_steps for call in self.calls()))
         self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
         self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
         self._since: list[Scalars] = []
-        self._compressed, self._seconds = 0, 0.0  # steps of them, and the time of all
+        self._wires: list[WireReport] = []  # of each of them
+        self._seconds = 0.0  # of all of them
         self._clock = time.perf_counter()
 
     def calls(self) -> Iterator[Call]:
         """What is left to do."""
         run = self._run
-        return plan_calls(run.recipe, run.inputs.dataset.train.size, self.taken, run.examples_seen)
+        return plan_calls(run.recipe.run, run.recipe.mean, run.inputs.dataset.train.size, self.taken, run.examples_seen)
 
     def take(self, call: Call) -> Evaluation | None:
         """Runs a call's steps; evaluates and saves where that is due, after the last one, and before a stop."""
         run, recipe, stops = self._run, self._run.recipe, self._signals.tell()
         run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches), call, stops)
-        run.examples_seen += call.num_steps * recipe.batch_size
+        run.examples_seen += call.num_steps * recipe.run.batch_size
         self._read_pending()
         before, self.taken = self.taken, self.taken + call.num_steps
         # Decided by the calls before, as it decides whether this one's metrics are read at once. A stop that stands in
         # these is acted on after the next call, in all processes alike, whether they were read here or there.
-        finished, self.stopping = self.taken == recipe.num_steps, self._signals.agreed
-        saves = finished or self.stopping or self.taken % recipe.checkpoint_every == 0
+        finished, self.stopping = self.taken == recipe.run.num_steps, self._signals.agreed
+        saves = finished or self.stopping or self.taken % recipe.run.checkpoint_every == 0
         digests = run.guard.compare(run.state, before, self.taken, saves)
         self._pending = (call, self.taken, metrics, digests)
-        evaluates = finished or (recipe.evaluate_every and self.taken % recipe.evaluate_every == 0)
+        evaluates = finished or (recipe.run.evaluate_every and self.taken % recipe.run.evaluate_every == 0)
         if saves or evaluates:
             self._read_pending()  # nothing that is not finite, or not the same everywhere, is ever saved
         evaluation = self._evaluate(self.taken) if evaluates else None
@@ -145,17 +147,17 @@ class _Loop:
         for number in range(call.num_steps):
             step = last - call.num_steps + 1 + number
             scalars = self._check(step, {name: values[number] for name, values in fetched.items()})
-            loss, rate = scalars["loss"], self._note(step, scalars, call.compresses, seconds / call.num_steps)
+            loss, rate = scalars["loss"], self._note(step, scalars, call.phase, seconds / call.num_steps)
         self._progress.update(loss, rate, call.num_steps)
 
-    def _note(self, step: int, scalars: Scalars, compresses: bool, seconds: float) -> float:
+    def _note(self, step: int, scalars: Scalars, phase: int, seconds: float) -> float:
         """Examples a second since the last record, with this step, which is logged where that is due."""
         recipe = self._run.recipe
         self._since.append(scalars)
-        self._compressed += compresses
+        self._wires.append(self._run.wires[phase])
         self._seconds += seconds
-        rate = len(self._since) * recipe.batch_size / self._seconds
-        if step % recipe.log_every == 0 or step == recipe.num_steps:
+        rate = len(self._since) * recipe.run.batch_size / self._seconds
+        if step % recipe.run.log_every == 0 or step == recipe.run.num_steps:
             self._log(step, rate)
         return rate
 
@@ -190,13 +192,12 @@ class _Loop:
     def _log(self, step: int, examples_per_second: float) -> None:
         """A line and a record: means since the last one."""
         means = {name: self._mean(name) for name in sorted({name for scalars in self._since for name in scalars})}
-        share, wire, plain = self._compressed / len(self._since), self._run.wire, self._run.float_wire
         rate = self._since[-1].get("learning_rate")  # where steps may be skipped, the schedule lags behind
         record = {name: value for name, value in means.items() if not math.isnan(value)} | {
             "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))) if rate is None else rate,
             "examples_per_second": examples_per_second,
-            "sent_bits_per_element": share * wire.bits_per_element + (1 - share) * plain.bits_per_element,
-            "sent_bytes_per_step": share * wire.bytes + (1 - share) * plain.bytes,
+            "sent_bits_per_element": float(np.mean([wire.bits_per_element for wire in self._wires])),
+            "sent_bytes_per_step": float(np.mean([wire.bytes for wire in self._wires])),
         }
         self._write(step, record)
         self._progress.print(
@@ -204,7 +205,8 @@ class _Loop:
             f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
         )
         self._since.clear()
-        self._compressed, self._seconds = 0, 0.0
+        self._wires.clear()
+        self._seconds = 0.0
 
     def _write(self, step: int, scalars: Scalars) -> None:
         """Where this process keeps the records."""

@@ -10,20 +10,19 @@ import functools
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from jaxtern.compression.calibration import calibrate
-from jaxtern.compression.cost import Network
-from jaxtern.compression.report import WireReport, wire_report
+from jaxtern.compression.network.calibration import calibrate
+from jaxtern.compression.network.links import Network
+from jaxtern.compression.report import WireReport
 from jaxtern.data.fingerprint import fingerprint
 from jaxtern.data.rendering import Batch, Share
 from jaxtern.hosts import agreement, messages
-from jaxtern.models import MODELS, describe_source
-from jaxtern.training.recipe.recipe import Recipe, create_codec
+from jaxtern.models import describe_source
+from jaxtern.training.recipe.mean import MeanSection
+from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.calls import Call
 from jaxtern.training.run.divergence import DivergenceGuard
 from jaxtern.training.run.evaluation import Evaluation, evaluate
@@ -32,19 +31,12 @@ from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints, Refit
 from jaxtern.training.saved.elastic import carry_over
 from jaxtern.training.saved.initialization import initialize
 from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_network, write_network, write_recipe
-from jaxtern.training.step.mesh import create_mesh, lay_out
-from jaxtern.training.step.state import (
-    DEVICE_AXIS,
-    Program,
-    TrainState,
-    create_run,
-    place_state,
-    stays_float,
-    variables_of,
-)
+from jaxtern.training.step.mean import report_wire
+from jaxtern.training.step.mesh import DEVICE_AXIS, create_mesh, lay_out
+from jaxtern.training.step.state import Program, TrainState, create_run, place_state, specs_of_state, variables_of
 from jaxtern.training.step.step import Metrics, TrainStep, create_train_step
 
-_OF_A_HOST = "data_dir", "decode_threads", "decode_processes"  # fields that may differ between hosts
+_OF_A_HOST = "data.dir", "data.decode_threads", "data.decode_processes"  # fields that may differ between hosts
 
 StepFunction = Callable[..., tuple[TrainState, Metrics]]
 
@@ -57,8 +49,7 @@ class Run:
       recipe: laid out on the devices that there are.
       given: the same as it was given, which goes into the folder.
       examples_seen: up to `state`.
-      wire: what a worker sends in a step.
-      float_wire: likewise, in steps that are float in a ternary run.
+      wires: what a worker sends in a step, in each phase of the run (`Program.means`).
       network: the links by which its exchange is chosen.
       folder: in process 0.
       last_saved: step of the newest checkpoint.
@@ -74,8 +65,7 @@ class Run:
     state: TrainState
     train_step: StepFunction
     examples_seen: int
-    wire: WireReport
-    float_wire: WireReport
+    wires: list[WireReport]
     guard: DivergenceGuard
     network: Network | None
     folder: "Folder | None"
@@ -111,7 +101,7 @@ class Run:
         """
         inputs, share = self.inputs, Share(jax.process_index(), jax.process_count())
         variables = jax.tree.map(lambda leaf: leaf.addressable_data(0), variables_of(self.state))
-        size = self.recipe.image_size
+        size = self.recipe.data.image_size
         return evaluate(
             self.program.graph, variables, inputs.dataset.test, inputs.preprocessing, size, inputs.threads, share=share
         )
@@ -145,7 +135,7 @@ class Folder:
         """
         with contextlib.ExitStack() as opened:
             opened.enter_context(claim_workdir(workdir, recipe, allow_config_change))
-            self.checkpoints = Checkpoints(workdir, recipe.keep_checkpoints, recipe.keep_best)
+            self.checkpoints = Checkpoints(workdir, recipe.run.keep_checkpoints, recipe.run.keep_best)
             opened.callback(self.checkpoints.close)
             self.restored: Checkpoint | None = self.checkpoints.restore_latest(fresh, refit)
             write_recipe(workdir, recipe)  # not before the run's state is found to fit
@@ -172,34 +162,35 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     recipe, is_first = lay_out(given), jax.process_index() == 0
     mesh = create_mesh(recipe)
     messages.connect(mesh)
-    inputs = open_inputs(recipe)
+    inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     if jax.process_count() > 1:
-        config = {name: value for name, value in given.to_dict().items() if name not in _OF_A_HOST}
+        config = {name: value for name, value in given.by_name().items() if name not in _OF_A_HOST}
         facts = {"config": config, "data": fingerprint(inputs.dataset), "code": agreement.describe_code()}
-        facts["network"] = describe_source(recipe.model)
+        facts["network"] = describe_source(recipe.model.name)
         agreement.require_same(facts)
-    feed = Feed(recipe, inputs, mesh)
-    model = create_network(recipe, inputs)
+    feed = Feed(recipe.data, recipe.run, inputs, mesh)
+    model = create_network(recipe.model, inputs, recipe.run.seed)
     if is_first and not Checkpoints.exist(workdir):
-        initialize(model, recipe)
-    network = find_network(recipe, mesh, workdir)
+        initialize(model, recipe.model)
+    network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
-    wire = report_wire(recipe, state.params, network)
-    float_wire = report_wire(dataclasses.replace(recipe, codec="float"), state.params, None)
+    of_network = state.params, model.last_layer, recipe.run.num_workers
+    wires = report_wire(recipe.mean, *of_network, network)
     fresh, folder = messages.to_host(state), None
     with contextlib.ExitStack() as opened:
         if is_first:
-            refit = functools.partial(carry_over, recipe=recipe, network=network)
+            refit = functools.partial(carry_over, recipe=recipe)
             folder = Folder(workdir, given, fresh, refit, allow_config_change)
             opened.callback(folder.close)
             keep_facts(workdir, facts_of(inputs), allow_config_change)
             write_network(workdir, network)
         start, seen = share_start(fresh, folder and folder.restored)
-        state = place_state(start, recipe, mesh)
+        state = place_state(start, mesh)
         train_step = create_train_steps(recipe, program, mesh)
-        guard = DivergenceGuard(recipe, mesh, messages.gather_json(socket.gethostname()))
+        hosts = messages.gather_json(socket.gethostname())
+        guard = DivergenceGuard(recipe.run.compare_every, mesh, specs_of_state(), hosts)
         run = Run(
-            recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wire, float_wire, guard,
+            recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wires, guard,
             network, folder, int(start.step),
         )  # fmt: skip
         if seen is None:
@@ -219,12 +210,8 @@ def share_start(fresh: TrainState, restored: Checkpoint | None) -> tuple[TrainSt
       What process 0 has, in all processes.
     """
     state = fresh if restored is None else restored.state
-    carries = state.compressor.carried is not None
-    facts = messages.broadcast_json({"seen": restored and restored.metadata["examples_seen"], "carries": carries})
-    if facts["carries"] and not carries:  # all must send trees of the same structure
-        zeros = jax.tree.map(np.zeros_like, state.params)
-        state = state._replace(compressor=state.compressor._replace(carried=zeros))
-    return messages.broadcast_arrays(state), facts["seen"]
+    seen = messages.broadcast_json(restored and restored.metadata["examples_seen"])
+    return messages.broadcast_arrays(state), seen
 
 
 def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:
@@ -233,7 +220,7 @@ def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunc
     @functools.cache
     def compiled(call: Call) -> TrainStep:
         num_steps = call.num_steps if call.num_steps > 1 else None
-        return create_train_step(recipe, program, mesh, compresses=call.compresses, num_steps=num_steps)
+        return create_train_step(recipe, program, mesh, phase=call.phase, num_steps=num_steps)
 
     def train_step(
         state: TrainState, images: jax.Array | None, batch: Batch, call: Call, stops: jax.Array | None = None
@@ -243,36 +230,14 @@ def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunc
     return train_step
 
 
-def find_network(recipe: Recipe, mesh: Mesh, workdir: Path) -> Network | None:
+def find_network(mean: MeanSection, mesh: Mesh, workdir: Path) -> Network | None:
     """The links by which "auto" chooses: those measured when the run began, or measured now; None where none are used.
 
     Raises:
-      ValueError: for a stored network that cannot be read, or numbers out of their range.
+      ValueError: for a stored network that cannot be read.
     """
-    given = {"latency": recipe.network_latency, "bandwidth": recipe.network_bandwidth}
-    Network(**{name: value for name, value in given.items() if value is not None})
-    if recipe.codec == "float" or recipe.exchange != "auto" or mesh.shape[DEVICE_AXIS] == 1:
+    if not mean.needs_links or mesh.shape[DEVICE_AXIS] == 1:
         return None
     stored = read_network(workdir) if jax.process_index() == 0 else None
     stored = messages.broadcast_json(stored and dataclasses.asdict(stored))
-    return Network(**stored) if stored else calibrate(mesh, DEVICE_AXIS, **given)
-
-
-def report_wire(recipe: Recipe, params: Any, network: Network | None) -> WireReport:
-    """What a worker sends in a step of this recipe.
-
-    Raises:
-      ValueError: if the exchange cannot carry so many workers.
-    """
-    last_layer = MODELS[recipe.model].last_layer
-    return wire_report(
-        params,
-        "float" if recipe.codec == "float" else create_codec(recipe),
-        recipe.exchange,
-        recipe.num_workers,
-        min_size=recipe.min_size,
-        exclude=lambda path: stays_float(recipe, last_layer, path),
-        bucket_size=recipe.bucket_size,
-        network=network,
-        devices_per_worker=recipe.worker_devices,
-    )
+    return Network(**stored) if stored else calibrate(mesh, DEVICE_AXIS, **mean.links)

@@ -1,6 +1,5 @@
 """A run's folder, opened by those who do not train it on."""
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.inputs import create_network, open_inputs
 from jaxtern.training.saved.arrange import arrange
 from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints
-from jaxtern.training.saved.workdir import read_network, read_recipe
+from jaxtern.training.saved.workdir import read_recipe
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import TrainState, create_run
 
@@ -47,9 +46,9 @@ class SavedNetwork:
           ValueError, OSError: if the folder cannot be read.
         """
         self.recipe = recipe
-        alone = dataclasses.replace(recipe, num_devices=1, devices_per_worker=1, batch_norm="local")
-        mesh, network = create_mesh(alone), read_network(workdir)
-        program, self._like = create_run(recipe, model, num_examples, mesh, network)
+        alone = recipe.replace(run={"num_devices": 1}, mean={"devices_per_worker": 1}, model={"batch_norm": "local"})
+        unsent = recipe.replace(mean={"method": "float", "delayed": False})  # what workers carry may be large
+        program, self._like = create_run(unsent, model, num_examples, create_mesh(alone))
         self.graph = program.graph
         self._workdir, self._checkpoints = workdir, Checkpoints(workdir)
 
@@ -75,7 +74,7 @@ class SavedNetwork:
         if step is None:
             raise ValueError(
                 f"workdir={str(self._workdir)!r}: holds no checkpoint that was evaluated when it was saved"
-                " (evaluate_every, checkpoint_every)"
+                " (run.evaluate_every, run.checkpoint_every)"
             )
         return step
 
@@ -109,5 +108,6 @@ class SavedRun(SavedNetwork):
           ValueError, OSError: if there is no run, or its data cannot be read.
         """
         recipe = read_recipe(workdir)
-        self.inputs = open_inputs(recipe, data_dir)
-        super().__init__(workdir, recipe, create_network(recipe, self.inputs), self.inputs.dataset.train.size)
+        self.inputs = open_inputs(recipe.data, data_dir=data_dir)
+        network = create_network(recipe.model, self.inputs, recipe.run.seed)
+        super().__init__(workdir, recipe, network, self.inputs.dataset.train.size)

@@ -32,12 +32,12 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
     """
     from matplotlib.figure import Figure  # here, because importing it takes a second
 
-    inputs = open_inputs(recipe)
+    inputs = open_inputs(recipe.data)
     halves = {"training": _augmented(recipe, inputs), "evaluation": _standardized(recipe, inputs)}
     figure = Figure(figsize=(_COLUMNS * _INCH, (2 * _ROWS + 1) * _INCH * 1.15), layout="constrained")
     upper_and_lower: Any = figure.subfigures(2, 1)
     for half, (title, (images, labels)) in zip(upper_and_lower, halves.items(), strict=True):
-        half.suptitle(f"{recipe.dataset}, {recipe.preprocessing}, {title}", fontsize=10)
+        half.suptitle(f"{recipe.data.name}, {recipe.data.preprocessing}, {title}", fontsize=10)
         panels = half.subplots(_ROWS, _COLUMNS)
         for panel in panels.flat:
             panel.set_axis_off()
@@ -48,22 +48,22 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
 
 
 def _augmented(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    feed = Feed(recipe, inputs, create_mesh(recipe))
+    feed = Feed(recipe.data, recipe.run, inputs, create_mesh(recipe))
     batches = feed.batches(0)
     batch = next(batches)
     batches.close()
     images: Any = batch.images if feed.images is None else feed.images[batch.images]
-    keys = example_keys(recipe.seed, batch.epochs, batch.places)
-    return np.asarray(inputs.preprocessing.augment(images, keys, recipe.image_size)), np.asarray(batch.labels)
+    keys = example_keys(recipe.run.seed, batch.epochs, batch.places)
+    return np.asarray(inputs.preprocessing.augment(images, keys, recipe.data.image_size)), np.asarray(batch.labels)
 
 
 def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     batches = evaluation_batches(
-        inputs.dataset.test, recipe.batch_size, inputs.preprocessing, recipe.image_size, inputs.threads
+        inputs.dataset.test, recipe.run.batch_size, inputs.preprocessing, recipe.data.image_size, inputs.threads
     )
     images, labels, present = next(batches)
     batches.close()
-    shown = inputs.preprocessing.standardize(jnp.asarray(images[present]), recipe.image_size)
+    shown = inputs.preprocessing.standardize(jnp.asarray(images[present]), recipe.data.image_size)
     return np.asarray(shown), labels[present]
 
 
@@ -85,7 +85,8 @@ def sheet_recipe(folder: str, preprocessing: str | None = None) -> Recipe:
         if channels == 1 and None not in sides:
             preprocessing = "mnist"
     size = min(_ROWS * _COLUMNS, train.size)
-    return Recipe(dataset=folder, preprocessing=preprocessing, batch_size=size, num_workers=1, num_devices=1)
+    run = {"batch_size": size, "num_workers": 1, "num_devices": 1}
+    return Recipe.from_dict({"data": {"name": folder, "preprocessing": preprocessing}, "run": run})
 
 
 def _stretch(image: np.ndarray) -> np.ndarray:

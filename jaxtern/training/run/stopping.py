@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern.hosts.messages import to_devices
-from jaxtern.training.step.state import DEVICE_AXIS
+from jaxtern.training.step.mesh import DEVICE_AXIS
 
 
 class Stopped(Exception):

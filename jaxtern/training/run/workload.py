@@ -1,7 +1,5 @@
 """What a recipe asks of the links: its tensors, and the seconds of a step without exchange."""
 
-import dataclasses
-import functools
 import statistics
 import time
 from typing import NamedTuple
@@ -10,13 +8,15 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxtern.compression import buckets
+from jaxtern.compression.reducer import Layout
+from jaxtern.compression.transform import describe
 from jaxtern.data.rendering import Batch
 from jaxtern.models import create_model
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.inputs import Inputs, create_network
+from jaxtern.training.step.mean import stays_float
 from jaxtern.training.step.mesh import create_mesh
-from jaxtern.training.step.state import create_run, split_variables, stays_float
+from jaxtern.training.step.state import create_run, split_variables
 from jaxtern.training.step.step import create_train_step
 
 STEPS, WARM_UP = 7, 2
@@ -26,13 +26,13 @@ class Workload(NamedTuple):
     """A recipe's gradients.
 
     Attributes:
-      sizes: elements of each tensor that is compressed.
-      floats: likewise of those that stay float.
+      layout: of the tensors that are compressed.
+      num_floats: elements of those that stay float.
       examples: of one device in a step.
     """
 
-    sizes: tuple[int, ...]
-    floats: tuple[int, ...]
+    layout: Layout
+    num_floats: int
     examples: int
 
 
@@ -43,25 +43,26 @@ def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
       ValueError: as the recipe's model does.
     """
     model = nnx.eval_shape(
-        lambda: create_model(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.seed)
+        lambda: create_model(recipe.model.name, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
     )
     _, params, _, _ = split_variables(model, recipe)
-    is_excluded = functools.partial(stays_float, recipe, model.last_layer)
-    layout = buckets.plan_layout(params, recipe.min_size, is_excluded, None)
-    (bucket,) = layout.buckets
-    examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
-    return Workload(layout.sizes(bucket.compressed), layout.sizes(bucket.floats), examples)
+    layout = describe(params)
+    named = enumerate(zip(layout.paths, layout.sizes, strict=True))
+    large = [(place, path) for place, (path, size) in named if size >= recipe.mean.min_size]
+    compressed = layout.select([place for place, path in large if not stays_float(recipe.mean, model.last_layer, path)])
+    examples = recipe.run.batch_size // recipe.run.num_workers // recipe.mean.worker_devices
+    return Workload(compressed, sum(layout.sizes) - sum(compressed.sizes), examples)
 
 
 def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
     """Of one device's part of a step, gradients and update without exchange, on this machine: the median of a few."""
-    examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
-    alone = dataclasses.replace(
-        recipe, num_workers=1, num_devices=1, devices_per_worker=1, batch_size=examples, codec="float", delayed=False,
-        log_compression=False,
-    )  # fmt: skip
+    examples = recipe.run.batch_size // recipe.run.num_workers // recipe.mean.worker_devices
+    alone = recipe.replace(
+        run={"num_workers": 1, "num_devices": 1, "batch_size": examples},
+        mean={"method": "float", "devices_per_worker": 1, "delayed": False, "statistics": False},
+    )
     mesh = create_mesh(alone)
-    model = create_network(alone, inputs)
+    model = create_network(alone.model, inputs, alone.run.seed)
     program, state = create_run(alone, model, inputs.dataset.train.size, mesh)
     step = create_train_step(alone, program, mesh)
     batch = _make_batch(examples, inputs)

@@ -9,71 +9,68 @@ import numpy as np
 from flax import nnx
 
 from jaxtern.models.torchvision import read_torchvision
-from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.recipe.selection import matches, path_of, require_match
 from jaxtern.training.saved.checkpoints import Checkpoints
 
 logger = logging.getLogger(__name__)
 
 
-def initialize(model: nnx.Module, recipe: Recipe) -> None:
-    """Gives the model the weights and moments of `init_from`, but for those that are to start fresh.
+def initialize(network: nnx.Module, model: ModelSection) -> None:
+    """Gives the network the weights and moments of `init_from`, but for those that are to start fresh.
 
     Raises:
       ValueError, OSError: if there are none to be read, one is missing, or one has another shape.
     """
-    if recipe.init_from is None:
+    if model.init_from is None:
         return
-    variables = nnx.state(model, (nnx.Param, nnx.BatchStat))
+    variables = nnx.state(network, (nnx.Param, nnx.BatchStat))
     flat = {"/".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(variables)}
-    for pattern in recipe.init_exclude:
-        require_match("init_exclude", pattern, list(flat))
-    given = read_weights(recipe, nnx.to_pure_dict(variables))
-    wanted = [path for path in flat if not matches(recipe.init_exclude, path)]
+    for pattern in model.init_exclude:
+        require_match("model.init_exclude", pattern, list(flat))
+    given = read_weights(model, nnx.to_pure_dict(variables))
+    wanted = [path for path in flat if not matches(model.init_exclude, path)]
     missing = [path for path in wanted if path not in given]
-    if missing and not recipe.init_allow_missing:
-        raise ValueError(
-            f"init_from={recipe.init_from!r}: lacks {_few(missing)}; name what is to start fresh in init_exclude, or"
-            " set init_allow_missing=True"
-        )
+    if missing and not model.init_allow_missing:
+        need = "name what is to start fresh in init_exclude, or set init_allow_missing=True"
+        raise ValueError(f"model.init_from={model.init_from!r}: lacks {_few(missing)}; {need}")
     taken = {path: given[path] for path in wanted if path in given}
     for path, new in taken.items():
         leaf = flat[path]
         if leaf[...].shape != new.shape:
-            raise ValueError(
-                f"init_from={recipe.init_from!r}: {path} has shape {new.shape} there and {leaf[...].shape} here; name"
-                " what is to start fresh in init_exclude"
-            )
+            shapes = f"{path} has shape {new.shape} there and {leaf[...].shape} here"
+            need = "name what is to start fresh in init_exclude"
+            raise ValueError(f"model.init_from={model.init_from!r}: {shapes}; {need}")
         leaf[...] = new.astype(leaf[...].dtype)
-    nnx.update(model, variables)
+    nnx.update(network, variables)
     fresh = [path for path in flat if path not in taken]
     logger.info(
-        "%d tensors from %s, %d fresh%s", len(flat) - len(fresh), recipe.init_from, len(fresh),
+        "%d tensors from %s, %d fresh%s", len(flat) - len(fresh), model.init_from, len(fresh),
         f": {_few(fresh)}" if fresh else "",
     )  # fmt: skip
 
 
-def read_weights(recipe: Recipe, like: Any) -> dict[str, np.ndarray]:
+def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:
     """Weights and moments by path, of a run's folder, one of its checkpoints, or a file of torchvision's weights.
 
     Args:
-      recipe: with `init_from`.
+      model: with `init_from`.
       like: weights and moments of the network, a dict of dicts.
 
     Raises:
       ValueError, OSError: if there are none.
     """
-    source = str(recipe.init_from)
+    source = str(model.init_from)
     path = Path(source)
     if path.is_file():
-        read = read_torchvision(path, recipe.model, like, recipe.init_exclude, recipe.init_allow_missing)
+        read = read_torchvision(path, model.name, like, model.init_exclude, model.init_allow_missing)
         return _flatten(read)
     if (path / "checkpoints").is_dir():
         return _weights_of(_restore_newest(path, source), source)
     if path.parent.name == "checkpoints" and path.name.isdecimal() and path.is_dir():
         return _weights_of(Checkpoints(path.parent.parent).restore_as_saved(int(path.name)), source)
     raise FileNotFoundError(
-        f"init_from={source!r}: is no folder of a run, no checkpoint of one, and no .safetensors file"
+        f"model.init_from={source!r}: is no folder of a run, no checkpoint of one, and no .safetensors file"
     )
 
 
@@ -83,14 +80,14 @@ def _restore_newest(workdir: Path, source: str) -> dict[str, Any]:
     state = checkpoints.use_latest(checkpoints.restore_as_saved)
     if state is not None:
         return state
-    raise ValueError(f"init_from={source!r}: holds no checkpoint that can be read")
+    raise ValueError(f"model.init_from={source!r}: holds no checkpoint that can be read")
 
 
 def _weights_of(state: Any, source: str) -> dict[str, np.ndarray]:
     """Of a state as dicts: the moving averages where they were kept."""
     moving = state.get("averages") or state
     if not isinstance(moving, dict) or not isinstance(moving.get("params"), dict):
-        raise ValueError(f"init_from={source!r}: its checkpoint is of no network: it has no params")
+        raise ValueError(f"model.init_from={source!r}: its checkpoint is of no network: it has no params")
     trees = moving["params"], state.get("frozen") or {}, moving.get("moments") or {}
     return {path: leaf for tree in trees for path, leaf in _flatten(tree).items()}
 

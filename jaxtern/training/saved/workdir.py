@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
-from jaxtern.compression.cost import Network
+from jaxtern.compression.network.links import Network
+from jaxtern.data.durable import replace_durably
 from jaxtern.data.facts import Facts
 from jaxtern.data.json_files import read_json
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.saved.durable import replace_durably
 
-WITHOUT_EFFECT = ("compare_every", "decode_threads", "decode_processes")  # on any bit of a run
+WITHOUT_EFFECT = ("run.compare_every", "data.decode_threads", "data.decode_processes")  # on any bit of a run
 
 
 def read_recipe(workdir: Path) -> Recipe:
@@ -26,7 +26,10 @@ def read_recipe(workdir: Path) -> Recipe:
     if not path.is_file():
         raise FileNotFoundError(f"workdir={str(workdir)!r}: holds no run (there is no config.json)")
     try:
-        return Recipe.from_dict(read_json(path))
+        values = read_json(path)
+        if "num_workers" in values:
+            raise ValueError("it was written before recipes had sections; training goes on with --allow_config_change")
+        return Recipe.from_dict(values)
     except (AttributeError, TypeError, ValueError) as error:  # no JSON, no object, or fields of another type
         raise ValueError(f"{path}: cannot be read: {error}") from None
 
@@ -47,7 +50,7 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if path.exists() and not allow_change:
-            _require_same(workdir, "config", read_recipe(workdir).to_dict(), recipe.to_dict())
+            _require_same(workdir, "config", read_recipe(workdir).by_name(), recipe.by_name())
     except BlockingIOError:
         lock.close()
         raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None

@@ -13,8 +13,9 @@ from jaxtern.models import MODELS
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import mask
 from jaxtern.training.step.loss import Measured, inputs_and_targets, measure
+from jaxtern.training.step.mesh import FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import decays_in_loss
-from jaxtern.training.step.state import FAST_AXIS, VIRTUAL_AXIS, Program, TrainState, merge_trees
+from jaxtern.training.step.state import Program, TrainState, merge_trees
 
 _DROPOUT_STREAM = 2**32 - 1  # of keys folded from the seed, where augmentation takes the epochs' numbers
 
@@ -40,7 +41,7 @@ def create_local_gradients(
     of_worker = _create_worker_gradients(recipe, program, is_cpu)
 
     def of_device(state: TrainState, batch: Batch, first: jax.Array) -> list[Local]:
-        if recipe.virtual_workers == "unrolled":
+        if recipe.run.virtual_workers == "unrolled":
             each = (jax.tree.map(lambda leaf, w=w: leaf[w], batch) for w in range(local_workers))
             return [of_worker(state, own, first + w) for w, own in enumerate(each)]
         numbers = first + jnp.arange(local_workers)
@@ -61,10 +62,10 @@ def _create_worker_gradients(
         return Local(measured, moments, gradients)
 
     def of_worker(state: TrainState, batch: Batch, worker: jax.Array) -> Local:
-        key = dropout_key(recipe.seed, state.step, worker)
-        if recipe.accumulation == 1:
+        key = dropout_key(recipe.run.seed, state.step, worker)
+        if recipe.run.accumulation == 1:
             return of_part(state, batch, key)
-        return _accumulate(of_part, state, batch, key, recipe.accumulation, is_cpu)
+        return _accumulate(of_part, state, batch, key, recipe.run.accumulation, is_cpu)
 
     return of_worker
 
@@ -95,17 +96,17 @@ def _accumulate(
 
 def _create_loss(recipe: Recipe, program: Program) -> Callable:
     """(weights, state, batch of uint8 images, key) -> (scaled loss, (measured, moments after it))."""
-    preprocessing = get_preprocessing(recipe.preprocessing)
-    auxiliary_weight = MODELS[recipe.model].auxiliary_weight
+    preprocessing = get_preprocessing(recipe.data.preprocessing)
+    auxiliary_weight = MODELS[recipe.model.name].auxiliary_weight
 
     def loss(params: Any, state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Measured, Any]]:
-        keys = example_keys(recipe.seed, batch.epochs, batch.places)
-        prepared = preprocessing.augment(batch.images, keys, recipe.image_size)
+        keys = example_keys(recipe.run.seed, batch.epochs, batch.places)
+        prepared = preprocessing.augment(batch.images, keys, recipe.data.image_size)
         inputs, targets = inputs_and_targets(preprocessing, prepared, batch.labels)
         model = nnx.merge(program.graph, merge_trees(params, state.frozen, state.moments))
-        measured = measure(model(inputs, key), targets, recipe.label_smoothing, auxiliary_weight)
-        if decays_in_loss(recipe):
-            decay = recipe.weight_decay * sum_of_squares(params, program.decayed) / 2
+        measured = measure(model(inputs, key), targets, recipe.model.label_smoothing, auxiliary_weight)
+        if decays_in_loss(recipe.optimizer):
+            decay = recipe.optimizer.weight_decay * sum_of_squares(params, program.decayed) / 2
             measured = measured._replace(loss=measured.loss + decay)
         scale = 1.0 if state.loss_scale is None else state.loss_scale.factor
         return measured.loss * scale, (measured, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))

@@ -1,13 +1,14 @@
 """The mesh of a run: which devices its workers live on."""
 
-import dataclasses
-
 import jax
 from jax.sharding import Mesh
 
 from jaxtern.cluster import devices_by_process
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS
+
+DEVICE_AXIS = "data"  # over the devices of different workers
+FAST_AXIS = "fast"  # over the devices of one worker
+VIRTUAL_AXIS = "virtual"  # over the workers of one device, where they are vmapped
 
 
 def lay_out(recipe: Recipe) -> Recipe:
@@ -16,11 +17,11 @@ def lay_out(recipe: Recipe) -> Recipe:
     In one process that is 1. Where each process has several devices and they are more than the workers, the devices of
     a process are shared out among its workers: with a worker a host, the host's devices average as floats inside it.
     """
-    if recipe.devices_per_worker is not None:
+    if recipe.mean.devices_per_worker is not None:
         return recipe
-    of_process, workers = jax.local_device_count(), recipe.num_workers // jax.process_count()
+    of_process, workers = jax.local_device_count(), recipe.run.num_workers // jax.process_count()
     fast = of_process // workers if jax.process_count() > 1 and workers and of_process % workers == 0 else 1
-    return dataclasses.replace(recipe, devices_per_worker=max(1, fast))
+    return recipe.replace(mean={"devices_per_worker": max(1, fast)})
 
 
 def create_mesh(recipe: Recipe) -> Mesh:
@@ -29,38 +30,37 @@ def create_mesh(recipe: Recipe) -> Mesh:
     Raises:
       ValueError: if there are fewer, or if the workers do not divide among devices and processes.
     """
-    devices, fast = devices_by_process(), recipe.worker_devices
+    devices, fast, workers = devices_by_process(), recipe.mean.worker_devices, recipe.run.num_workers
     processes, of_process = devices.shape
     if processes > 1:
         _require_processes(recipe, processes, of_process)
     fitting = (size for size in range(fast, of_process * processes + 1, fast) if _fits(recipe, size))
-    size = recipe.num_devices or max(fitting, default=fast)
+    size = recipe.run.num_devices or max(fitting, default=fast)
     if size > of_process * processes:
-        name = "num_devices" if recipe.num_devices else "devices_per_worker"
+        name = "run.num_devices" if recipe.run.num_devices else "mean.devices_per_worker"
         raise ValueError(f"{name}={size}: there are {of_process * processes}")
     if size % fast:
-        raise ValueError(f"num_devices={size}: must be a multiple of devices_per_worker={fast}")
-    if recipe.num_workers % (size // fast):
+        raise ValueError(f"run.num_devices={size}: must be a multiple of mean.devices_per_worker={fast}")
+    if workers % (size // fast):
         groups = f"the {size // fast} groups of " if fast > 1 else ""
-        raise ValueError(f"num_workers={recipe.num_workers}: must be a multiple of {groups}num_devices={size}")
-    if recipe.batch_norm == "sync" and recipe.virtual_workers == "unrolled" and recipe.num_workers > size // fast:
-        raise ValueError(
-            "batch_norm='sync': with several workers on a device, virtual_workers='unrolled' must be 'vmapped'"
-        )
+        raise ValueError(f"run.num_workers={workers}: must be a multiple of {groups}run.num_devices={size}")
+    if recipe.model.batch_norm == "sync" and recipe.run.virtual_workers == "unrolled" and workers > size // fast:
+        need = "with several workers on a device, run.virtual_workers='unrolled' must be 'vmapped'"
+        raise ValueError(f"model.batch_norm='sync': {need}")
     return Mesh(devices[:, : size // processes].reshape(-1, fast), (DEVICE_AXIS, FAST_AXIS))
 
 
 def _fits(recipe: Recipe, size: int) -> bool:
     """Whether the workers divide on so many devices, and these among the processes."""
-    return recipe.num_workers % (size // recipe.worker_devices) == 0 and size % jax.process_count() == 0
+    return recipe.run.num_workers % (size // recipe.mean.worker_devices) == 0 and size % jax.process_count() == 0
 
 
 def _require_processes(recipe: Recipe, processes: int, of_process: int) -> None:
     """Refuses workers and devices of which the processes cannot have as many each."""
-    if recipe.num_workers % processes:
-        raise ValueError(f"num_workers={recipe.num_workers}: must be a multiple of the {processes} processes")
-    if of_process % recipe.worker_devices:
+    if recipe.run.num_workers % processes:
+        raise ValueError(f"run.num_workers={recipe.run.num_workers}: must be a multiple of the {processes} processes")
+    if of_process % recipe.mean.worker_devices:
         need = f"must divide the {of_process} that each process has"
-        raise ValueError(f"devices_per_worker={recipe.worker_devices}: {need}")
-    if recipe.num_devices is not None and recipe.num_devices % processes:
-        raise ValueError(f"num_devices={recipe.num_devices}: must be a multiple of the {processes} processes")
+        raise ValueError(f"mean.devices_per_worker={recipe.mean.worker_devices}: {need}")
+    if recipe.run.num_devices is not None and recipe.run.num_devices % processes:
+        raise ValueError(f"run.num_devices={recipe.run.num_devices}: must be a multiple of the {processes} processes")

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 
 import optax
 
-from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.optimizer import OptimizerSection
 from jaxtern.training.recipe.selection import mask
 
 DECAYING_OPTIMIZERS = ("adamw", "lars", "lamb")  # whatever weight_decay_mode says
 
 
-def create_optimizer(recipe: Recipe, schedule: optax.Schedule, decayed: Sequence[str]) -> optax.GradientTransformation:
+def create_optimizer(
+    optimizer: OptimizerSection, schedule: optax.Schedule, decayed: Sequence[str]
+) -> optax.GradientTransformation:
     """Mean gradient to update.
 
     With gradient g, weight w, momentum m, and d = weight_decay for what is decayed, 0 for the rest, the update is -rate
@@ -31,7 +33,7 @@ def create_optimizer(recipe: Recipe, schedule: optax.Schedule, decayed: Sequence
     decayed, biases and norms of most networks.
 
     Args:
-      recipe: names the optimiser and its numbers.
+      optimizer: names the optimiser and its numbers.
       schedule: step to rate.
       decayed: regular expressions of whole paths, the network's own, for a recipe whose `decay` is empty.
 
@@ -42,39 +44,39 @@ def create_optimizer(recipe: Recipe, schedule: optax.Schedule, decayed: Sequence
       LARS: You et al. 2017, arXiv:1708.03888; LAMB: You et al. 2020, arXiv:1904.00962; AdamW: Loshchilov & Hutter 2019,
       arXiv:1711.05101.
     """
-    is_decayed = functools.partial(mask, decay_patterns(recipe, decayed))
-    if recipe.optimizer == "lars":
+    is_decayed = functools.partial(mask, decay_patterns(optimizer, decayed))
+    if optimizer.name == "lars":
         return optax.lars(
             schedule,
-            recipe.weight_decay,
+            optimizer.weight_decay,
             weight_decay_mask=is_decayed,
-            trust_coefficient=recipe.trust_coefficient,
+            trust_coefficient=optimizer.trust_coefficient,
             trust_ratio_mask=is_decayed,
-            momentum=recipe.momentum,
+            momentum=optimizer.momentum,
         )
     rules = {
         "sgd": optax.identity,
-        "momentum": lambda: optax.trace(recipe.momentum),
-        "nesterov": lambda: optax.trace(recipe.momentum, nesterov=True),
+        "momentum": lambda: optax.trace(optimizer.momentum),
+        "nesterov": lambda: optax.trace(optimizer.momentum, nesterov=True),
         "adam": optax.scale_by_adam,
         "adamw": optax.scale_by_adam,
         "rmsprop": lambda: optax.scale_by_rms(decay=0.9, eps=1.0, initial_scale=1.0),
         "lamb": lambda: optax.scale_by_adam(eps=1e-6),
     }
-    parts = [rules[recipe.optimizer]()]
-    if recipe.weight_decay and not decays_in_loss(recipe):
-        parts.append(optax.add_decayed_weights(recipe.weight_decay, mask=is_decayed))
-    if recipe.optimizer == "lamb":  # optax.lamb scales biases and norms, too, which its authors leave out
+    parts = [rules[optimizer.name]()]
+    if optimizer.weight_decay and not decays_in_loss(optimizer):
+        parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=is_decayed))
+    if optimizer.name == "lamb":  # optax.lamb scales biases and norms, too, which its authors leave out
         parts.append(optax.masked(optax.scale_by_trust_ratio(), is_decayed))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
 
 
-def decays_in_loss(recipe: Recipe) -> bool:
+def decays_in_loss(optimizer: OptimizerSection) -> bool:
     """Whether weight_decay * sum(w^2) / 2, over what is decayed, belongs to every worker's loss."""
-    by_itself = recipe.optimizer in DECAYING_OPTIMIZERS
-    return recipe.weight_decay > 0 and recipe.weight_decay_mode == "loss" and not by_itself
+    by_itself = optimizer.name in DECAYING_OPTIMIZERS
+    return optimizer.weight_decay > 0 and optimizer.weight_decay_mode == "loss" and not by_itself
 
 
-def decay_patterns(recipe: Recipe, decayed: Sequence[str]) -> tuple[str, ...]:
+def decay_patterns(optimizer: OptimizerSection, decayed: Sequence[str]) -> tuple[str, ...]:
     """Regular expressions of the whole paths that are decayed: the recipe's, or else the network's own."""
-    return recipe.decay or tuple(decayed)
+    return optimizer.decay or tuple(decayed)

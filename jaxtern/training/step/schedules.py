@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxtern.training.recipe.optimizer import OptimizerSection
 from jaxtern.training.recipe.rates import Span, is_rate_string, parse_rates
-from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.run import RunSection
 
 _MAX_STEP = 2**31 - 1  # a step is an int32
 _ROUNDING = 1e-6  # of a step: 0.29 epochs of 100 steps are 28.999999999999996
@@ -21,7 +22,7 @@ _ROUNDING = 1e-6  # of a step: 0.29 epochs of 100 steps are 28.999999999999996
 _Rates = Callable[[jax.Array], jax.Array]
 
 
-def create_schedule(recipe: Recipe, num_examples: int) -> optax.Schedule:
+def create_schedule(optimizer: OptimizerSection, run: RunSection, num_examples: int) -> optax.Schedule:
     """The rate at every step, counted from 0 over the whole run; an epoch is step * batch_size / num_examples.
 
     fixed        rate
@@ -38,7 +39,8 @@ def create_schedule(recipe: Recipe, num_examples: int) -> optax.Schedule:
     is given.
 
     Args:
-      recipe: names the schedule and its numbers.
+      optimizer: names the schedule and its numbers.
+      run: its steps, and examples of a step.
       num_examples: in one epoch.
 
     Returns:
@@ -47,15 +49,15 @@ def create_schedule(recipe: Recipe, num_examples: int) -> optax.Schedule:
     Raises:
       ValueError: for a rate string that is none.
     """
-    main = _create_main(recipe, num_examples / recipe.batch_size)
-    factor = recipe.batch_size / recipe.rate_batch_size if recipe.rate_batch_size else 1.0
-    steps, first = recipe.warmup_steps, recipe.warmup_rate
+    main = _create_main(optimizer, run.num_steps, num_examples / run.batch_size)
+    factor = run.batch_size / optimizer.rate_batch_size if optimizer.rate_batch_size else 1.0
+    steps, first = optimizer.warmup_steps, optimizer.warmup_rate
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step)
         rate = main(step)
         if steps:
-            peak = main(jnp.asarray(steps)) if recipe.warmup_peak is None else recipe.warmup_peak
+            peak = main(jnp.asarray(steps)) if optimizer.warmup_peak is None else optimizer.warmup_peak
             warming = first + (peak - first) * (step / steps)
             rate = jnp.where(step < steps, warming, rate)
         return jnp.asarray(factor * rate, jnp.float32)
@@ -63,20 +65,20 @@ def create_schedule(recipe: Recipe, num_examples: int) -> optax.Schedule:
     return schedule
 
 
-def _create_main(recipe: Recipe, steps_per_epoch: float) -> _Rates:
+def _create_main(optimizer: OptimizerSection, steps: int, steps_per_epoch: float) -> _Rates:
     """What the schedule has without warm-up and scaling."""
-    rate, end, steps = recipe.learning_rate, recipe.end_rate, recipe.num_steps
-    if is_rate_string(recipe.schedule):
-        return _follow_spans(parse_rates(recipe.schedule), steps_per_epoch)
-    if recipe.schedule == "exponential":
-        stair = max(1, int(min(recipe.decay_epochs * steps_per_epoch + _ROUNDING, _MAX_STEP)))
-        return lambda step: rate * _power(recipe.decay_factor, step // stair)
-    if recipe.schedule == "piecewise":
-        starts = np.array([_first_step(epoch, steps_per_epoch) for epoch in recipe.boundaries], np.int32)
-        return lambda step: rate * _power(recipe.decay_factor, _count_passed(starts, step))
-    if recipe.schedule == "polynomial":
-        return lambda step: end + (rate - end) * jnp.power(jnp.maximum(steps - step, 0) / steps, recipe.power)
-    if recipe.schedule == "cosine":
+    rate, end = optimizer.learning_rate, optimizer.end_rate
+    if is_rate_string(optimizer.schedule):
+        return _follow_spans(parse_rates(optimizer.schedule), steps_per_epoch)
+    if optimizer.schedule == "exponential":
+        stair = max(1, int(min(optimizer.decay_epochs * steps_per_epoch + _ROUNDING, _MAX_STEP)))
+        return lambda step: rate * _power(optimizer.decay_factor, step // stair)
+    if optimizer.schedule == "piecewise":
+        starts = np.array([_first_step(epoch, steps_per_epoch) for epoch in optimizer.boundaries], np.int32)
+        return lambda step: rate * _power(optimizer.decay_factor, _count_passed(starts, step))
+    if optimizer.schedule == "polynomial":
+        return lambda step: end + (rate - end) * jnp.power(jnp.maximum(steps - step, 0) / steps, optimizer.power)
+    if optimizer.schedule == "cosine":
         return lambda step: end + (rate - end) * (1 + jnp.cos(jnp.pi * jnp.minimum(step, steps) / steps)) / 2
     return lambda step: jnp.full_like(step, rate, jnp.float32)
 

@@ -10,21 +10,18 @@ import optax
 from flax import nnx, traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxtern.compression.codecs import Ternary
-from jaxtern.compression.cost import Network
-from jaxtern.compression.transform import CompressedMeanState, compressed_mean, state_specs
+from jaxtern.compression.network.links import Network
+from jaxtern.compression.transform import CompressedMeanState, state_specs
 from jaxtern.hosts.messages import to_devices
 from jaxtern.training.recipe import masks
-from jaxtern.training.recipe.recipe import Recipe, create_codec
-from jaxtern.training.recipe.selection import matches, path_of, require_match
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.selection import path_of, require_match
 from jaxtern.training.step import precision
+from jaxtern.training.step.mean import create_mean, create_reducers
+from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import create_optimizer, decay_patterns
 from jaxtern.training.step.precision import LossScale
 from jaxtern.training.step.schedules import create_schedule
-
-DEVICE_AXIS = "data"  # over the devices of different workers
-FAST_AXIS = "fast"  # over the devices of one worker
-VIRTUAL_AXIS = "virtual"  # over the workers of one device, where they are vmapped
 
 
 class Averages(NamedTuple):
@@ -40,7 +37,7 @@ class Averages(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """Arrays of a run, the same on every device but for what the compressor has pending.
+    """Arrays of a run, the same on every device but for what the compressor carries of each worker's own.
 
     Attributes:
       step: int32 scalar, updates so far.
@@ -68,8 +65,8 @@ class Program(NamedTuple):
 
     Attributes:
       graph: static part of the model, for nnx.merge(graph, variables_of(state)).
-      mean: an optax transformation, gradients of the workers on a device to the mean of all.
-      float_mean: the same without compression, for the steps that are to have none.
+      means: optax transformations, gradients of the workers on a device to the mean of all; one for each phase of a
+        run: without compression, by the method, and by that of each epoch of a warm-up. All have the same state.
       optimizer: mean gradients to updates.
       schedule: learning rate of a step.
       slices: by path, bool arrays: False where a part of a trained tensor is frozen.
@@ -77,8 +74,7 @@ class Program(NamedTuple):
     """
 
     graph: Any
-    mean: Any
-    float_mean: Any
+    means: list[Any]
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
     slices: dict[str, np.ndarray]
@@ -91,42 +87,42 @@ def create_run(
     """Program and first state for a model with fresh or loaded weights, on the devices of the mesh.
 
     Raises:
-      ValueError: for codec options out of their range, or patterns of tensors that match none.
+      ValueError: for patterns of tensors that match none.
     """
     configure_modules(model, recipe)
     graph, params, frozen, moments = split_variables(model, recipe)
-    schedule = create_schedule(recipe, num_examples)
-    local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
-    mean: Any = create_mean(recipe, model.last_layer, local_workers, network)
-    plain: Any = create_mean(recipe, model.last_layer, local_workers, network, codec="float")
-    optimizer = create_optimizer(recipe, schedule, model.decayed)
-    slices = masks.slice_masks(recipe.freeze, params)
-    program = Program(graph, mean, plain, optimizer, schedule, slices, decay_patterns(recipe, model.decayed))
+    schedule = create_schedule(recipe.optimizer, recipe.run, num_examples)
+    local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
+    means: list[Any] = [
+        create_mean(recipe.mean, reducer, local_workers, recipe.run.seed, recipe.mean.statistics)
+        for reducer in create_reducers(recipe.mean, model.last_layer, network)
+    ]
+    optimizer = create_optimizer(recipe.optimizer, schedule, model.decayed)
+    slices = masks.slice_masks(recipe.model.freeze, params)
+    program = Program(graph, means, optimizer, schedule, slices, decay_patterns(recipe.optimizer, model.decayed))
 
     def first_state(params: Any, frozen: Any, moments: Any) -> TrainState:
-        averages = Averages(params, moments) if recipe.average_decay else None
-        scale = precision.first_scale(recipe.loss_scale) if recipe.precision == "float16" else None
-        start = optimizer.init(params), mean.init(params)
+        averages = Averages(params, moments) if recipe.model.average_decay else None
+        scale = precision.first_scale(recipe.model.loss_scale) if recipe.model.precision == "float16" else None
+        start = optimizer.init(params), means[0].init(params)
         return TrainState(jnp.zeros((), jnp.int32), params, frozen, moments, *start, averages, scale)
 
-    # Where means are delayed, the first state holds what each worker has sent, which depends on how many there are.
-    start = jax.shard_map(
-        first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs_of_state(recipe), check_vma=False
-    )
+    # What the compressor carries of each worker's own depends on how many there are.
+    start = jax.shard_map(first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs_of_state(), check_vma=False)
     # From the host: what lies on one device would not fit a mesh of several processes.
     return program, jax.jit(start)(*jax.device_get((params, frozen, moments)))
 
 
 def configure_modules(model: Any, recipe: Recipe) -> None:
     """Tells the model's modules in which precision to compute, and over which axes batch norm takes its moments."""
-    axes = (DEVICE_AXIS,) if recipe.batch_norm == "sync" else ()
-    if recipe.batch_norm == "sync" and recipe.virtual_workers == "vmapped":
+    axes = (DEVICE_AXIS,) if recipe.model.batch_norm == "sync" else ()
+    if recipe.model.batch_norm == "sync" and recipe.run.virtual_workers == "vmapped":
         axes = (VIRTUAL_AXIS, *axes)
-    if axes or recipe.worker_devices > 1:
+    if axes or recipe.mean.worker_devices > 1:
         axes = (*axes, FAST_AXIS)
     for _, module in nnx.iter_modules(model):
-        if recipe.precision != "float32" and hasattr(module, "dtype"):
-            module.dtype = jnp.dtype(recipe.precision)  # pyright: ignore[reportAttributeAccessIssue]
+        if recipe.model.precision != "float32" and hasattr(module, "dtype"):
+            module.dtype = jnp.dtype(recipe.model.precision)  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(module, nnx.BatchNorm) and axes:
             module.axis_name = axes  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -138,15 +134,15 @@ def split_variables(model: Any, recipe: Recipe) -> tuple[Any, Any, Any, Any]:
       ValueError: for patterns of tensors that match none, or that leave nothing to train.
     """
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    masks.require_trainable(recipe.train_only, recipe.freeze, params)
+    masks.require_trainable(recipe.model.train_only, recipe.model.freeze, params)
     paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    for name in ("decay", "exclude"):
-        for pattern in getattr(recipe, name):
+    for name, patterns in (("optimizer.decay", recipe.optimizer.decay), ("mean.exclude", recipe.mean.exclude)):
+        for pattern in patterns:
             require_match(name, pattern, paths)
 
     def is_trained(path: tuple, value: Any) -> bool:
         whole = "/".join(map(str, path))
-        return isinstance(value, nnx.Param) and masks.is_trained(recipe.train_only, recipe.freeze, whole)
+        return isinstance(value, nnx.Param) and masks.is_trained(recipe.model.train_only, recipe.model.freeze, whole)
 
     graph, *variables = nnx.split(model, is_trained, nnx.Param, nnx.BatchStat)
     params, frozen, moments = map(nnx.to_pure_dict, variables)
@@ -170,49 +166,17 @@ def merge_trees(*trees: Any) -> Any:
     return traverse_util.unflatten_dict({path: leaf for tree in flat for path, leaf in tree.items()})
 
 
-def specs_of_state(recipe: Recipe) -> TrainState:
-    """How the state lies on the mesh: alike everywhere, but for what each worker has sent where means are delayed."""
+def specs_of_state() -> TrainState:
+    """How the state lies on the mesh: alike everywhere, but for what the compressor carries of each worker's own."""
     everywhere: Any = PartitionSpec()
     specs = TrainState(*(everywhere for _ in TrainState._fields))
-    return specs._replace(compressor=state_specs(DEVICE_AXIS)) if recipe.delayed else specs
+    return specs._replace(compressor=state_specs(DEVICE_AXIS))
 
 
-def place_state(state: Any, recipe: Recipe, mesh: Mesh) -> TrainState:
+def place_state(state: Any, mesh: Mesh) -> TrainState:
     """A state of NumPy arrays, which every process holds whole, on the devices of the mesh."""
     shardings = jax.tree.map(
         lambda spec, part: jax.tree.map(lambda _: NamedSharding(mesh, spec), part),
-        specs_of_state(recipe), state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+        specs_of_state(), state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
     )  # fmt: skip
     return to_devices(state, shardings)
-
-
-def stays_float(recipe: Recipe, last_layer: str, path: str) -> bool:
-    """Whether the recipe keeps a tensor's gradients float whatever its size."""
-    in_last_layer = recipe.float_last_layer and path.startswith(f"{last_layer}/")
-    return in_last_layer or matches(recipe.exclude, path)
-
-
-def create_mean(
-    recipe: Recipe,
-    last_layer: str,
-    virtual_workers: int,
-    network: Network | None = None,
-    codec: Ternary | str | None = None,
-) -> optax.GradientTransformation:
-    """The recipe's mean over devices with so many workers on each; by another codec, if one is given."""
-    if codec is None:
-        codec = "float" if recipe.codec == "float" else create_codec(recipe)
-    return compressed_mean(
-        DEVICE_AXIS,
-        fast_axis_name=FAST_AXIS if recipe.worker_devices > 1 else None,
-        network=network,
-        bucket_size=recipe.bucket_size,
-        delayed=recipe.delayed,
-        codec=codec,
-        exchange="float" if codec == "float" else recipe.exchange,
-        min_size=recipe.min_size,
-        exclude=lambda path: stays_float(recipe, last_layer, path),
-        seed=recipe.seed,
-        virtual_workers=virtual_workers,
-        statistics=recipe.log_compression,
-    )

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxtern.data.rendering import Batch
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.step.compiler import step_options
 from jaxtern.training.step.gradients import create_local_gradients
-from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS, Program, TrainState, specs_of_state
+from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
+from jaxtern.training.step.state import Program, TrainState, specs_of_state
 from jaxtern.training.step.update import Metrics, create_update
 
 
@@ -49,7 +49,7 @@ class TrainStep:
 
 
 def create_train_step(
-    recipe: Recipe, program: Program, mesh: Mesh, *, compresses: bool = True, num_steps: int | None = None
+    recipe: Recipe, program: Program, mesh: Mesh, *, phase: int = 1, num_steps: int | None = None
 ) -> TrainStep:
     """The compiled step (state, images that lie on the devices or None, batch) -> (state, metrics).
 
@@ -63,13 +63,13 @@ def create_train_step(
       recipe: of the run.
       program: likewise.
       mesh: of `create_mesh`.
-      compresses: False for the steps of the recipe whose mean is to be float.
+      phase: of the run, which of `program.means` is taken.
       num_steps: K, to take so many steps at once: of batches [K, ...], with metrics [K, ...]; None: one.
     """
-    update, platform = create_update(recipe, program, compresses), mesh.devices.flat[0].platform
+    update, platform = create_update(recipe.model, program, phase), mesh.devices.flat[0].platform
     is_cpu = platform == "cpu"
-    local_workers = recipe.num_workers // mesh.shape[DEVICE_AXIS]
-    own_examples = recipe.batch_size // recipe.num_workers // recipe.worker_devices
+    local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
+    own_examples = recipe.run.batch_size // recipe.run.num_workers // recipe.mean.worker_devices
     local_gradients = create_local_gradients(recipe, program, local_workers, is_cpu)
 
     def take_own(leaf: jax.Array) -> jax.Array:
@@ -87,14 +87,9 @@ def create_train_step(
     def steps(state: TrainState, images: Any, batches: Batch, stops: Any) -> tuple[TrainState, Metrics]:
         # a convolution in a loop is slow on CPUs
         unroll = num_steps if is_cpu and num_steps else 1
-        if state.compressor.carried is None:
-            return jax.lax.scan(lambda state, batch: step(state, images, batch, stops), state, batches, unroll=unroll)
-        # Behind the first step nothing is carried: the state is another.
-        state, first = step(state, images, jax.tree.map(lambda leaf: leaf[0], batches), stops)
-        state, others = steps(state, images, jax.tree.map(lambda leaf: leaf[1:], batches), stops)
-        return state, jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, others)
+        return jax.lax.scan(lambda state, batch: step(state, images, batch, stops), state, batches, unroll=unroll)
 
-    replicated, state_specs = PartitionSpec(), specs_of_state(recipe)
+    replicated, state_specs = PartitionSpec(), specs_of_state()
     sharded = PartitionSpec(DEVICE_AXIS) if num_steps is None else PartitionSpec(None, DEVICE_AXIS)
     in_specs, out_specs = (state_specs, replicated, sharded, PartitionSpec(DEVICE_AXIS)), (state_specs, replicated)
     mapped = jax.shard_map(

@@ -9,20 +9,21 @@ import optax
 
 from jaxtern.compression.statistics import Statistics
 from jaxtern.training.recipe import masks
-from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.step import precision
 from jaxtern.training.step.gradients import Local
-from jaxtern.training.step.state import DEVICE_AXIS, FAST_AXIS, Averages, Program, TrainState
+from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
+from jaxtern.training.step.state import Averages, Program, TrainState
 
 Metrics = dict[str, jax.Array]
 _ALL_AXES = (DEVICE_AXIS, FAST_AXIS)
 
 
 def create_update(
-    recipe: Recipe, program: Program, compresses: bool
+    model: ModelSection, program: Program, phase: int
 ) -> Callable[[TrainState, list[Local], jax.Array | None], tuple[TrainState, Metrics]]:
     """(state, what every worker of this device has, 1 where this one is to stop) -> (state, metrics)."""
-    transformation = program.mean if compresses else program.float_mean
+    transformation = program.means[phase]
 
     def update(state: TrainState, local: list[Local], stops: jax.Array | None) -> tuple[TrainState, Metrics]:
         gradients = [masks.mask_slices(each.gradients, program.slices) for each in local]
@@ -34,13 +35,13 @@ def create_update(
         mean, compressor = transformation.update(gradients, state.compressor)
         updates, optimizer = program.optimizer.update(mean, state.optimizer, state.params)
         params = optax.apply_updates(state.params, masks.mask_slices(updates, program.slices))
+        moments = _join_moments(model.batch_norm, local)
         new = TrainState(
-            state.step + 1, params, state.frozen, _join_moments(recipe, local), optimizer, compressor, state.averages,
-            state.loss_scale,
-        )  # fmt: skip
-        new = _average(new, recipe.average_decay)
+            state.step + 1, params, state.frozen, moments, optimizer, compressor, state.averages, state.loss_scale
+        )
+        new = _average(new, model.average_decay)
         metrics = _measure(local, stops) | {"nonfinite": _nonfinite(params)}
-        if compressor.statistics is not None and compresses:
+        if compressor.statistics is not None and phase > 0:
             metrics |= statistics_as_metrics(compressor.statistics)
         if skips is not None:
             metrics["learning_rate"] = jnp.asarray(program.schedule(_count_updates(state.optimizer)))
@@ -60,12 +61,12 @@ def _measure(local: list[Local], stops: jax.Array | None) -> Metrics:
     return {"loss": loss, "accuracy": accuracy, "stops": share > 0}
 
 
-def _join_moments(recipe: Recipe, local: list[Local]) -> Any:
+def _join_moments(batch_norm: str, local: list[Local]) -> Any:
     """The moving moments that all workers go on with: their mean, or those of worker 0."""
     moments = [each.moments for each in local]
-    if not jax.tree.leaves(moments) or recipe.batch_norm == "sync":  # those of all are the same already
+    if not jax.tree.leaves(moments) or batch_norm == "sync":  # those of all are the same already
         return moments[0]
-    if recipe.batch_norm == "first":
+    if batch_norm == "first":
         is_first = jax.lax.axis_index(DEVICE_AXIS) == 0
         return jax.lax.psum(jax.tree.map(lambda leaf: jnp.where(is_first, leaf, 0), moments[0]), DEVICE_AXIS)
     return jax.lax.pmean(jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *moments), DEVICE_AXIS)
@@ -89,7 +90,7 @@ def _skip_overflow(
 ) -> tuple[TrainState, Metrics]:
     """The state as it was, but for its counts, where any worker's gradients overflowed."""
     assert state.loss_scale is not None
-    kept = new._replace(params=state.params, moments=state.moments, optimizer=state.optimizer, averages=state.averages)
+    kept = state._replace(step=new.step)
     chosen = jax.tree.map(lambda old, changed: jnp.where(skips, old, changed), kept, new)
     # at the least factor, it is no overflow, but what ends a run
     hopeless = ~precision.can_shrink(state.loss_scale)

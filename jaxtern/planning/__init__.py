@@ -1,0 +1,1 @@
+"""What a step will take, before anything runs: the model, its measurements, and forecasts of clusters."""

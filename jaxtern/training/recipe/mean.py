@@ -1,0 +1,103 @@
+"""The section `mean` of a recipe: fields of its own, and beside them the options of every method."""
+
+import dataclasses
+from typing import Any
+
+from jaxtern.compression.methods import create_reducer, list_options
+from jaxtern.compression.network.links import Network
+from jaxtern.compression.reducer import Reducer
+from jaxtern.training.recipe.field_types import Density, Natural, Pattern, Positive, Section
+
+
+@dataclasses.dataclass(frozen=True)
+class _MeanSection(Section):
+    """How the workers' gradients become their mean. An option stands for nothing where the method does not have it.
+
+    Attributes:
+      method: "ternary", "quantized", "top_k", "dgc", "low_rank", "sign", or "float" for a plain mean.
+      float_epochs: F: every F-th epoch exchanges float gradients; 0: none does. What a method carries waits meanwhile.
+      compress_from: step from which on gradients are compressed; before, they are float.
+      density_warmup: densities of the first epochs, one each, of a method that has a density; float needs none.
+      devices_per_worker: devices that share a worker's batch, whose gradients are averaged as floats first. None: 1, or
+        where each of several processes has more devices than workers, as many as share one evenly.
+      delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
+      latency: seconds a message takes between workers, for "auto"; None: measured at the start.
+      bandwidth: bytes a second that a worker can send, likewise.
+      min_size: tensors with fewer elements stay float.
+      float_last_layer: whether the last layer's gradients stay float.
+      exclude: regular expressions; a tensor whose whole path ("conv1/kernel") matches one stays float.
+      statistics: also log share of zeros, error, and cosine to the float mean; costs a float exchange a step.
+    """
+
+    method: str = "ternary"
+    float_epochs: Natural = 0
+    compress_from: Natural = 0
+    density_warmup: tuple[Density, ...] = ()
+    devices_per_worker: Positive | None = None
+    delayed: bool = False
+    latency: float | None = None
+    bandwidth: float | None = None
+    min_size: Positive = 1
+    float_last_layer: bool = False
+    exclude: tuple[Pattern, ...] = ()
+    statistics: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        try:
+            for number in range(self.num_phases):
+                self.create_reducer(number)
+            Network(**self.links)
+        except ValueError as error:
+            raise ValueError(f"mean.{error}") from None
+        has_density = self.method in ("float", *_OPTIONS["density"].methods)  # float is any recipe's twin
+        self.require(has_density or not self.density_warmup, "density_warmup", "must be () of a method without density")
+        late = "where mean.delayed=True, whose means come a step late"
+        self.require(not (self.delayed and self.statistics), "statistics", f"must be False {late}")
+        for name in ("float_epochs", "compress_from"):
+            self.require(not (self.delayed and getattr(self, name)), name, f"must be 0 {late}")
+            need = f"must be 0 where mean.method={self.method!r}, whose momentum a float step would leave out"
+            self.require(not (self.has_momentum and getattr(self, name)), name, need)
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the method does what else the optimiser's momentum does."""
+        return self.method in _OPTIONS["momentum"].methods
+
+    @property
+    def num_phases(self) -> int:
+        """Compressed means that the steps of a run go through, one after another."""
+        return len(self.density_warmup) + 1
+
+    def create_reducer(self, phase: int = 0, network: Network | None = None) -> Reducer:
+        """The reducer of one of them: the method's own, or that of an epoch of the warm-up, the last one first."""
+        options = {name: getattr(self, name) for name, option in _OPTIONS.items() if self.method in option.methods}
+        if phase:
+            options["density"] = self.density_warmup[-phase]
+        return create_reducer(self.method, network, **options)
+
+    @property
+    def worker_devices(self) -> int:
+        """`devices_per_worker`, 1 where it is left open."""
+        return self.devices_per_worker or 1
+
+    @property
+    def links(self) -> dict[str, float]:
+        """`latency` and `bandwidth`, where they are given."""
+        return {name: given for name in ("latency", "bandwidth") if (given := getattr(self, name)) is not None}
+
+    @property
+    def needs_links(self) -> bool:
+        """Whether the method chooses something by the links between workers."""
+        return getattr(self, "exchange", None) == "auto" and self.method in _OPTIONS["exchange"].methods
+
+
+_OPTIONS = list_options()
+_FIELDS: list[Any] = [
+    (name, option.kind, dataclasses.field(default=option.default)) for name, option in _OPTIONS.items()
+]
+MeanSection = dataclasses.make_dataclass("MeanSection", _FIELDS, bases=(_MeanSection,), frozen=True)
+MeanSection.__doc__ = (_MeanSection.__doc__ or "").rstrip() + "".join(
+    f"\n      {name}: of {', '.join(option.methods)}: {option.meaning}" for name, option in _OPTIONS.items()
+)
+MeanSection.__module__ = __name__

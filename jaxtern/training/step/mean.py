@@ -1,0 +1,62 @@
+"""The means that a recipe asks for, made, and what of them goes over the wire."""
+
+from typing import Any
+
+import optax
+
+from jaxtern.compression.network.links import Network
+from jaxtern.compression.reducer import Reducer
+from jaxtern.compression.report import WireReport, wire_report
+from jaxtern.compression.transform import compressed_mean, keep_float
+from jaxtern.compression.wrappers import delayed, idle
+from jaxtern.training.recipe.mean import MeanSection
+from jaxtern.training.recipe.selection import matches
+from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
+
+
+def stays_float(mean: MeanSection, last_layer: str, path: str) -> bool:
+    """Whether the recipe keeps a tensor's gradients float whatever its size."""
+    in_last_layer = mean.float_last_layer and path.startswith(f"{last_layer}/")
+    return in_last_layer or matches(mean.exclude, path)
+
+
+def create_reducers(mean: MeanSection, last_layer: str, network: Network | None = None) -> list[Reducer]:
+    """The reducers of a run's steps: the float mean, the method, and that of each epoch of a warm-up, the last first.
+
+    All carry the same state, which the float mean leaves alone.
+    """
+
+    def create(phase: int) -> Reducer:
+        def stays(path: str) -> bool:
+            return stays_float(mean, last_layer, path)
+
+        reducer = keep_float(mean.create_reducer(phase, network), mean.min_size, stays)
+        return delayed(reducer) if mean.delayed else reducer
+
+    compressed = [create(phase) for phase in range(mean.num_phases)]
+    return [idle(compressed[0]), *compressed]
+
+
+def create_mean(
+    mean: MeanSection, reducer: Reducer, virtual_workers: int, seed: int, statistics: bool
+) -> optax.GradientTransformation:
+    """The mean by a reducer over devices with so many workers on each."""
+    return compressed_mean(
+        DEVICE_AXIS,
+        reducer,
+        fast_axis_name=FAST_AXIS if mean.worker_devices > 1 else None,
+        seed=seed,
+        virtual_workers=virtual_workers,
+        statistics=statistics,
+    )
+
+
+def report_wire(
+    mean: MeanSection, params: Any, last_layer: str, num_workers: int, network: Network | None
+) -> list[WireReport]:
+    """What a worker sends in a step, of each of `create_reducers`.
+
+    Raises:
+      ValueError: if the exchange cannot carry so many workers.
+    """
+    return [wire_report(params, reducer, num_workers) for reducer in create_reducers(mean, last_layer, network)]
