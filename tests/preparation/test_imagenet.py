@@ -12,6 +12,7 @@ from PIL import Image
 
 from jaxtern.preparation.boxes import clean_boxes, read_boxes
 from jaxtern.preparation.detection import Reading
+from jaxtern.preparation.files import list_tar, read_span
 from jaxtern.preparation.pipeline import prepare
 from jaxtern.preparation.plan import Options
 
@@ -193,3 +194,21 @@ def test_imagenet_cut_short_is_refused(tars: Path):
     for end in (3000, len(whole) // 2, 100):
         path.write_bytes(whole[:end])
         refuse(tars, r"img_train\.tar.*cut short")
+
+
+def test_tar_within_a_tar_is_read_to_its_own_end_and_no_further(tmp_path: Path, make):
+    """Also where it lacks the zeros that end a tar, so that the outer tar's next header follows its last file."""
+    files = {name: {f"{name}{i}": make.jpeg(i) for i in range(2)} for name in "ab"}
+    inner = {}
+    for name, content in files.items():
+        whole = make.tar(tmp_path / "inner.tar", content).read_bytes()
+        size = sum(512 + -(-len(each) // 512) * 512 for each in content.values())
+        assert not any(whole[size:])
+        inner[f"{name}.tar"] = whole[:size]
+    outer = make.tar(tmp_path / "outer.tar", inner)
+    for tar, content in zip(list_tar(outer), files.values(), strict=True):
+        assert {member.name: read_span(member.location) for member in list_tar(outer, tar)} == content
+    first, second = list_tar(make.tar(tmp_path / "cut.tar", inner | {"a.tar": inner["a.tar"][:-512]}))
+    with pytest.raises(ValueError, match=r"cut\.tar: a\.tar: is damaged or cut short"):
+        list(list_tar(tmp_path / "cut.tar", first))
+    assert len(list(list_tar(tmp_path / "cut.tar", second))) == 2
