@@ -16,7 +16,7 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from absl import flags
 
 from jaxtern import recipe_flags
 from jaxtern.command_line import UsageError
-from jaxtern.compression.methods import list_options
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.radix.buckets import BUCKET_SIZE
 from jaxtern.compression.radix.quantizer import Quantizer
@@ -34,6 +33,7 @@ from jaxtern.data.json_files import read_json
 from jaxtern.planning.forecast import Forecast, Scenario, seconds
 from jaxtern.planning.model import INSIDE_HOST, Method, QuantizerSpeed, measured_method, usual_methods
 from jaxtern.planning.speed import measure_quantizer_speed, measure_reduce_seconds
+from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.curves import plot_speed_up
 from jaxtern.training.run.inputs import open_inputs
@@ -122,24 +122,21 @@ def read_recipe() -> Job:
     given = STEP_SECONDS.value
     compute = measure_step_seconds(recipe, inputs) if given is None else parse("step_seconds", given)
     overlap = recipe.mean.delayed if OVERLAP.value is None else OVERLAP.value
-    quantizer, reducers = read_mean(recipe.mean)
-    others = {
-        name: measured_method(reducer, work.layout, measure_reduce_seconds(reducer, work.layout), work.num_floats)
-        for name, reducer in reducers.items()
-    }
+    quantizer, bucket_size, reducer = read_mean(recipe.mean)
+    others = {}
+    if reducer is not None:
+        took = measure_reduce_seconds(reducer, work.layout)
+        others = {recipe.mean.method: measured_method(reducer, work.layout, took, work.num_floats)}
     name = f"{recipe.model.name}, {work.examples} examples a worker"
-    bucket_size = recipe.mean.bucket_size  # pyright: ignore[reportAttributeAccessIssue]
     return Job(name, quantizer, work.layout, work.num_floats, compute, overlap, bucket_size, others)
 
 
-def read_mean(mean: Any) -> tuple[Quantizer, dict[str, Reducer]]:
-    """The quantizer whose exchanges are foretold, and by name the recipe's reducer where it is none of the usual."""
-    options, names = list_options(), [field.name for field in dataclasses.fields(Quantizer)]
-    own = [name for name in names if name in options and mean.method in options[name].methods]
-    quantizer = Quantizer(**{name: getattr(mean, name) for name in own})
-    if mean.method in ("ternary", "quantized") or (mean.method, mean.dtype) == ("float", "float32"):
-        return quantizer, {}
-    return quantizer, {mean.dtype if mean.method == "float" else mean.method: mean.create_reducer()}
+def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]:
+    """The quantizer and the buckets whose exchanges are foretold, and the recipe's reducer if it is another one."""
+    levels = mean.levels if mean.method == "quantized" else 1
+    quantizer = Quantizer(mean.clip_sigmas, mean.scale, mean.block_size, levels)
+    is_known = mean.method in ("float", "ternary", "quantized")
+    return quantizer, mean.bucket_size, None if is_known else mean.create_reducer()
 
 
 def read_parameters() -> Job:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtern.compression.arguments import as_integer
+from jaxtern.compression.arguments import require_number
 from jaxtern.compression.network.links import Traffic, mean_in_order
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing
 from jaxtern.compression.wrappers import error_feedback
@@ -39,13 +39,12 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
       Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, NeurIPS 2019,
       algorithms 1 and 2.
     """
-    rank = as_integer("rank", rank, 1)
+    require_number("min_ratio", min_ratio)
 
     def init(layout: Layout, num_workers: int) -> State:
         del num_workers
         matrices = [layout.shapes[place] for place in _split(layout, rank, min_ratio)[0]]
-        key = derive_key(0, 0, 0)
-        return State([_first_factor(key, i, shape, rank) for i, shape in enumerate(matrices)])
+        return State([_first_factor(derive_key(0, i, 0), shape, rank) for i, shape in enumerate(matrices)])
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
         places, others = _split(group.layout, rank, min_ratio)
@@ -97,11 +96,11 @@ def _split(layout: Layout, rank: int, min_ratio: float) -> tuple[list[int], list
     return compressed, [place for place in range(len(layout.shapes)) if place not in compressed]
 
 
-def _first_factor(key: jax.Array, number: int, shape: tuple[int, ...], rank: int) -> jax.Array:
+def _first_factor(key: jax.Array, shape: tuple[int, ...], rank: int) -> jax.Array:
     """float32[m, r] of random numbers, uniform about zero: bits of the same noise as all others."""
     _, columns, own = _sides(shape, rank)
-    places = jnp.arange(columns * own, dtype=jnp.uint32) + jnp.uint32(number << 24)
-    return (random_bits(key, places).astype(jnp.float32) / 2**15 - 1).reshape(columns, own)
+    bits = random_bits(key, jnp.arange(columns * own, dtype=jnp.uint32))
+    return (bits.astype(jnp.float32) / 2**15 - 1).reshape(columns, own)
 
 
 def _as_matrix(tensor: jax.Array) -> jax.Array:
@@ -109,7 +108,9 @@ def _as_matrix(tensor: jax.Array) -> jax.Array:
 
 
 def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:
-    return jnp.matmul(left, right, precision=lax.Precision.HIGHEST)
+    """The product by itself: fused with what is around it, its sums would depend on how workers lie on devices."""
+    product = jnp.matmul(*lax.optimization_barrier((left, right)), precision=lax.Precision.HIGHEST)
+    return lax.optimization_barrier(product)
 
 
 def _orthonormalise(matrix: jax.Array) -> jax.Array:

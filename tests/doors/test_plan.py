@@ -66,8 +66,8 @@ def test_plan_of_a_recipe_measures_step_and_codec_and_gives_json(run_door: Calla
     assert all(row["total"] == row["compute"] + row["codec"] + row["wire"] for row in plan["scaling"])
 
 
-def test_plan_explains_itself(run_door: Callable, tmp_path: Path):
-    done = run_door("plan", "--help", cwd=tmp_path)
+def test_plan_explains_itself(run_command: Callable, tmp_path: Path):
+    done = run_command("plan", "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     for words in ("python -m jaxtern.plan", "--parameters", "--codec_speed", "--config=RECIPE"):
         assert words in done.stdout

@@ -35,6 +35,7 @@ Positive = Annotated[int, between(1)]
 Natural = Annotated[int, between(0)]
 NonNegative = Annotated[float, between(0)]
 Share = Annotated[float, lambda number: None if 0 <= number < 1 else "must be 0 or more, and below 1"]
+Density = Annotated[float, lambda number: None if 0 < number <= 1 else "must be above 0 and at most 1"]
 Pattern = Annotated[str, is_expression]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtern.compression.methods import create_reducer, list_options
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.reducer import Reducer
-from jaxtern.training.recipe.field_types import Natural, Pattern, Positive, Section, Share
+from jaxtern.training.recipe.field_types import Density, Natural, Pattern, Positive, Section
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class _MeanSection(Section):
       method: "ternary", "quantized", "top_k", "dgc", "low_rank", "sign", or "float" for a plain mean.
       float_epochs: F: every F-th epoch exchanges float gradients; 0: none does. What a method carries waits meanwhile.
       compress_from: step from which on gradients are compressed; before, they are float.
-      density_warmup: densities of the first epochs, one each, of a method that has a density.
+      density_warmup: densities of the first epochs, one each, of a method that has a density; float needs none.
       devices_per_worker: devices that share a worker's batch, whose gradients are averaged as floats first. None: 1, or
         where each of several processes has more devices than workers, as many as share one evenly.
       delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
@@ -32,7 +32,7 @@ class _MeanSection(Section):
     method: str = "ternary"
     float_epochs: Natural = 0
     compress_from: Natural = 0
-    density_warmup: tuple[Share, ...] = ()
+    density_warmup: tuple[Density, ...] = ()
     devices_per_worker: Positive | None = None
     delayed: bool = False
     latency: float | None = None
@@ -50,7 +50,7 @@ class _MeanSection(Section):
             Network(**self.links)
         except ValueError as error:
             raise ValueError(f"mean.{error}") from None
-        has_density = self.method in _OPTIONS["density"].methods
+        has_density = self.method in ("float", *_OPTIONS["density"].methods)  # float is any recipe's twin
         self.require(has_density or not self.density_warmup, "density_warmup", "must be () of a method without density")
         late = "where mean.delayed=True, whose means come a step late"
         self.require(not (self.delayed and self.statistics), "statistics", f"must be False {late}")
@@ -71,7 +71,7 @@ class _MeanSection(Section):
 
     def create_reducer(self, phase: int = 0, network: Network | None = None) -> Reducer:
         """The reducer of one of them: the method's own, or that of an epoch of the warm-up, the last one first."""
-        options = {name: getattr(self, name) for name in _OPTIONS}
+        options = {name: getattr(self, name) for name, option in _OPTIONS.items() if self.method in option.methods}
         if phase:
             options["density"] = self.density_warmup[-phase]
         return create_reducer(self.method, network, **options)

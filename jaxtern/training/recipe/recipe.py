@@ -88,6 +88,6 @@ def require_field(name: str) -> None:
     if len(same) == 1 and leaf == name:
         raise ValueError(f"{name!r} is {same[0]} now: fields are named with their sections")
     names = {each.partition(".")[2]: each for each in known} | {each: each for each in known}
-    near = [names[each] for each in difflib.get_close_matches(name[:80], names, cutoff=0.5)]
+    near = [names[each] for each in difflib.get_close_matches(name[:80], names, cutoff=0.55)]
     hint = f"; nearest: {', '.join(same or dict.fromkeys(near))}" if same or near else ""
     raise ValueError(f"{name!r} is no field of a recipe{hint} (--help names all)")

@@ -10,7 +10,7 @@ from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.inputs import create_network, open_inputs
 from jaxtern.training.saved.arrange import arrange
 from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints
-from jaxtern.training.saved.workdir import read_network, read_recipe
+from jaxtern.training.saved.workdir import read_recipe
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import TrainState, create_run
 
@@ -47,8 +47,8 @@ class SavedNetwork:
         """
         self.recipe = recipe
         alone = recipe.replace(run={"num_devices": 1}, mean={"devices_per_worker": 1}, model={"batch_norm": "local"})
-        mesh, network = create_mesh(alone), read_network(workdir)
-        program, self._like = create_run(recipe, model, num_examples, mesh, network)
+        unsent = recipe.replace(mean={"method": "float", "delayed": False})  # what workers carry may be large
+        program, self._like = create_run(unsent, model, num_examples, create_mesh(alone))
         self.graph = program.graph
         self._workdir, self._checkpoints = workdir, Checkpoints(workdir)
 
