@@ -116,7 +116,7 @@ def main() -> int:
 
 def read_recipe() -> Job:
     """That of --config; its step is measured unless it is given."""
-    recipe: Recipe = recipe_flags.recipe_from_config(CONFIG)
+    recipe: Recipe = recipe_flags.to_recipe(CONFIG.value)
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     work = read_workload(recipe, inputs)
     given = STEP_SECONDS.value
