@@ -63,6 +63,10 @@ class Quantizer:
         """2LN + 1, the smallest radix in which the digits of `num_added` workers add without a carry."""
         return 2 * self.levels * num_added + 1
 
+    def _options(self, num_added: int) -> dict[str, Any]:
+        """Keywords of all kernels."""
+        return {"radix": self.radix(num_added), "levels": self.levels, "implementation": self.implementation}
+
     def local_scales(self, gradient: jax.Array | Sequence[jax.Array], sizes: tuple[int, ...]) -> jax.Array:
         """float32[n] gradient of tensors of these `sizes`, or these tensors, to this worker's float32 scales."""
         return scales_lib.local_scales(gradient, self._segments(sizes), self.clip_sigmas, self.implementation)
@@ -78,30 +82,15 @@ class Quantizer:
         position: int = 0,
     ) -> jax.Array:
         """float32[n] to uint32 words; `position` is that of the first element in the noise, a multiple of 512."""
-        return ternary_encode(
-            gradient,
-            scales_lib.round_scales(scales, self.scale),
-            key,
-            self._segments(sizes),
-            radix=self.radix(num_added),
-            levels=self.levels,
-            offset=position,
-            implementation=self.implementation,
-        )
+        rounded, segments = scales_lib.round_scales(scales, self.scale), self._segments(sizes)
+        return ternary_encode(gradient, rounded, key, segments, offset=position, **self._options(num_added))
 
     def decode(
         self, words: jax.Array, scales: jax.Array, sizes: tuple[int, ...], num_added: int, num_workers: int
     ) -> jax.Array:
         """uint32[rows, words], each row the sum of `num_added` workers' words, to the float32[n] mean of all."""
-        return ternary_decode(
-            words,
-            scales_lib.round_scales(scales, self.scale),
-            self._segments(sizes),
-            num_workers=num_workers,
-            radix=self.radix(num_added),
-            levels=self.levels,
-            implementation=self.implementation,
-        )
+        rounded, segments = scales_lib.round_scales(scales, self.scale), self._segments(sizes)
+        return ternary_decode(words, rounded, segments, num_workers=num_workers, **self._options(num_added))
 
     def encode_span(
         self,
@@ -115,19 +104,9 @@ class Quantizer:
         after: Sequence[jax.Array],
     ) -> tuple[jax.Array, list[jax.Array]]:
         """Encodes span[1] elements of float32 tensors from span[0] on, once `after` exists; tensors to go on with."""
-        return encode_span(
-            tensors,
-            scales_lib.round_scales(scales, self.scale),
-            key,
-            self._segments(tuple(each.size for each in tensors)),
-            start=span[0],
-            size=span[1],
-            radix=self.radix(num_added),
-            levels=self.levels,
-            offset=position,
-            after=after,
-            implementation=self.implementation,
-        )
+        segments = self._segments(tuple(each.size for each in tensors))
+        options = self._options(num_added) | {"start": span[0], "size": span[1], "offset": position, "after": after}
+        return encode_span(tensors, scales_lib.round_scales(scales, self.scale), key, segments, **options)
 
     def decode_span(
         self,
@@ -145,20 +124,9 @@ class Quantizer:
 
         With `total`, uint32[1, W] of two workers' words the first row is given, and the sum of both modulo 2^32.
         """
-        return decode_span(
-            words,
-            scales_lib.round_scales(scales, self.scale),
-            self._segments(tuple(each.size for each in tensors)),
-            tensors,
-            start=span[0],
-            size=span[1],
-            num_workers=num_workers,
-            radix=self.radix(num_added),
-            levels=self.levels,
-            total=total,
-            after=after,
-            implementation=self.implementation,
-        )
+        rounded, segments = scales_lib.round_scales(scales, self.scale), self._segments(tuple(t.size for t in tensors))
+        options = self._options(num_added) | {"start": span[0], "size": span[1], "total": total, "after": after}
+        return decode_span(words, rounded, segments, tensors, num_workers=num_workers, **options)
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
         """`size` or little more, an extent in which buckets are encoded and decoded in pieces; None: only whole.
