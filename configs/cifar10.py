@@ -1,6 +1,6 @@
 """CifarNet on CIFAR-10, 2 workers with ternary gradients, in 30 epochs: Adam 1e-3, falling as a cosine to 0.
 
-    python -m jaxtern.prepare cifar-10-python.tar.gz data/cifar10
+    python -m jaxtern.prepare cifar-10-binary.tar.gz data/cifar10
     python -m jaxtern.train --config=cifar10
     python -m jaxtern.train --config=cifar10 --config.mean.method=float --workdir=runs/cifar10_float
 

@@ -1,6 +1,6 @@
 """ResNet-20 on CIFAR-10 by Deep Gradient Compression: 4 workers, each of which sends a thousandth of its gradients.
 
-    python -m jaxtern.prepare cifar-10-python.tar.gz data/cifar10
+    python -m jaxtern.prepare cifar-10-binary.tar.gz data/cifar10
     python -m jaxtern.train --config=cifar10_dgc
     python -m jaxtern.train --config=cifar10_dgc --config.mean.method=float --config.optimizer.name=momentum \
         --workdir=runs/cifar10_dgc_float

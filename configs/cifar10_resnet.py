@@ -1,6 +1,6 @@
 """ResNet-20 on CIFAR-10, 2 workers with ternary gradients; batch norm over the examples of both.
 
-    python -m jaxtern.prepare cifar-10-python.tar.gz data/cifar10
+    python -m jaxtern.prepare cifar-10-binary.tar.gz data/cifar10
     python -m jaxtern.train --config=cifar10_resnet
     python -m jaxtern.train --config=cifar10_resnet --config.mean.method=float --workdir=runs/cifar10_resnet_float
 

@@ -1,6 +1,6 @@
 """CifarNet on CIFAR-10 as TernGrad trains it, 2 workers with ternary gradients: 300,000 steps of Adam at one rate.
 
-    python -m jaxtern.prepare cifar-10-python.tar.gz data/cifar10
+    python -m jaxtern.prepare cifar-10-binary.tar.gz data/cifar10
     python -m jaxtern.train --config=cifar10_terngrad
     python -m jaxtern.train --config=cifar10_terngrad --config.mean.method=float --workdir=runs/cifar10_terngrad_float
 

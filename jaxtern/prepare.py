@@ -31,7 +31,6 @@ RESIZE_SHORTEST = flags.DEFINE_integer(
     "resize_shortest", None, "pixels; images whose shorter side is longer are shrunk to it, none is enlarged"
 )
 QUALITY = flags.DEFINE_integer("quality", 95, "of images encoded as JPEG, 1 to 100; others stay byte for byte")
-RAW_PIXELS = flags.DEFINE_bool("raw_pixels", False, "store pixels, not files; all images must have one shape")
 SEED = flags.DEFINE_integer("seed", 0, "of the order of examples, and of the choice of validation images")
 VALIDATION_FRACTION = flags.DEFINE_float(
     "validation_fraction", None, "of each class, where the source has no splits [0.1]"
@@ -88,7 +87,6 @@ def run(source: str, out: Path) -> Report:
         shards=SHARDS.value,
         resize_shortest=RESIZE_SHORTEST.value,
         quality=QUALITY.value,
-        raw_pixels=RAW_PIXELS.value,
         seed=SEED.value,
     )
     say = functools.partial(print, flush=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxtern.preparation.cifar import find_layout, list_archive_names, open_cifar
+from jaxtern.preparation.cifar import find_layout, open_cifar
 from jaxtern.preparation.files import is_tar
 from jaxtern.preparation.folder import INFO
 from jaxtern.preparation.idx_folder import holds_idx, open_idx_folder
@@ -86,7 +86,7 @@ def detect_format(path: Path) -> str:
         raise ValueError(f"SOURCE={str(path)!r}: is prepared already (it has a {INFO}): train with it as it is")
     if is_folder and holds_idx(path):
         return "idx"
-    if find_layout(list_archive_names(path)):
+    if find_layout(path):
         return "cifar"
     if is_folder:
         return "imagenet" if find_tars(path) else "images"

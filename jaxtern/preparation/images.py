@@ -6,7 +6,7 @@ import re
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -14,7 +14,7 @@ import simplejpeg
 from PIL import Image
 
 from jaxtern.data.images import require_few_pixels
-from jaxtern.preparation.source import DamagedImage
+from jaxtern.preparation.source import DamagedImage, Encoding
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N")
@@ -33,31 +33,29 @@ class Rules:
     """How images are stored.
 
     Attributes:
-      encoding: "jpeg", "png", or "raw" for pixels.
+      encoding: "jpeg" or "png".
       channels: 1 if all images of the source are grey, else 3. A grey file in a set of colour stays as it is: decoders
         repeat its channel.
       shortest: images whose shorter side is longer are shrunk, by averaging areas, until it is this; none is enlarged.
       quality: of images that are encoded as JPEG, 1 to 100.
-      shape: of all images, if raw.
     """
 
-    encoding: Literal["jpeg", "png", "raw"]
+    encoding: Encoding
     channels: int
     shortest: int | None = None
     quality: int = 95
-    shape: tuple[int, int, int] | None = None
 
 
 class Stored(NamedTuple):
     """An image as it goes on disk.
 
     Attributes:
-      content: the bytes of a file, or uint8[H, W, C] if raw.
+      content: the bytes of a file.
       shape: height and width.
       repaired: whether the file was not what the rules want, apart from its size.
     """
 
-    content: bytes | np.ndarray
+    content: bytes
     shape: tuple[int, int]
     repaired: bool
 
@@ -78,7 +76,6 @@ def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
 
     Raises:
       DamagedImage: if it cannot be decoded to its end.
-      ValueError: if it is to be raw and has another shape than the rules say.
     """
     if isinstance(raw, np.ndarray):
         decoded = _Decoded(raw, raw.shape[:2], fits=True)
@@ -90,13 +87,6 @@ def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
         assert isinstance(raw, bytes)
         return Stored(raw, decoded.shape, repaired=False)
     pixels = _shrink(decoded.pixels, rules.shortest)
-    if rules.encoding == "raw":
-        if rules.shape is not None and pixels.shape != rules.shape:
-            raise ValueError(
-                f"raw_pixels: all images must have one shape, but this has {pixels.shape} and others {rules.shape};"
-                " prepare them without --raw_pixels"
-            )
-        return Stored(pixels, pixels.shape[:2], not decoded.fits)
     return Stored(_encode(pixels, rules), pixels.shape[:2], not decoded.fits)
 
 

@@ -28,7 +28,6 @@ class Options:
       shards: of each split; None for as many as have about 128 MB each.
       resize_shortest: pixels; images whose shorter side is longer are shrunk to it.
       quality: of images that are encoded as JPEG.
-      raw_pixels: store pixels instead of files.
       seed: of the order of examples over the shards, and of the choice of validation images.
     """
 
@@ -36,7 +35,6 @@ class Options:
     shards: int | None = None
     resize_shortest: int | None = None
     quality: int = 95
-    raw_pixels: bool = False
     seed: int = 0
 
     def __post_init__(self):
@@ -84,7 +82,8 @@ def make_plan(source: Source, path: str, options: Options) -> Plan:
       ValueError: if a split has fewer images than shards, or no image can be read.
     """
     name = options.name or name_dataset(path)
-    rules = _choose_rules(source, path, options)
+    grey = _is_all_grey(source, path) if source.grey is None else source.grey
+    rules = Rules(source.encoding, 1 if grey else 3, options.resize_shortest, options.quality)
     shards = [
         shard
         for split, items in source.splits.items()
@@ -100,24 +99,6 @@ def name_dataset(path: str) -> str:
     stem = re.sub(r"\.(zip|tar|tgz|gz)", "", Path(path).resolve().name.lower())
     name = re.sub(r"[^a-z0-9]+", "_", stem).strip("_")
     return name if _NAME.fullmatch(name) else f"data_{name}".rstrip("_")
-
-
-def _choose_rules(source: Source, path: str, options: Options) -> Rules:
-    grey = _is_all_grey(source, path) if source.grey is None else source.grey
-    encoding = "raw" if options.raw_pixels else source.encoding
-    rules = Rules(encoding, 1 if grey else 3, options.resize_shortest, options.quality)
-    if not options.raw_pixels:
-        return rules
-    for items in source.splits.values():
-        for item in items:
-            try:
-                content = store_image(source.read(item.location), rules).content
-            except DamagedImage:
-                continue
-            assert isinstance(content, np.ndarray)
-            height, width, channels = content.shape
-            return dataclasses.replace(rules, shape=(height, width, channels))
-    raise ValueError(f"SOURCE={path!r}: none of its images can be decoded")
 
 
 def _is_all_grey(source: Source, path: str) -> bool:
@@ -146,9 +127,7 @@ def _count_shards(source: Source, split: str, rules: Rules, options: Options) ->
 
 
 def _estimate_bytes(source: Source, items: list[Item], rules: Rules) -> float:
-    """Estimates the bytes of all images as stored: from a few of them, where they are not stored as they are."""
-    if rules.shape is not None:
-        return math.prod(rules.shape) * len(items)
+    """Estimates the bytes of all images as stored: from a few of them, where they are shrunk."""
     total = sum(item.size for item in items)
     if rules.shortest is None:
         return total

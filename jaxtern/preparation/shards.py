@@ -25,7 +25,6 @@ class ShardResult:
 
     Attributes:
       images: in it.
-      image_bytes: of these, as stored.
       file_bytes: of the shard.
       classes: images by label.
       repaired: names of the images that were encoded anew because they were not what their names say.
@@ -34,7 +33,6 @@ class ShardResult:
     """
 
     images: int = 0
-    image_bytes: int = 0
     file_bytes: int = 0
     classes: dict[str, int] = field(default_factory=dict)
     repaired: list[str] = field(default_factory=list)
@@ -46,8 +44,6 @@ class ShardResult:
         low_height, high_height, low_width, high_width = self.shapes or [height, height, width, width]
         self.shapes = [min(low_height, height), max(high_height, height), min(low_width, width), max(high_width, width)]
         self.images += 1
-        content = stored.content
-        self.image_bytes += content.nbytes if isinstance(content, np.ndarray) else len(content)
         self.classes[str(item.label)] = self.classes.get(str(item.label), 0) + 1
         if stored.repaired:
             self.repaired.append(item.name)
@@ -80,10 +76,7 @@ def make_features(class_names: tuple[str, ...], rules: Rules, has_boxes: bool, s
     low_height, high_height, low_width, high_width = shapes or [0, 1, 0, 1]
     height = low_height if low_height == high_height else None
     width = low_width if low_width == high_width else None
-    if rules.encoding == "raw":
-        image: Any = features.Tensor(shape=rules.shape or (), dtype=np.uint8, encoding=features.Encoding.BYTES)
-    else:
-        image = features.Image(shape=(height, width, rules.channels), encoding_format=rules.encoding)
+    image = features.Image(shape=(height, width, rules.channels), encoding_format=rules.encoding)
     known = {"image": image, "label": features.ClassLabel(names=list(class_names)), "file_name": features.Text()}
     return features.FeaturesDict(known | ({"boxes": features.Sequence(features.BBoxFeature())} if has_boxes else {}))
 

@@ -82,11 +82,6 @@ def test_a_source_of_nothing_but_damage_is_refused(tmp_path: Path, make):
         prepare(source, tmp_path / "out", max_bad=9)
 
 
-def test_raw_pixels_of_many_shapes_are_refused(tmp_path: Path, source: Path):
-    with pytest.raises(ValueError, match=r"\.jpg: raw_pixels: all images must have one shape"):
-        prepare(source, tmp_path / "out", options=dataclasses.replace(OPTIONS, raw_pixels=True), workers=2)
-
-
 def test_more_shards_than_images_are_refused(tmp_path: Path, source: Path):
     with pytest.raises(ValueError, match="shards=13: split test has only 12 images"):
         prepare(source, tmp_path / "out", options=Options(shards=13))
