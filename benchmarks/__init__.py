@@ -3,7 +3,7 @@
     accuracy   float against ternary in trained networks; .language, .gradient_noise
     exchange   one mean over slow links, beside torch's; .plot, .plan_error
     training   whole steps over slow links, or training to an accuracy; .plain_step, .pooling
-    kernels    every kernel beside a copy; .instructions, .noise, .noise_instructions
+    kernels    every kernel beside a copy; .instructions, .noise
     feed       what a batch costs
     chaos      runs that are killed, cut off or damaged; .table
     netlab     hosts on a slow network within one machine, for all that need them

@@ -102,7 +102,7 @@ def join(
 
 
 def _start_where_told(cluster: Cluster, start_timeout: float, peer_timeout: float) -> None:
-    """With a roll call first, in which all learn who is missing, and where the watch is."""
+    """Calls the roll, in which all learn who is missing and where the watch is, and then starts JAX."""
     assert cluster.coordinator is not None
     deadline = time.monotonic() + start_timeout
     bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", cluster.coordinator)
@@ -125,7 +125,7 @@ def _start_where_told(cluster: Cluster, start_timeout: float, peer_timeout: floa
 def find_cluster(
     coordinator: str | None, process_id: int | None, num_processes: int | None, environment: Mapping[str, str]
 ) -> Cluster | None:
-    """What is said of this process, by the first of the sources of `join` that says anything; None where none does.
+    """Reads which process this is from the first source of `join` that says anything; None where none does.
 
     Raises:
       ValueError, Unneeded: as `join`.
@@ -196,7 +196,7 @@ def leaving_when_failed() -> Iterator[None]:
 
 
 def _status_of(error: BaseException) -> int:
-    """With which Python ends for what nobody caught."""
+    """The exit status of Python for an exception that nobody caught."""
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:
@@ -205,7 +205,7 @@ def _status_of(error: BaseException) -> int:
 
 
 def _tell_others_of(error: BaseException, status: int) -> None:
-    """Of this process's failure, where what failed did not tell them already."""
+    """Tells the other processes why this one failed, unless they were told already."""
     if isinstance(error, SystemExit):
         said = f"it ended with status {status}" if isinstance(error.code, int) else str(error.code)
         watch.tell_failure(said, status)
@@ -216,7 +216,7 @@ def _tell_others_of(error: BaseException, status: int) -> None:
 
 
 def _call_roll_and_keep_watch(cluster: Cluster, bind_address: str, start_timeout: float, peer_timeout: float) -> float:
-    """The peer timeout of all."""
+    """Returns process 0's peer timeout, which holds for all."""
     assert cluster.coordinator is not None
     hub: list[tuple[socket.socket, dict[str, Any]]] = []
 
@@ -305,7 +305,7 @@ def _exit(status: int) -> NoReturn:
 
 
 def _warn_of_loopback(bind_address: str) -> None:
-    """Where a host's name means the loopback address on itself, as on Debian, others will not find it."""
+    """Warns where the host's name means the loopback address on itself, as on Debian: others do not find it."""
     host, port = parse_address("coordinator", bind_address)
     if host.startswith(_LOOPBACK):
         return

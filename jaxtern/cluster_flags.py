@@ -17,7 +17,7 @@ PEER_TIMEOUT = flags.DEFINE_float(
 
 
 def join() -> cluster.Cluster:
-    """As `cluster.join`, with what the flags give; exits where that fails, and in a process that is not needed.
+    """Calls `cluster.join` with the values of the flags; exits where that fails, and in a process that is not needed.
 
     Raises:
       UsageError: for settings that do not fit.

@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 import absl.logging
 from absl import flags
 
+from jaxtern.hosts.settings import to_line
 from jaxtern.hosts.watch import tell_failure
 
 USAGE_ERROR = 2
-_LONGEST = 400  # characters of an error
-_HEAD = 250  # of them, where its middle is left out
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done; the message is one line for the user."""
+    """The user asked for something that cannot be done; the message is one line."""
 
 
 def run(
@@ -52,12 +51,6 @@ def run(
         print(f"error: {line}", file=sys.stderr)
         status = USAGE_ERROR
     sys.exit(status)
-
-
-def to_line(message: str) -> str:
-    """What is shown of a message, whatever text of files and flags it has in it: one line that is not long."""
-    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(message.split()))
-    return line if len(line) <= _LONGEST else f"{line[:_HEAD]} … {line[_HEAD + 3 - _LONGEST :]}"
 
 
 def _parse(argv: list[str], positionals: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ FOLLOW = flags.DEFINE_bool("follow", False, "go on beside training: wait for new
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 2.0, "time between looks for a new checkpoint", lower_bound=0.01)
 BEST = flags.DEFINE_bool("best", False, "of the checkpoints evaluated in training, that of best precision@1")
 DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
-PREDICTIONS = flags.DEFINE_string("predictions", None, "file for the five best labels of every example, .csv or .json")
+PREDICTIONS = flags.DEFINE_string("predictions", None, "file for the five best labels of every example, .csv")
 flags.adopt_module_key_flags(own_networks)
 _TOP = 5
 

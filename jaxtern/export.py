@@ -9,7 +9,6 @@ from pathlib import Path
 from absl import flags
 
 from jaxtern import command_line, own_networks
-from jaxtern.artifact.saved_model import require_tensorflow, write_saved_model
 from jaxtern.artifact.storage import Artifact, require_new, write_artifact
 from jaxtern.training.run.exporting import export_run
 
@@ -18,7 +17,6 @@ OUT = flags.DEFINE_string("out", None, "folder to be made")
 STEP = flags.DEFINE_integer("step", None, "of the checkpoint [the newest that is whole]")
 BEST = flags.DEFINE_bool("best", False, "take the checkpoint of best precision@1, of those evaluated in training")
 AVERAGED = flags.DEFINE_bool("averaged", True, "take the moving averages of the weights, where the run keeps them")
-SAVED_MODEL = flags.DEFINE_string("saved_model", None, "folder to be made for a TensorFlow SavedModel of it, too")
 DATA_DIR = flags.DEFINE_string(
     "data_dir", None, "folder of the dataset, to be asked in place of the run's dataset.json"
 )
@@ -29,25 +27,18 @@ def main() -> int:
     if OUT.value is None:
         raise command_line.UsageError("--out is missing: give the folder to be made (--help tells more)")
     own_networks.add_networks()
-    out, saved_model = Path(OUT.value), Path(SAVED_MODEL.value) if SAVED_MODEL.value else None
+    out = Path(OUT.value)
     try:
         if BEST.value and STEP.value is not None:
             raise ValueError(f"--step={STEP.value}: leave it out where --best says which")
         require_new(out)
-        if saved_model is not None:
-            require_tensorflow()
-            require_new(saved_model)
         artifact = export_run(Path(WORKDIR.value), STEP.value, AVERAGED.value, DATA_DIR.value, BEST.value)
         write_artifact(out, artifact)
-        if saved_model is not None:
-            write_saved_model(saved_model, artifact)
     except (ValueError, OSError) as error:
         raise command_line.UsageError(str(error)) from None
     except KeyboardInterrupt:
         return 130
     print(f"{describe(artifact)}\nin {out}; to predict: python -m jaxtern.predict {out} IMAGE_OR_FOLDER")
-    if saved_model is not None:
-        print(f"SavedModel in {saved_model}")
     return 0
 
 

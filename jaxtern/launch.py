@@ -10,9 +10,6 @@ from jaxtern.hosts.processes import launch
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many processes to start", short_name="n")
 MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 0, "how often to start all again from the last checkpoint")
 GRACE_SECONDS = flags.DEFINE_float("grace_seconds", 30.0, "from SIGTERM to SIGKILL, for those left when one has ended")
-PIN = flags.DEFINE_bool(
-    "pin", False, "give each process cores of its own; last digits may depend on how many those are"
-)
 
 
 def main(*train_flags: str) -> int:
@@ -24,7 +21,6 @@ def main(*train_flags: str) -> int:
             NUM_PROCESSES.value,
             max_restarts=MAX_RESTARTS.value,
             grace_seconds=GRACE_SECONDS.value,
-            pin=PIN.value,
         )
     except ValueError as error:
         raise command_line.UsageError(str(error)) from None

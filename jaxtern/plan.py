@@ -1,12 +1,13 @@
-"""python -m jaxtern.plan --config=RECIPE | --parameters=61M: what a step will take on a cluster, by exchange.
+"""python -m jaxtern.plan --config=RECIPE | --parameters=61M: what a step will take on a cluster, by method.
 
     python -m jaxtern.plan --parameters=61M --hosts=8 --rate=1gbit --step_seconds=0.25
     python -m jaxtern.plan --config=mnist --config.data.dir=FOLDER --hosts=4 --rate=100mbit --out=plan.png
 
-Printed are the seconds of compute, codec, wire and the whole step for each exchange on the cluster; step and throughput
-over one worker's for 1 to 1,024 workers, each with as many examples; and which exchange to take. A worker is a device;
-"hierarchical" averages the gradients of a host's devices as floats first, and exchanges between hosts. Nothing runs but
-what is measured on this machine: the recipe's step without exchange, and the codec.
+Printed are the seconds of compute, codec, wire and the whole step on the cluster, with the float mean, each exchange of
+ternary words, and a recipe's own method; step and throughput over one worker's for 1 to 1,024 workers, each with as
+many examples; and which to take. A worker is a device; "hierarchical" averages the gradients of a
+host's devices as floats first, and exchanges between hosts. Nothing runs but what is measured on this machine: the
+recipe's step without exchange, and the codec.
 """
 
 import dataclasses
@@ -17,19 +18,22 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 from absl import flags
 
 from jaxtern import recipe_flags
 from jaxtern.command_line import UsageError
-from jaxtern.compression.buckets import BUCKET_SIZE
-from jaxtern.compression.codec_speed import measure_codec_speed
-from jaxtern.compression.codecs import Ternary
-from jaxtern.compression.cost import Network
-from jaxtern.compression.forecast import Forecast, Scenario, seconds
-from jaxtern.compression.planning import INSIDE_HOST, CodecSpeed
+from jaxtern.compression.network.links import Network
+from jaxtern.compression.radix.buckets import BUCKET_SIZE
+from jaxtern.compression.radix.quantizer import Quantizer
+from jaxtern.compression.reducer import Layout, Reducer
+from jaxtern.compression.transform import describe
 from jaxtern.data.json_files import read_json
-from jaxtern.training.recipe.mean import create_codec
-from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.planning.forecast import Forecast, Scenario, seconds
+from jaxtern.planning.model import INSIDE_HOST, Method, QuantizerSpeed, measured_method, usual_methods
+from jaxtern.planning.speed import measure_quantizer_speed, measure_reduce_seconds
+from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.run.curves import plot_speed_up
 from jaxtern.training.run.inputs import open_inputs
 from jaxtern.training.run.workload import measure_step_seconds, read_workload
@@ -65,15 +69,16 @@ _UNITS |= {"fast_rate": _UNITS["rate"], "step_seconds": _UNITS["latency"]}
 
 
 class Job(NamedTuple):
-    """What is to be exchanged, and what a step takes without."""
+    """What is to be reduced, and what a step takes without; `others` are methods besides the exchanges, by name."""
 
     name: str
-    codec: Ternary
-    sizes: tuple[int, ...]
-    floats: tuple[int, ...]
+    quantizer: Quantizer
+    layout: Layout
+    num_floats: int
     compute_seconds: float
     overlap: bool
     bucket_size: int | None
+    others: dict[str, Method]
 
 
 def main() -> int:
@@ -90,36 +95,47 @@ def main() -> int:
         speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse("fast_rate", FAST_RATE.value or ""))
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
-        speed = measure_codec_speed(job.codec) if speed is None else speed
+        speed = measure_quantizer_speed(job.quantizer) if speed is None else speed
         scenario = Scenario(
             hosts=HOSTS.value,
             devices=DEVICES.value,
             network=network,
             fast=fast,
-            speed=speed,
             compute_seconds=job.compute_seconds,
             overlap=job.overlap,
-            bucket_size=job.bucket_size,
             hidden=HIDDEN.value,
         )
-        forecast = Forecast(job.codec, job.sizes, job.floats, scenario)
+        methods = usual_methods(job.quantizer, job.layout, job.num_floats, speed, job.bucket_size)
+        forecast = Forecast(methods | job.others, scenario)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from None
-    report(job, forecast)
+    report(job, speed, forecast)
     return 0
 
 
 def read_recipe() -> Job:
     """That of --config; its step is measured unless it is given."""
-    recipe: Recipe = recipe_flags.recipe_from_config(CONFIG)
-    codec = create_codec(recipe.mean)
+    recipe = recipe_flags.to_recipe(CONFIG.value)
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
-    sizes, floats, examples = read_workload(recipe, inputs)
+    work = read_workload(recipe, inputs)
     given = STEP_SECONDS.value
     compute = measure_step_seconds(recipe, inputs) if given is None else parse("step_seconds", given)
     overlap = recipe.mean.delayed if OVERLAP.value is None else OVERLAP.value
-    name = f"{recipe.model.name}, {examples} examples a worker"
-    return Job(name, codec, sizes, floats, compute, overlap, recipe.mean.bucket_size)
+    quantizer, bucket_size, reducer = read_mean(recipe.mean)
+    others = {}
+    if reducer is not None:
+        took = measure_reduce_seconds(reducer, work.layout)
+        others = {recipe.mean.method: measured_method(reducer, work.layout, took, work.num_floats)}
+    name = f"{recipe.model.name}, {work.examples} examples a worker"
+    return Job(name, quantizer, work.layout, work.num_floats, compute, overlap, bucket_size, others)
+
+
+def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]:
+    """The quantizer and the buckets whose exchanges are foretold, and the recipe's reducer if it is another one."""
+    levels = mean.levels if mean.method == "quantized" else 1
+    quantizer = Quantizer(mean.clip_sigmas, mean.scale, mean.block_size, levels)
+    is_known = mean.method in ("float", "ternary", "quantized")
+    return quantizer, mean.bucket_size, None if is_known else mean.create_reducer()
 
 
 def read_parameters() -> Job:
@@ -132,7 +148,8 @@ def read_parameters() -> Job:
     if STEP_SECONDS.value is None:
         raise ValueError("--step_seconds is not set: --parameters has no step to measure")
     compute = parse("step_seconds", STEP_SECONDS.value)
-    return Job("one tensor", Ternary(), (int(count),), (), compute, bool(OVERLAP.value), BUCKET_SIZE)
+    layout = describe(jax.ShapeDtypeStruct((int(count),), jnp.float32))
+    return Job("one tensor", Quantizer(), layout, 0, compute, bool(OVERLAP.value), BUCKET_SIZE, {})
 
 
 def read_links() -> Network:
@@ -173,9 +190,9 @@ def parse(flag: str, text: str) -> float:
     return value
 
 
-def parse_speed(text: str) -> CodecSpeed:
+def parse_speed(text: str) -> QuantizerSpeed:
     """NAME=SECONDS of an element, separated by commas; "none" for no cost at all."""
-    known = [field.name for field in dataclasses.fields(CodecSpeed)]
+    known = [field.name for field in dataclasses.fields(QuantizerSpeed)]
     given: dict[str, float] = {}
     for part in text.split(",") if text != "none" else ():
         name, _, value = part.partition("=")
@@ -187,27 +204,28 @@ def parse_speed(text: str) -> CodecSpeed:
             names = ", ".join(known)
             raise ValueError(f"--codec_speed={part}: must be none, or NAME=SECONDS of an element, NAME of {names}")
     try:
-        return CodecSpeed(**given)
+        return QuantizerSpeed(**given)
     except ValueError as error:
         raise ValueError(f"--codec_speed: {error}") from None
 
 
-def report(job: Job, forecast: Forecast) -> None:
+def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
     """Prints the forecast and draws it."""
-    scenario = forecast.scenario
+    scenario, compressed = forecast.scenario, sum(job.layout.sizes)
     if AS_JSON.value:
-        print(json.dumps(forecast.to_json(), indent=2))
+        given = {"elements": {"compressed": compressed, "float": job.num_floats}, "speed": dataclasses.asdict(speed)}
+        print(json.dumps(forecast.to_json() | given, indent=2))
     else:
         devices = f" of {scenario.devices} devices" if scenario.devices > 1 else ""
         print(
-            f"{job.name}: {sum(job.sizes):,} elements compressed, {sum(job.floats):,} float\n"
+            f"{job.name}: {compressed:,} elements compressed, {job.num_floats:,} float\n"
             f"{scenario.hosts:,} hosts{devices}, {scenario.network.bandwidth / 125e6:.4g} Gbit/s,"
             f" {seconds(scenario.network.latency)} a message; a step without exchange takes"
             f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}\n\n"
             f"{forecast}\n\n{forecast.recommendation()}"
         )
     if OUT.value:
-        parameters = sum(job.sizes) + sum(job.floats)
+        parameters = compressed + job.num_floats
         title = f"{job.name}, {parameters:,} parameters, {scenario.network.bandwidth / 125e6:.3g} Gbit/s"
         path = plot_speed_up(forecast, title, Path(OUT.value))
         print(f"plot in {path}", file=sys.stderr if AS_JSON.value else sys.stdout)

@@ -2,7 +2,7 @@
 
     python -m jaxtern.predict exported photo.jpg
     python -m jaxtern.predict exported photos --out=predictions.csv
-    python -m jaxtern.predict exported --dataset=./data/photos --split=test --out=predictions.json
+    python -m jaxtern.predict exported --dataset=./data/photos --split=test --out=predictions.csv
 
 ARTEFACT is a folder that jaxtern.export wrote. Images that cannot be read are named, and the status is 1 at the end.
 """
@@ -19,7 +19,7 @@ from jaxtern.artifact.predictor import Predictor
 from jaxtern.data.dataset import Records, Split
 from jaxtern.data.sources import load_dataset
 
-OUT = flags.DEFINE_string("out", None, "file for the predictions, .csv or .json [a table is printed]")
+OUT = flags.DEFINE_string("out", None, "file for the predictions, .csv [a table is printed]")
 TOP = flags.DEFINE_integer("top", 5, "labels of each image", lower_bound=1)
 BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "images at once [as evaluation has it]", lower_bound=1)
 DATASET = flags.DEFINE_string("dataset", None, "in place of images: a prepared folder (with a slash), or a name")

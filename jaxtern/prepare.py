@@ -4,11 +4,12 @@
     python -m jaxtern.prepare imagenet_tars data/imagenet --boxes=ILSVRC2012_bbox_train_v2.tar.gz --max_bad=3
 
 SOURCE is a folder, zip or tar of images in one folder a class; the idx files of MNIST and its like; an archive of
-CIFAR-10 or CIFAR-100; a folder of ImageNet's original tars, or of TFRecords; or a dataset's name in TensorFlow
-Datasets. OUT is a folder to be made. The same command again continues one that was stopped, and gives the same bytes.
+CIFAR-10 or CIFAR-100; or a folder of ImageNet's original tars. OUT is a folder to be made. The same command again
+continues one that was stopped, and gives the same bytes. What TensorFlow Datasets knows by name needs no preparation:
+train with --config.data.name=NAME.
 """
 
-import logging
+import functools
 import os
 import sys
 from pathlib import Path
@@ -20,11 +21,9 @@ from jaxtern.data.preprocessing.families import PREPROCESSINGS
 from jaxtern.preparation import detection
 from jaxtern.preparation.pipeline import Report, prepare
 from jaxtern.preparation.plan import Options
-from jaxtern.preparation.table import remark_on_splits
-from jaxtern.preparation.tfds_names import is_tfds_name, prepare_by_name
 from jaxtern.training.run.sheet import draw_sheet, sheet_recipe
 
-FORMAT = flags.DEFINE_enum("format", None, [*detection.FORMATS, "tfds"], "what SOURCE is [seen from what lies there]")
+FORMAT = flags.DEFINE_enum("format", None, detection.FORMATS, "what SOURCE is [seen from what lies there]")
 NAME = flags.DEFINE_string("name", None, "of the dataset [SOURCE's]")
 SHARDS = flags.DEFINE_integer("shards", None, "files of each split [one for about 128 MB]")
 WORKERS = flags.DEFINE_integer("workers", len(os.sched_getaffinity(0)), "processes, each with a shard at a time")
@@ -40,20 +39,15 @@ VALIDATION_FRACTION = flags.DEFINE_float(
 MAX_BAD = flags.DEFINE_integer("max_bad", 0, "damaged images that may be left out")
 COARSE_LABELS = flags.DEFINE_bool("coarse_labels", False, "the 20 classes of CIFAR-100")
 LABELS = flags.DEFINE_string(
-    "labels", None, "of ImageNet's validation images: the devkit's tar, or a synset or number a line, in files' order"
-)
-SYNSETS = flags.DEFINE_string(
-    "synsets", None, "ImageNet's, one a line, in the order that --labels counts, where these are numbers"
+    "labels", None, "of ImageNet's validation images: the devkit's tar, or a synset a line, in files' order"
 )
 BOXES = flags.DEFINE_multi_string("boxes", [], "folder or tar of ImageNet's XML annotations; may be given twice")
-LABEL_OFFSET = flags.DEFINE_integer("label_offset", 0, "added to labels of TFRecords; -1 where 0 is the background")
 
 SHEET = flags.DEFINE_string("sheet", None, "picture of a batch as a model is shown it, .png; the dataset may be there")
 PREPROCESSING = flags.DEFINE_enum(
     "preprocessing", None, list(PREPROCESSINGS), "of the sheet [by the images: mnist, cifar10 or inception]"
 )
 
-_OF_TFDS = ("format", "sheet", "preprocessing")
 _PICTURES = (".png", ".jpg", ".pdf", ".svg", ".webp")
 
 
@@ -80,24 +74,14 @@ def as_path(folder: str) -> str:
 
 
 def run(source: str, out: Path) -> Report:
-    """Prepares a path, or by name what is no path."""
-    path, by_name = Path(source), FORMAT.value == "tfds"
-    if by_name or (FORMAT.value is None and not path.exists() and is_tfds_name(source)):
-        _require_no_options()
-        logging.disable(logging.WARNING)  # TensorFlow's and the builders'
-        splits = prepare_by_name(source, out)
-        return Report(out, splits, remark_on_splits(split.name for split in splits))
-    if not path.exists():
-        raise ValueError(f"SOURCE={source!r}: no such file or folder, and TensorFlow Datasets has none of that name")
+    """Prepares a path by the flags."""
     reading = detection.Reading(
         format=FORMAT.value,
         validation_fraction=VALIDATION_FRACTION.value,
         seed=SEED.value,
         coarse_labels=COARSE_LABELS.value,
         labels=Path(LABELS.value) if LABELS.value else None,
-        synsets=Path(SYNSETS.value) if SYNSETS.value else None,
         boxes=tuple(map(Path, BOXES.value)),
-        label_offset=LABEL_OFFSET.value,
     )
     options = Options(
         name=NAME.value,
@@ -107,7 +91,8 @@ def run(source: str, out: Path) -> Report:
         raw_pixels=RAW_PIXELS.value,
         seed=SEED.value,
     )
-    return prepare(path, out, reading, options, WORKERS.value, MAX_BAD.value, lambda line: print(line, flush=True))
+    say = functools.partial(print, flush=True)
+    return prepare(Path(source), out, reading, options, WORKERS.value, MAX_BAD.value, say)
 
 
 def _require_writable_sheet(sheet: Path, out: Path) -> None:
@@ -116,13 +101,6 @@ def _require_writable_sheet(sheet: Path, out: Path) -> None:
         raise ValueError(f"--sheet={str(sheet)!r}: must end in {', '.join(_PICTURES[:-1])} or {_PICTURES[-1]}")
     if not sheet.parent.is_dir() and sheet.parent.resolve() != out.resolve():
         raise ValueError(f"--sheet={str(sheet)!r}: there is no folder {sheet.parent}")
-
-
-def _require_no_options() -> None:
-    own = flags.FLAGS.get_flags_for_module(sys.modules[__name__])
-    given = [flag.name for flag in own if flag.present and flag.name not in _OF_TFDS]
-    if given:
-        raise ValueError(f"--{given[0]}: TensorFlow Datasets decides itself how it prepares a dataset")
 
 
 if __name__ == "__main__":

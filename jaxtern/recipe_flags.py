@@ -1,6 +1,5 @@
 """The flag --config of the doors that take a recipe."""
 
-import functools
 import inspect
 import os
 import re
@@ -21,6 +20,7 @@ from jaxtern.training.recipe.field_types import Section
 from jaxtern.training.recipe.recipe import Recipe, require_field
 
 DEFAULT_RECIPE = "digits"
+_FOLDER = Path(configs.__file__).parent
 
 
 def run(main: Callable[..., int]) -> None:
@@ -48,16 +48,12 @@ def define_config() -> flags.FlagHolder:
     return config_flags.DEFINE_config_file("config", None, "path of a recipe, or the bare name of an installed one")
 
 
-def recipe_from_config(config: flags.FlagHolder) -> Recipe:
-    """The recipe of the flag, overrides applied.
+def to_recipe(config: ConfigDict) -> Recipe:
+    """The recipe that the flag's value is, overrides applied.
 
     Raises:
       UsageError: for a field that does not exist or a value out of its range.
     """
-    return _to_recipe(config.value)
-
-
-def _to_recipe(config: ConfigDict) -> Recipe:
     try:
         return Recipe.from_dict(config.to_dict())
     except ValueError as error:
@@ -72,7 +68,7 @@ def recipe_name() -> str:
 def _describe_config() -> str:
     """Every field by section, with the value that the recipe of --config gives it."""
     path = _given_path(_resolve(sys.argv[1:]))
-    recipe = _to_recipe(_load_config(path))
+    recipe = to_recipe(_load_config(path))
     installed = textwrap.fill(f"--config=RECIPE, a file or one of {', '.join(_installed_recipes())}", 120)
     described = [_describe_section(name, getattr(recipe, name)) for name in recipe.to_dict()]
     head = f"--config.SECTION.FIELD=VALUE, here with the values of {Path(path).stem}:"
@@ -82,10 +78,11 @@ def _describe_config() -> str:
 def _describe_section(name: str, section: Section) -> str:
     """What a section is for, and its fields as the command line has them."""
     subject, *entries = re.split(r"\n  (?=\w)", re.sub(r"\n {4}", " ", inspect.getdoc(section) or ""))
-    fill = functools.partial(textwrap.fill, width=120, subsequent_indent=" " * 8, break_on_hyphens=False)
-    parts = (entry.partition(": ") for entry in entries)
-    lines = (fill(f"    {name}.{field}={getattr(section, field)!r}: {meaning}") for field, _, meaning in parts)
-    return "\n".join([f"\n  {name}: {subject.partition('.')[0]}", *lines])
+    described = f"\n  {name}: {subject.partition('.')[0]}"
+    for field, _, meaning in (entry.partition(": ") for entry in entries):
+        line = f"    {name}.{field}={getattr(section, field)!r}: {meaning}"
+        described += "\n" + textwrap.fill(line, 120, subsequent_indent=" " * 8, break_on_hyphens=False)
+    return described
 
 
 def _resolve(arguments: list[str]) -> list[str]:
@@ -156,7 +153,7 @@ def _recipe_path(name: str) -> Path:
         if not os.path.isfile(name):  # noqa: PTH113 - Path.is_file raises for a name that is too long
             raise UsageError(f"--config={name}: no such file")
         return Path(name)
-    path = _recipe_folder() / f"{name}.py"
+    path = _FOLDER / f"{name}.py"
     if not path.is_file():
         raise UsageError(f"--config={name}: no such recipe is installed; available: {', '.join(_installed_recipes())}")
     return path
@@ -164,8 +161,4 @@ def _recipe_path(name: str) -> Path:
 
 def _installed_recipes() -> list[str]:
     """All but `default`, from which the others start."""
-    return sorted(path.stem for path in _recipe_folder().glob("*.py") if path.stem not in ("__init__", "default"))
-
-
-def _recipe_folder() -> Path:
-    return Path(configs.__file__).parent
+    return sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in ("__init__", "default"))

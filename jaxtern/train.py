@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    recipe = recipe_flags.recipe_from_config(CONFIG)
+    recipe = recipe_flags.to_recipe(CONFIG.value)
     if recipe.run.dry_run:
         return rehearse_and_report(recipe)
     cluster_flags.join()

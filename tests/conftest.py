@@ -1,17 +1,20 @@
-"""What all tests share: eight fake CPU devices, workers laid out in every way, what a compiled program sends, and
-NumPy's word on noise and trits.
+"""What all tests share: eight fake CPU devices, workers laid out in every way, what a compiled program sends, NumPy's
+word on noise and trits, and the doors without their seconds of imports.
 """
 
 import dataclasses
 import importlib.metadata
+import json
 import math
 import os
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def _share_compiled_programs() -> None:
@@ -231,6 +234,11 @@ def _function(program: str, operands: str) -> str:
     return " " + root[1]
 
 
+@pytest.fixture(scope="session", name="collectives")
+def _collectives() -> Callable[[str], list[Collective]]:
+    return collectives
+
+
 @pytest.fixture(scope="session")
 def wire() -> Callable[..., list[Collective]]:
     """The collectives that a jitted function compiles to for these arguments."""
@@ -314,12 +322,12 @@ def assert_exact_mean() -> Callable:
 
 @pytest.fixture(scope="session")
 def full_names() -> Callable[..., dict[str, Any]]:
-    """Fields of a recipe by their whole names, of their own, num_workers=2, or of a named section, model="tiny"."""
+    """Fields of a recipe by their whole names, told in short, num_workers=2, model="tiny" for its name, or in full."""
     from jaxtern.training.recipe.recipe import Recipe  # here, because most tests need none
 
     sections = {name.partition(".")[2]: name for name in Recipe().by_name()}
     sections |= {section: f"{section}.name" for section in ("data", "model", "optimizer")}
-    return lambda **fields: {sections[name]: value for name, value in fields.items()}
+    return lambda **fields: {sections.get(name, name): value for name, value in fields.items()}
 
 
 @pytest.fixture(scope="session")
@@ -335,3 +343,65 @@ def recipe_of(full_names: Callable) -> Callable[..., Any]:
         return Recipe.from_dict(sections)
 
     return make
+
+
+class Answer(NamedTuple):
+    """What a door has said.
+
+    Attributes:
+      status: of its process.
+      out, err: what it printed.
+      seconds: of CPU.
+      memory: at most, in MiB.
+    """
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+    memory: float
+
+
+class Doors:
+    """Commands, run by tests/door_server.py, which has imported what takes seconds."""
+
+    def __init__(self, folder: Path):
+        root = str(Path(__file__).parents[1])
+        environment = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        for name in [name for name in environment if name.startswith(("JAXTERN_", "TF_CONFIG", "SLURM_", "OMPI_"))]:
+            del environment[name]
+        with (folder / "server.err").open("w") as errors:
+            self._server = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("door_server.py"))],
+                cwd=folder, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+        self._folder, self._count = folder, 0
+
+    def __call__(self, door: str, *arguments: object, cwd: Path, **environment: str) -> Answer:
+        self._count += 1
+        output = self._folder / str(self._count)
+        typed = [argument.decode("utf-8", "surrogateescape") if isinstance(argument, bytes) else str(argument)
+                 for argument in arguments]  # fmt: skip
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        print(json.dumps([str(cwd), environment, door, typed, str(output)]), file=self._server.stdin, flush=True)
+        answer = self._server.stdout.readline()
+        assert answer, (self._folder / "server.err").read_text()[-2000:]
+        status, seconds, memory = json.loads(answer)
+        out, err = (Path(f"{output}.{end}").read_text(errors="backslashreplace") for end in ("out", "err"))
+        return Answer(status, out, err, seconds, memory)
+
+    def close(self) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(60)
+        assert self._server.stdout is not None
+        self._server.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def run_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    """`run_door("train", "--workdir=x", cwd=folder, TF_CONFIG="{}")` to its Answer."""
+    doors = Doors(tmp_path_factory.mktemp("doors"))
+    yield doors
+    doors.close()

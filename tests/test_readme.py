@@ -61,7 +61,7 @@ def test_api_page_names_what_is_public():
 
 
 def test_api_pages_recipe_trains(tmp_path):
-    snippet, _ = read_snippets("docs/api.md")
+    snippet, *_ = read_snippets("docs/api.md")
     (output,) = finish(start(snippet, tmp_path))
     assert float(output.split()[-1]) > 0.5
     assert (tmp_path / "runs/python/checkpoints/100").is_dir()
@@ -69,7 +69,7 @@ def test_api_pages_recipe_trains(tmp_path):
 
 @pytest.mark.slow
 def test_api_pages_loop_continues_to_the_same_bits_in_two_processes(tmp_path):
-    _, snippet = read_snippets("docs/api.md")
+    _, snippet, _ = read_snippets("docs/api.md")
 
     def run(folder: str, num_steps: int) -> str:
         with socket.socket() as free:

@@ -29,7 +29,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from benchmarks.commands import at_least, create_parser, format_table
-from jaxtern import Ternary
+from jaxtern.compression.radix.quantizer import Quantizer
 from jaxtern.kernels import Segments
 from jaxtern.training.run.inputs import Feed, create_network
 from jaxtern.training.run.saved_run import SavedRun
@@ -40,7 +40,7 @@ from jaxtern.training.step.state import create_run
 
 
 class Sums(NamedTuple):
-    """Over batches, of one tensor's mean over workers; `clipped` and what follows have an entry for each codec."""
+    """Over batches, of one tensor's mean over workers; `clipped` and what follows have an entry for each quantizer."""
 
     gradient: jax.Array
     squares: jax.Array
@@ -54,18 +54,18 @@ def main() -> None:
     arguments = parse()
     absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells at length how it opens a folder
     try:
-        codecs = [
-            Ternary(clip_sigmas=clip, block_size=size or None, levels=arguments.levels)
+        quantizers = [
+            Quantizer(clip_sigmas=clip, block_size=size or None, levels=arguments.levels)
             for size, clip in itertools.product(arguments.block_sizes, arguments.clip_sigmas)
         ]
         run = SavedRun(arguments.workdir)
         workers = arguments.workers or run.recipe.run.num_workers
         if run.recipe.run.batch_size % workers:
             raise ValueError(f"--workers={workers}: must divide the run's batch_size={run.recipe.run.batch_size}")
-        sums = run.use_latest(lambda step: add_up(run, step, codecs, workers, arguments.batches))
+        sums = run.use_latest(lambda step: add_up(run, step, quantizers, workers, arguments.batches))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    print(make_table(sums, codecs, arguments.batches))
+    print(make_table(sums, quantizers, arguments.batches))
 
 
 def parse() -> argparse.Namespace:
@@ -79,10 +79,10 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def add_up(run: SavedRun, step: int, codecs: list[Ternary], workers: int, num_batches: int) -> dict[str, Sums]:
+def add_up(run: SavedRun, step: int, quantizers: list[Quantizer], workers: int, num_batches: int) -> dict[str, Sums]:
     """The sums of every tensor that the run compresses, by path."""
     totals: dict[str, Sums] = {}
-    add = jax.jit(functools.partial(_add, codecs=codecs))
+    add = jax.jit(functools.partial(_add, quantizers=quantizers))
     drawn = draw_gradients(run, step, workers)
     for _ in range(num_batches):
         of_workers = list(itertools.islice(drawn, workers))
@@ -124,17 +124,17 @@ def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str,
         }
 
 
-def _add(gradients: jax.Array, totals: Sums | None, codecs: list[Ternary]) -> Sums:
+def _add(gradients: jax.Array, totals: Sums | None, quantizers: list[Quantizer]) -> Sums:
     """One more batch: float32[workers, n]."""
     workers, size = gradients.shape
     gradient = jnp.mean(gradients, 0)
     clipped, squares, added = [], [], []
-    for codec in codecs:
-        shared = jnp.max(jnp.stack([codec.local_scales(own, (size,)) for own in gradients]), 0)
-        scale = Segments((size,), codec.block_size).spread(jnp.ones_like(gradient), shared)[None]
+    for quantizer in quantizers:
+        shared = jnp.max(jnp.stack([quantizer.local_scales(own, (size,)) for own in gradients]), 0)
+        scale = Segments((size,), quantizer.block_size).spread(jnp.ones_like(gradient), shared)[None]
         own_clipped = jnp.clip(gradients, -scale, scale)
         clipped.append(jnp.mean(own_clipped, 0))
-        unit = scale / codec.levels
+        unit = scale / quantizer.levels
         fraction = jnp.where(unit > 0, jnp.abs(own_clipped) / unit, 0.0) % 1
         squares.append(jnp.sum(clipped[-1] ** 2))
         added.append(jnp.sum(unit**2 * fraction * (1 - fraction)) / workers**2)
@@ -143,11 +143,9 @@ def _add(gradients: jax.Array, totals: Sums | None, codecs: list[Ternary]) -> Su
     return own if totals is None else jax.tree.map(jnp.add, totals, own)
 
 
-def make_table(totals: dict[str, Sums], codecs: list[Ternary], num_batches: int) -> str:
-    """Rows of tensors, columns of codecs."""
-    names = [
-        f"{f'{codec.block_size}' if codec.block_size else 'tensor'}, c = {codec.clip_sigmas:g}" for codec in codecs
-    ]
+def make_table(totals: dict[str, Sums], quantizers: list[Quantizer], num_batches: int) -> str:
+    """Rows of tensors, columns of quantizers."""
+    names = [f"{each.block_size or 'tensor'}, c = {each.clip_sigmas:g}" for each in quantizers]
     table = [["tensor", "elements", "max / sigma", *(f"{name}: cosine, kept" for name in names)]]
     found = {path: np.array(list(_judge(sums, num_batches))) for path, sums in totals.items()}
     for path, sums in totals.items():
@@ -160,7 +158,7 @@ def make_table(totals: dict[str, Sums], codecs: list[Ternary], num_batches: int)
 
 
 def _judge(sums: Sums, num_batches: int) -> Iterator[tuple[float, float]]:
-    """Cosine and kept of every codec."""
+    """Cosine and kept of every quantizer."""
     mean = np.asarray(sums.gradient, np.float64) / num_batches
     signal = float(mean @ mean)
     noise = float(sums.squares) / num_batches - signal

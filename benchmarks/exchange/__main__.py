@@ -1,7 +1,7 @@
-"""Time of one mean of gradients over N hosts of a slow network: every exchange, and torch's on the same links.
+"""Time of one mean of gradients over N hosts of a slow network: every method, and torch's on the same links.
 
     python -m benchmarks.exchange [--hosts 2 4] [--rates 100mbit 1gbit 10gbit] [--elements 2**20 2**23 alexnet]
-        [--exchanges float gather sum scatter two_way] [--torch PYTHON] [--json exchange.json]
+        [--exchanges float gather sum scatter two_way float16 "low_rank 1" ...] [--torch PYTHON] [--json exchange.json]
 
 Hosts are those of benchmarks.netlab: network namespaces on this machine, every link shaped both ways; needs root and
 iproute2. Each runs one process a library, over gloo; N hosts together have no more cores than the machine.
@@ -13,6 +13,9 @@ slowest host is done; median (and least, most) of the repeats. Gradients are ran
 torch is DistributedDataParallel with a backward pass that does next to nothing, and what that takes by itself, measured
 in the same run, is subtracted: plain all-reduce, fp16_compress_hook, and PowerSGD of rank 1, 2 and 4 in its compressed
 phase. `pip install torch` in any environment, and give its Python as --torch; the CPU build is enough.
+
+jaxtern's are its float mean in 32 and 16 bits, ternary words by every exchange, and low rank, top-k and signs with
+their error feedback, whose state is donated as a training step would.
 
 Columns: MB that the busiest host sends, from the counters of its interface, and the same as bits an element; what
 jaxtern predicts, and how far what was sent is from it, in per cent, the headers of Ethernet, IP and TCP taken off every
@@ -26,7 +29,8 @@ XLA fuses them.
 Over gloo an all-to-all takes 1.3 to 1.7 times its limit, and so does an all-gather of two: perhaps because gloo asks
 for data and sends it over one connection, where a request may wait behind what is being sent.
 
-All hosts must get the same bits, and the mean must be near the float mean: else the row says so and the status is 1.
+All hosts must get the same bits, and the mean must be near the float mean, or of the biased methods point its way: else
+the row says so and the status is 1.
 """
 
 import argparse
@@ -38,19 +42,19 @@ from collections.abc import Iterator
 import jax
 
 from benchmarks.commands import at_least, create_parser, output_file, say
+from benchmarks.exchange.methods import METHODS, create_reducer, tensors_of
 from benchmarks.exchange.shapes import count_elements, parse_size, shapes_of
 from benchmarks.netlab import Lab, measuring, parse_rate
 from benchmarks.netlab.measuring import START_SECONDS, has_memory
 from benchmarks.netlab.team import Team, WorkerError, combine
 from benchmarks.timing import machine
-from jaxtern import Ternary
-from jaxtern.compression import cost
+from jaxtern.compression.transform import describe
 
 TORCH = ("all-reduce", "fp16", "PowerSGD 1", "PowerSGD 2", "PowerSGD 4")
 MIN_REPEATS = 5
 # Of memory, of one host: a process with its library; for every element gradients, a copy, their mean, words, programs'
 # own; torch keeps its gradients while JAX is at work, and the other way round.
-PROCESS_BYTES, BYTES_AN_ELEMENT, IDLE_BYTES_AN_ELEMENT = 400 * 10**6, 30, 4
+PROCESS_BYTES, BYTES_AN_ELEMENT, IDLE_BYTES_AN_ELEMENT = 400 * 10**6, 40, 4
 
 HEADING = """| hosts | rate | elements | library | exchange | ms | min to max | MB sent | bits an element | predicted \
 | off by, % | limit ms | ms/limit | over float | over torch | stages, ms |
@@ -73,7 +77,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--elements", type=parse_size, nargs="+", default=[str(2**20), str(2**23), "alexnet"], help="of the gradient"
     )
-    parser.add_argument("--exchanges", nargs="+", choices=cost.EXCHANGES, default=list(cost.EXCHANGES))
+    parser.add_argument("--exchanges", nargs="+", choices=METHODS, default=list(METHODS), help="rows of jaxtern")
     parser.add_argument("--torch", help="a Python with torch; left out: no rows of torch")
     parser.add_argument("--repeats", type=at_least(MIN_REPEATS), default=7)
     parser.add_argument("--json", type=output_file, help="file for the figures, written after every row")
@@ -84,7 +88,7 @@ def complete(arguments: argparse.Namespace) -> None:
     """Orders what is to be measured, and asks for torch's version."""
     arguments.elements = list(dict.fromkeys(arguments.elements))
     given = set(arguments.exchanges)  # what others are compared with is first
-    arguments.exchanges = sorted(given, key=lambda each: (each != "float", cost.EXCHANGES.index(each)))
+    arguments.exchanges = [each for each in METHODS if each in given]
     arguments.torch_version = torch_version(arguments.torch) if arguments.torch else None
 
 
@@ -166,9 +170,9 @@ def measure_variant(lab: Lab, team: Team, row: dict, repeats: int) -> dict:
     figures["limit"] = 1e3 * 8 * figures["busiest_bytes"] / bits
     figures["over_limit"] = figures["milliseconds"] / figures["limit"]
     if row["library"] == "jaxtern":
-        sizes = tuple(count_elements((shape,)) for shape in shapes_of(row["size"]))
-        predicted = cost.step_bits(Ternary(), variant, sizes, (), lab.hosts)
-        figures |= {"predicted_bytes": predicted / 8, "predicted_bits_an_element": predicted / elements}
+        layout = describe(tensors_of(shapes_of(row["size"])))
+        predicted = create_reducer(variant).traffic(layout, lab.hosts).bytes
+        figures |= {"predicted_bytes": predicted, "predicted_bits_an_element": 8 * predicted / elements}
         figures["payload_over_predicted"] = figures["payload_bytes"] / figures["predicted_bytes"]
     return figures | problems(prepared, must_agree=row["library"] == "jaxtern")
 

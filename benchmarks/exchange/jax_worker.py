@@ -1,7 +1,8 @@
-"""The JAX worker of benchmarks.exchange: one host's part of every exchange, as a training step pays for it.
+"""The JAX worker of benchmarks.exchange: one host's part of every method, as a training step pays for it.
 
 Local gradients lie in memory, their mean comes to lie in memory. The gradients are donated, since an optimiser never
-needs them again, so that the mean takes their place; before every repeat they are copied anew, outside of the clock.
+needs them again, so that the mean takes their place, and so is the state; before every repeat they are copied anew,
+outside of the clock.
 
 Gradients, which differ from host to host, are declared to be everywhere: so they and the mean have one shape, and the
 buffer can be passed on.
@@ -18,11 +19,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
+from benchmarks.exchange.methods import BIASED, create_reducer, tensors_of
 from benchmarks.exchange.shapes import Shapes, count_elements, is_plausible, shapes_of
-from benchmarks.netlab.mesh import AXIS, create_barrier, join, over, place
+from benchmarks.netlab.mesh import AXIS, EVERYWHERE, create_barrier, join, over, place
 from benchmarks.netlab.worker import digest, measure, serve
-from jaxtern import Network, Ternary, compressed_mean
-from jaxtern.compression import exchange as collectives
+from jaxtern import Group, Network, compressed_mean, state_specs
+from jaxtern.compression.collectives import Axes
+from jaxtern.compression.radix.exchanges import EXCHANGES
+from jaxtern.compression.radix.quantizer import Quantizer
+from jaxtern.compression.transform import describe
 from jaxtern.kernels import derive_key
 
 Tree = dict[str, jax.Array]
@@ -37,33 +42,37 @@ class Worker:
         self.shapes, self.elements = shapes, count_elements(shapes)
         self.sizes = tuple(count_elements((shape,)) for shape in shapes)
         random = np.random.default_rng(self.host)
-        self.own = {f"{i:03d}": self.place(random.standard_normal(shape, np.float32)) for i, shape in enumerate(shapes)}
+        self.layout = describe(tensors_of(shapes))
+        self.own = {
+            path: self.place(random.standard_normal(shape, np.float32))
+            for path, shape in zip(self.layout.paths, shapes, strict=True)
+        }
         self.copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self.programs: dict[str, Any] = {}
         self.network = Network()
 
     def prepare(self, variant: str, bytes_a_second: float) -> dict:
-        """Compiles an exchange for links of a rate, and checks what it gives."""
+        """Compiles a method for links of a rate, and checks what it gives."""
         self.network = Network(bandwidth=bytes_a_second)
-        transformation = compressed_mean(AXIS, codec=Ternary(), exchange=variant, network=self.network)
-        update = self.over(transformation.update, donate_argnums=0)
-        self.programs[variant] = update, jax.tree.map(self.place, transformation.init(self.own))
-        mean, _ = update(self.copy(self.own), self.programs[variant][1])
-        jax.block_until_ready(mean)
-        return self.check(mean)
+        transformation, specs = compressed_mean(AXIS, create_reducer(variant, self.network)), state_specs(AXIS)
+        both = EVERYWHERE, specs
+        update = self.over(transformation.update, both, both, donate_argnums=(0, 1))
+        mean, state = update(self.copy(self.own), self.over(transformation.init, EVERYWHERE, specs)(self.own))
+        self.programs[variant] = update, jax.block_until_ready(state)
+        return self.check(jax.block_until_ready(mean), variant in BIASED)
 
-    def check(self, mean: dict[str, jax.Array]) -> dict:
+    def check(self, mean: dict[str, jax.Array], is_biased: bool) -> dict:
         """Digest of the bits, and how the first tensor compares with its float mean."""
         first = next(iter(mean))
         found, wanted = mean[first], self.over(lambda x: lax.pmean(x, AXIS))(self.own[first])
         squares = float(jnp.vdot(wanted, wanted))
         slope, spread = float(jnp.vdot(found, wanted)) / squares, float(jnp.sum((found - wanted) ** 2)) / squares
-        sound = is_plausible(slope, spread, found.size)
+        sound = is_plausible(slope, spread, found.size, is_biased)
         bits = digest(np.asarray(mean[name].addressable_data(0)) for name in sorted(mean))
         return {"digest": bits, "slope": slope, "spread": spread, "is_plausible": sound}
 
     def time(self, variant: str, repeats: int) -> dict:
-        """All in one program, then, of a codec, every stage by itself."""
+        """All in one program, then, of ternary words, every stage by itself."""
         update, state = self.programs[variant]
         gradients: dict[str, jax.Array] = {}
 
@@ -79,7 +88,7 @@ class Worker:
         found = measure(run, refill, self.barrier, repeats)
         self.programs[variant] = update, state
         gradients.clear()
-        if variant != "float":
+        if variant in EXCHANGES:
             found["stages"] = self.time_stages(variant, repeats)
         return found
 
@@ -109,33 +118,31 @@ class Worker:
 
         The first argument is donated: the gradients, into whose place the mean is decoded, as in the whole program.
         """
-        codec, hosts, whole = Ternary(), self.hosts, (0, self.elements)
-        added = hosts if variant == "sum" else 1
+        quantizer, hosts, whole, way = Quantizer(), self.hosts, (0, self.elements), EXCHANGES[variant]
+        added = way.num_added(hosts)
         num_added = hosts if variant in ("sum", "scatter") else 1
         num_workers = 1 if variant == "two_way" else hosts
 
         def share(tree: Tree) -> jax.Array:
-            return collectives.maximum(codec.local_scales(list(tree.values()), self.sizes), (AXIS,))
+            return self.group().maximum([quantizer.local_scales(list(tree.values()), self.sizes)])
 
         def encode(tree: Tree, scales: jax.Array, key: jax.Array) -> Any:
-            return codec.encode_span(list(tree.values()), scales, key, whole, added, position=0, after=())
+            return quantizer.encode_span(list(tree.values()), scales, key, whole, added, position=0, after=())
 
-        def send(_: Tree, words: jax.Array, key: jax.Array) -> Any:
-            nothing = jnp.zeros((1, 0), jnp.float32)
-            axes = Axes((AXIS,))
-            sent = send_bucket(variant, codec, words[None], nothing, axes, self.network, as_total=True)
-            received = receive_bucket(variant, codec, sent, self.elements, axes, key, 0, after=sent.arrived)
+        def send(_: Tree, words: jax.Array) -> Any:
+            sent = way.send(quantizer, words[None], self.group(), self.network)
+            received = way.receive(quantizer, sent, self.elements, self.group(), 0, sent.arrived)
             return received.words, received.total
 
         def decode(tree: Tree, received: Any, scales: jax.Array) -> Any:
             words, total = received
             tensors = list(tree.values())
-            return codec.decode_span(words, total, scales, tensors, whole, num_added, num_workers, after=())
+            return quantizer.decode_span(words, total, scales, tensors, whole, num_added, num_workers, after=())
 
         functions = {
             "scales": (share, (), "scales"),
             "encode": (encode, ("scales", "key"), "words"),
-            "wire": (send, ("words", "key"), "received"),
+            "wire": (send, ("words",), "received"),
             "decode": (decode, ("received", "scales"), "mean"),
         }
         return {
@@ -143,8 +150,12 @@ class Worker:
             for name, (function, inputs, output) in functions.items()
         }
 
+    def group(self) -> Group:
+        """All hosts, in the first step; to be called where the axis is bound."""
+        return Group(self.layout, Axes((AXIS,)), 1, 0, jnp.int32(0))
+
     def drop(self, variant: str) -> dict:
-        """Forgets an exchange: another rate may be better served by another program."""
+        """Forgets a method: another rate may be better served by another program."""
         del self.programs[variant]
         return {}
 

@@ -11,9 +11,10 @@ and `gather`, which has as many as hosts; additions of shards as what the stage 
 beyond the links; those of an all-reduce as what `float` takes beyond them. All else is foretold from the rate that the
 link was shaped to, less the headers of full packets (1448 of 1514 bytes carry data), and --latency, and compared.
 
-N hosts of the laboratory share the cores of one machine, each with cores / N threads, but one at least: so the codec
-takes max(1, N threads / cores) times what it takes alone (`CodecSpeed.shared`), which counts neither shared caches and
-memory nor the kernel's own work for the links. What is fitted is divided by its own configuration's factor.
+N hosts of the laboratory share the cores of one machine, each with cores / N threads, but one at least. All are at the
+same stage at the same time: so the codec takes max(1, N threads / cores) times what it takes alone, which counts
+neither shared caches and memory nor the kernel's own work for the links. What is fitted is divided by its own
+configuration's factor.
 
 The stages are of all elements at once; the measured program sends pieces one beside the other. What of the shorter of
 codec and wire is hidden behind the longer is fitted too, one number for all: with a core for the codec while another
@@ -34,15 +35,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jaxtern.compression.buckets import BUCKET_SIZE
-from jaxtern.compression.cost import step_traffic
-from jaxtern.compression.planning import CodecSpeed, Placement, predict_step, wire_seconds
+import jax.numpy as jnp
 
 from benchmarks.commands import at_least, create_parser
 from benchmarks.exchange.shapes import count_elements, parse_size, shapes_of
 from benchmarks.netlab import parse_rate
 from benchmarks.training.step import create_network
-from jaxtern import Network, Ternary
+from jaxtern import Network
+from jaxtern.compression.network.links import all_reduce
+from jaxtern.compression.radix.buckets import BUCKET_SIZE
+from jaxtern.compression.radix.exchanges import EXCHANGES
+from jaxtern.compression.radix.quantizer import Quantizer
+from jaxtern.compression.transform import describe
+from jaxtern.planning.model import Method, Placement, QuantizerSpeed, predict_step, usual_methods, wire_seconds
 
 PAYLOAD = 1448 / 1514  # of a full Ethernet packet with TCP's time stamps
 
@@ -60,7 +65,7 @@ def main() -> None:
         print(f"plan_error: {error}", file=sys.stderr)
         sys.exit(2)
     hidden = fit_hidden(fitted, speed, arguments)
-    print(f"{describe(fitted[0])}; ns an element: {as_nanoseconds(speed)}; hidden {hidden:.2f}\n\n{HEADING}")
+    print(f"{name_of(fitted[0])}; ns an element: {as_nanoseconds(speed)}; hidden {hidden:.2f}\n\n{HEADING}")
     compare(rows, fitted, [1e3 * predict(row, speed, arguments, hidden) for row in rows])
     if arguments.training:
         steps = read_steps(arguments.training)
@@ -108,9 +113,10 @@ def parse() -> argparse.Namespace:
 
 
 def read_rows(path: Path) -> list[dict]:
-    """Those of jaxtern that were measured."""
+    """Those of jaxtern that were measured, of the float mean and of ternary words."""
     rows = json.loads(path.read_text())["rows"]
-    return [row for row in rows if row["library"] == "jaxtern" and "milliseconds" in row and "error" not in row]
+    rows = [row for row in rows if row["library"] == "jaxtern" and "milliseconds" in row and "error" not in row]
+    return [row for row in rows if row["exchange"] in ("float", *EXCHANGES)]
 
 
 def read_steps(path: Path) -> list[dict]:
@@ -139,7 +145,7 @@ def is_of(row: dict, configuration: dict[str, Any]) -> bool:
     return all(row[name] == value for name, value in configuration.items())
 
 
-def fit(rows: list[dict], arguments: argparse.Namespace) -> CodecSpeed:
+def fit(rows: list[dict], arguments: argparse.Namespace) -> QuantizerSpeed:
     """The speed of one host alone by the stages of one configuration's rows.
 
     Raises:
@@ -157,10 +163,10 @@ def fit(rows: list[dict], arguments: argparse.Namespace) -> CodecSpeed:
         return max(0.0, milliseconds / 1e3 - wire(of[exchange], arguments) + scales) / elements
 
     codecs = [name for name in of if name != "float"]
-    own_scales = links(rows[0], arguments).seconds(traffic(of["gather"]).scales)
+    own_scales = links(rows[0], arguments).seconds(all_reduce(len(sizes_of(rows[0])), hosts))
     one_row, many_rows = stage("decode", "scatter", "two_way"), stage("decode", "gather")
     row = max(0.0, (many_rows - one_row) / (hosts - 1))
-    speed = CodecSpeed(
+    speed = QuantizerSpeed(
         flatten=0.0,  # the measured program works on the tensors where they lie
         scales=max(0.0, stage("scales", *codecs) - own_scales / elements),
         encode=stage("encode", *codecs),
@@ -170,11 +176,10 @@ def fit(rows: list[dict], arguments: argparse.Namespace) -> CodecSpeed:
         mean_row=beyond_links("two_way", of["two_way"]["stages"]["wire"], own_scales),
         add=beyond_links("float", of["float"]["milliseconds"]) * hosts / (hosts - 1),
     )
-    factor = shared(CodecSpeed(encode=1.0), hosts, arguments).encode
-    return CodecSpeed(**{name: value / factor for name, value in vars(speed).items()})
+    return scaled(speed, 1 / sharing(hosts, arguments))
 
 
-def fit_hidden(rows: list[dict], speed: CodecSpeed, arguments: argparse.Namespace) -> float:
+def fit_hidden(rows: list[dict], speed: QuantizerSpeed, arguments: argparse.Namespace) -> float:
     """The median over the compressed exchanges of one configuration."""
     found = []
     for row in rows:
@@ -201,32 +206,37 @@ def links(row: dict, arguments: argparse.Namespace) -> Network:
     return Network(arguments.latency, parse_rate(row["rate"]) / 8 * PAYLOAD)
 
 
-def traffic(row: dict) -> Any:
-    return step_traffic(Ternary(), row["exchange"], sizes_of(row), (), row["hosts"])
-
-
 def wire(row: dict, arguments: argparse.Namespace) -> float:
-    return wire_seconds(Ternary(), row["exchange"], sizes_of(row), (), Placement(row["hosts"]), links(row, arguments))
+    return wire_seconds(method(row, QuantizerSpeed(), None), Placement(row["hosts"]), links(row, arguments))
 
 
-def shared(speed: CodecSpeed, hosts: int, arguments: argparse.Namespace) -> CodecSpeed:
-    """That of one of so many hosts on the machine, as benchmarks.exchange gives them threads."""
-    return speed.shared(hosts, max(1, arguments.cores // hosts), arguments.cores)
+def method(row: dict, speed: QuantizerSpeed, bucket_size: int | None) -> Method:
+    layout = describe([jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes_of(row)])
+    return usual_methods(Quantizer(), layout, 0, speed, bucket_size)[row["exchange"]]
 
 
-def predict(row: dict, speed: CodecSpeed, arguments: argparse.Namespace, hidden: float) -> float:
+def sharing(hosts: int, arguments: argparse.Namespace) -> float:
+    """Times as long that one of so many hosts on the machine takes, with the threads that benchmarks.exchange gives."""
+    return max(1.0, hosts * max(1, arguments.cores // hosts) / arguments.cores)
+
+
+def scaled(speed: QuantizerSpeed, factor: float) -> QuantizerSpeed:
+    return QuantizerSpeed(**{name: value * factor for name, value in vars(speed).items()})
+
+
+def predict(row: dict, speed: QuantizerSpeed, arguments: argparse.Namespace, hidden: float) -> float:
     """Seconds."""
-    own = shared(speed, row["hosts"], arguments)
-    where = sizes_of(row), (), row["hosts"], links(row, arguments)
-    options = {"compute_seconds": 0.0, "bucket_size": arguments.bucket_size or None, "hidden": hidden}
-    return predict_step(Ternary(), row["exchange"], *where, own, **options).total
+    own = scaled(speed, sharing(row["hosts"], arguments))
+    placement = Placement(row["hosts"])
+    found = method(row, own, arguments.bucket_size or None)
+    return predict_step(found, placement, links(row, arguments), 0.0, hidden=hidden).total
 
 
-def describe(row: dict) -> str:
+def name_of(row: dict) -> str:
     return f"fitted at {row['hosts']} hosts, {row['rate']}, {row['elements']:,} elements"
 
 
-def as_nanoseconds(speed: CodecSpeed) -> str:
+def as_nanoseconds(speed: QuantizerSpeed) -> str:
     return ", ".join(f"{name} {1e9 * value:.3f}" for name, value in vars(speed).items())
 
 

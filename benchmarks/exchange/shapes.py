@@ -34,9 +34,11 @@ def count_elements(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def is_plausible(slope: float, spread: float, elements: int) -> bool:
-    """Whether an estimate m of a mean f is about unbiased: <m, f> / <f, f> is 1, up to clipping and chance.
+def is_plausible(slope: float, spread: float, elements: int, is_biased: bool = False) -> bool:
+    """Whether an estimate m of a mean f may be one: <m, f> / <f, f> is 1, up to clipping and chance; above 0 if biased.
 
     `spread` is |m - f|^2 / |f|^2; were m - f independent of f, the slope would vary by the root of spread / elements.
     """
-    return math.isfinite(spread) and abs(slope - 1) < 0.05 + 5 * math.sqrt(spread / elements)
+    if not math.isfinite(spread):
+        return False
+    return slope > 0 if is_biased else abs(slope - 1) < 0.05 + 5 * math.sqrt(spread / elements)

@@ -90,11 +90,11 @@ def main() -> None:
 def launches_of_step() -> str:
     """A line for each launch of an update and of what subtracts it from the weights, in order."""
     mesh = Mesh(np.array([describe_gpu()]), ("data",), axis_types=(AxisType.Auto,))
-    mean = jaxtern.compressed_mean("data", codec=jaxtern.Ternary(implementation="mosaic"), exchange="gather")
+    mean = jaxtern.compressed_mean("data", jaxtern.ternary(exchange="gather", implementation="mosaic"))
     shapes = {"a": (64,), "b": (3, 3, 64, 64), "c": (1000,), "d": (2048, 1000), "e": (4099, 777)}
     place = partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
     weights = {name: place(shape, jnp.float32) for name, shape in shapes.items()}
-    state = jax.tree.map(lambda x: place(x.shape, x.dtype), jax.eval_shape(mean.init, None))
+    state = jax.tree.map(lambda x: place(x.shape, x.dtype), jax.eval_shape(mean.init, weights))
 
     def step(weights: Any, gradients: Any, state: Any) -> Any:
         update, state = mean.update(gradients, state)

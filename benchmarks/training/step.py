@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.netlab.mesh import AXIS, over, place
-from jaxtern import Network, Ternary, compressed_mean, state_specs, wire_report
+from jaxtern import Network, Reducer, compressed_mean, float_mean, state_specs, ternary, wire_report
 from jaxtern.compression.report import WireReport
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.models import create_model
@@ -38,10 +38,13 @@ def create_network(name: str, seed: int) -> tuple[Any, dict, dict]:
 
 
 def report(variant: str, params: Any, hosts: int, network: Network) -> WireReport:
-    """What a variant sends, and which exchange that is."""
-    codec = "float" if variant == "float" else Ternary()
+    """What a variant sends, and by which exchange."""
     exchange = "two_way" if variant == "two_way" else "auto"
-    return wire_report(params, codec, exchange, 1 if variant == "none" else hosts, network=network)
+    return wire_report(params, create_reducer(variant, exchange, network), 1 if variant == "none" else hosts)
+
+
+def create_reducer(variant: str, exchange: str, network: Network | None = None) -> Reducer:
+    return float_mean() if variant == "float" else ternary(exchange=exchange, network=network)
 
 
 def create_optimizer(variant: str, exchange: str) -> tuple[optax.GradientTransformation, Any]:
@@ -49,8 +52,8 @@ def create_optimizer(variant: str, exchange: str) -> tuple[optax.GradientTransfo
     rule, everywhere = optax.sgd(RATE, momentum=MOMENTUM), PartitionSpec()
     if variant == "none":
         return rule, everywhere
-    codec, is_delayed = "float" if variant == "float" else Ternary(), variant == "delayed"
-    mean = compressed_mean(AXIS, codec=codec, exchange=exchange, delayed=is_delayed)
+    is_delayed = variant == "delayed"
+    mean = compressed_mean(AXIS, create_reducer(variant, exchange), delayed=is_delayed)
     return optax.chain(mean, rule), (state_specs(AXIS), everywhere) if is_delayed else everywhere
 
 

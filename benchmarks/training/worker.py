@@ -49,7 +49,7 @@ class Worker:
         self.drop()
         self.graph, params, moments = create_network(model, self.seed)
         wire = report(variant, params, self.hosts, self.network)
-        exchange = wire.exchanges[0]
+        exchange = next(iter(wire.traffic.ways), "")
         optimizer, specs = create_optimizer(variant, exchange)
         self.state, state_specs = create_state(params, moments, optimizer, specs, self.mesh)
         del params, moments

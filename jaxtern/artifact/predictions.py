@@ -1,16 +1,12 @@
-"""Logits to the best labels and their confidences, as a table, CSV or JSON."""
+"""Logits to the best labels and their confidences, as a table or CSV."""
 
 import csv
-import io
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-SUFFIXES = (".csv", ".json")
 
 
 class Predictions(NamedTuple):
@@ -28,7 +24,7 @@ class Predictions(NamedTuple):
 
 
 def rank(keys: Sequence[str], logits: np.ndarray, labels: tuple[str, ...], top: int) -> Predictions:
-    """The best of each row; of equal ones the first, as in evaluation.
+    """Finds the best classes of each row; of equal ones the first, as evaluation does.
 
     The softmax is NumPy's, in float32: the same bits for the same logits, wherever these were computed.
 
@@ -47,25 +43,30 @@ def rank(keys: Sequence[str], logits: np.ndarray, labels: tuple[str, ...], top: 
 
 def require_writable(path: Path) -> None:
     """Refuses a file that `write_predictions` could not write once all else is done."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{str(path)!r}: must end in {' or '.join(SUFFIXES)}")
+    if path.suffix.lower() != ".csv":
+        raise ValueError(f"{str(path)!r}: must end in .csv")
     if not path.parent.is_dir():
         raise ValueError(f"{str(path)!r}: there is no folder {path.parent}")
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
-    """Writes CSV or JSON, by the suffix, in place of what may be there; float32s with the digits that tell them apart.
+    """Writes CSV in place of what may be there: columns key, label_1, confidence_1, label_2 and so on.
 
-    CSV has the columns key, label_1, confidence_1, label_2 and so on.
+    float32s have the digits that tell one from the next.
     """
-    content = _to_csv(predictions) if path.suffix.lower() == ".csv" else _to_json(predictions)
+    places = range(1, predictions.confidences.shape[1] + 1)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(content, newline="")
+    with temporary.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["key", *(f"{name}_{place}" for place in places for name in ("label", "confidence"))])
+        for key, labels, confidences in zip(*predictions, strict=True):
+            pairs = zip(labels, map(str, confidences), strict=True)
+            writer.writerow([key, *(value for pair in pairs for value in pair)])
     os.replace(temporary, path)
 
 
 def format_table(predictions: Predictions) -> str:
-    """A line an example, for people."""
+    """Formats a line for each example, for people."""
     width = max(map(len, predictions.keys), default=0)
     longest = max((len(label) for labels in predictions.labels for label in labels), default=0)
     lines = []
@@ -74,28 +75,3 @@ def format_table(predictions: Predictions) -> str:
         named = "  ".join(f"{confidence:7.2%} {label:<{longest}}" for label, confidence in pairs)
         lines.append(f"{key:<{width}}  {named}".rstrip())
     return "\n".join(lines)
-
-
-def _to_csv(predictions: Predictions) -> str:
-    top = predictions.confidences.shape[1]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["key", *(f"{name}_{place}" for place in range(1, top + 1) for name in ("label", "confidence"))])
-    for key, labels, confidences in zip(*predictions, strict=True):
-        pairs = zip(labels, map(str, confidences), strict=True)
-        writer.writerow([key, *(value for pair in pairs for value in pair)])
-    return text.getvalue()
-
-
-def _to_json(predictions: Predictions) -> str:
-    rows: list[dict[str, Any]] = [
-        {
-            "key": key,
-            "predictions": [
-                {"label": label, "confidence": float(str(confidence))}
-                for label, confidence in zip(labels, confidences, strict=True)
-            ],
-        }
-        for key, labels, confidences in zip(*predictions, strict=True)
-    ]
-    return json.dumps(rows, indent=1) + "\n"

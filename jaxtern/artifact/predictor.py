@@ -44,7 +44,7 @@ class Predictor:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of the classes: their names, or where these are not known their numbers."""
+        """The names of the classes, or their numbers where names are not known."""
         return self.manifest.class_names or tuple(map(str, range(self.manifest.num_classes)))
 
     def render(self, image: bytes | np.ndarray) -> np.ndarray:
@@ -105,7 +105,7 @@ class Predictor:
         return np.concatenate(logits)
 
     def batch_size(self, num_examples: int) -> int:
-        """As evaluation has it for so many."""
+        """The size of the batches in which evaluation takes so many examples."""
         height, width, _ = self.manifest.input_shape
         return evaluation_batch_size(num_examples, height, width)
 

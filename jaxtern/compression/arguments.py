@@ -28,18 +28,32 @@ def as_integer(name: str, value: Any, least: int, most: int | None = None) -> in
     return number
 
 
+def as_float(value: Any) -> float:
+    """The value as a float; NaN where it is no number, or is known only while a program runs."""
+    try:
+        return math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def require_number(name: str, value: Any, least: float = 0.0, below: float | None = None) -> None:
     """Refuses what is no finite number of `least` or more; a traced one is not looked at.
 
     Raises:
       ValueError: naming the argument, its value and the rule.
     """
-    if isinstance(value, jax.core.Tracer):
+    number = as_float(value)
+    if isinstance(value, jax.core.Tracer) or (least <= number < math.inf and (below is None or number < below)):
         return
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not (math.isfinite(number) and number >= least and (below is None or number < below)):
-        rule = f"of {least:g} or more" if below is None else f"from {least:g} to below {below:g}"
-        raise ValueError(f"{name}={value!r}: must be a finite number {rule}")
+    rule = f"of {least:g} or more" if below is None else f"from {least:g} to below {below:g}"
+    raise ValueError(f"{name}={value!r}: must be a finite number {rule}")
+
+
+def require_density(name: str, value: Any) -> None:
+    """Refuses what is no share of elements.
+
+    Raises:
+      ValueError: naming the argument, its value and the rule.
+    """
+    if not 0 < as_float(value) <= 1:
+        raise ValueError(f"{name}={value!r}: must be a number above 0 and at most 1")

@@ -57,7 +57,7 @@ def momentum_correction(
             velocities.append(velocity)
             owed.append(plus(v, moved))
         reduced = reducer.reduce(owed, State(state.shared, list(inner)), dataclasses.replace(group, tracks=True))
-        sent = require_sent(reduced, "momentum_correction")
+        sent = require_sent(reduced, group.layout, "momentum_correction")
         local = []
         for u, v, parts, rest in zip(velocities, owed, sent, reduced.state.local, strict=True):
             kept = [old - part for old, part in zip(v, parts, strict=True)]

@@ -24,7 +24,7 @@ METHODS: dict[str, Callable[..., Reducer]] = {
     "sign": sign,
 }
 
-
+_OWN = tuple(METHODS)  # the others, which a program adds, keep the defaults of their options
 _OF_PROGRAMS = ("network", "implementation")  # which a recipe does not set: links are measured, kernels picked
 
 
@@ -45,11 +45,11 @@ class Option(NamedTuple):
 
 
 def list_options() -> dict[str, Option]:
-    """The options of all methods, read off their signatures and docstrings, but for those that only a program sets."""
+    """The options of this package's methods, read off their signatures, but for those that only a program sets."""
     options: dict[str, Option] = {}
-    for method, create in METHODS.items():
-        meanings = _read_meanings(inspect.getdoc(create) or "")
-        for name, each in inspect.signature(create).parameters.items():
+    for method in _OWN:
+        meanings = _read_meanings(inspect.getdoc(METHODS[method]) or "")
+        for name, each in inspect.signature(METHODS[method]).parameters.items():
             if name not in _OF_PROGRAMS:
                 known = options.get(name, Option(each.annotation, each.default, (), ""))
                 methods, meaning = (*known.methods, method), known.meaning or meanings.get(name, "")
@@ -77,7 +77,8 @@ def create_reducer(method: str, network: Network | None = None, **options: Any) 
       ValueError: for a method that does not exist, or a value out of its range.
     """
     if method not in METHODS:
-        raise ValueError(f"method={method!r}: must be one of {', '.join(METHODS)}")
+        known = ", ".join(METHODS)
+        raise ValueError(f"method={method!r}: must be one of {known}, or added to jaxtern.METHODS (--networks)")
     own = inspect.signature(METHODS[method]).parameters
     given = options | {"network": network}
     return METHODS[method](**{name: value for name, value in given.items() if name in own})

@@ -209,7 +209,8 @@ def _add_planes(rows: jax.Array, scales: jax.Array) -> jax.Array:
     def add(total: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return total + unpack_planes(row[0]) * row[1], None
 
-    return lax.scan(add, jnp.zeros((_BITS, rows.shape[1]), jnp.float32), (rows, scales))[0]
+    # Zeros like the scales vary over what other axes they do, as what a loop carries must.
+    return lax.scan(add, jnp.zeros_like(scales, shape=(_BITS, rows.shape[1])), (rows, scales))[0]
 
 
 def _add_signs(rows: jax.Array, scales: jax.Array, size: int) -> jax.Array:

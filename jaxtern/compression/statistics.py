@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtern.compression import collectives
 from jaxtern.compression.collectives import Axes
 from jaxtern.compression.reducer import Group, Reduced, Tensors
+from jaxtern.compression.wrappers import require_sent
 
 
 class Statistics(NamedTuple):
@@ -36,12 +37,10 @@ def measure(workers: list[Tensors], reduced: Reduced, group: Group, axes: Axes) 
     Raises:
       ValueError: for a reducer that does not tell what was sent.
     """
-    if reduced.sent is None:
-        raise ValueError("statistics=True: this reducer does not tell what was sent, as a delayed one does not")
+    sent = [_flat(own) for own in require_sent(reduced, group.layout, "statistics=True")]
     gradients = [_flat(own) for own in workers]
     if axes.fast:
         gradients = [collectives.pmean(own, axes.fast) for own in gradients]
-    sent = [_flat(own) for own in reduced.sent]
     zeros = [jnp.mean((own == 0).astype(jnp.float32)) for own in sent]
     errors = [jnp.sum((g - s) ** 2) / jnp.sum(g * g) for g, s in zip(gradients, sent, strict=True)]
     float_mean, zero, error = group.pmean(list(zip(gradients, zeros, errors, strict=True)))

@@ -1,13 +1,11 @@
 """Top-k: of every tensor the elements of largest magnitude, as offsets and values."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtern.compression.arguments import require_number
+from jaxtern.compression.arguments import require_density
 from jaxtern.compression.network.links import Traffic, all_gather
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing, stateless
 from jaxtern.compression.wrappers import error_feedback
@@ -74,13 +72,6 @@ def top_k(
     return error_feedback(reducer) if feedback else reducer
 
 
-def require_density(name: str, density: Any) -> None:
-    """Refuses what is no share of elements."""
-    require_number(name, density)
-    if not 0 < density <= 1:
-        raise ValueError(f"{name}={density!r}: must be above 0 and at most 1")
-
-
 def count_sent(size: int, density: float) -> int:
     """k of a tensor of so many elements."""
     return min(size, int(np.ceil(density * size)))
@@ -94,7 +85,8 @@ def _choose(flat: jax.Array, density: float, sampled: bool, value_dtype: str) ->
         return places, flat[places].astype(value_dtype)
     samples = magnitude[:: flat.size // _SAMPLES]
     threshold = lax.top_k(samples, count_sent(samples.size, density))[0][-1]
-    places, is_there = first_places(magnitude >= threshold, k)
+    threshold = jnp.where(jnp.isfinite(jnp.max(magnitude)), threshold, jnp.inf)  # what is not finite goes first
+    places, is_there = first_places(~(magnitude < threshold), k)
     return places, jnp.where(is_there, flat[places], 0).astype(value_dtype)
 
 
@@ -119,7 +111,8 @@ def _add_rows(places: jax.Array, values: jax.Array, size: int) -> jax.Array:
     def add(total: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return total.at[row[0]].add(row[1].astype(jnp.float32)), None
 
-    return lax.scan(add, jnp.zeros((size,), jnp.float32), (places, values))[0]
+    # Zeros like the values vary over what other axes they do, as what a loop carries must.
+    return lax.scan(add, jnp.zeros_like(values, jnp.float32, (size,)), (places, values))[0]
 
 
 def _low_bits(count: int, size: int) -> int:

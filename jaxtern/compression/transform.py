@@ -151,6 +151,7 @@ def compressed_mean(
         workers = [updates] if virtual_workers is None else list(updates)
         if virtual_workers is not None and len(workers) != virtual_workers:
             raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
+        collectives.count_workers(axes.workers + axes.fast)  # refuses an axis that is not there
         layout = describe(workers[0], axes)
         _require_local(workers, layout.paths, axes)
         group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
@@ -159,10 +160,10 @@ def compressed_mean(
         tensors = [[_undifferentiable(jnp.asarray(x)) for x in treedef.flatten_up_to(own)] for own in workers]
         own = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local) for w in range(len(workers))]
         reduced = reducer.reduce(tensors, State(state.shared, own), group)
-        new = _require_protocol(reduced, state, layout)
+        new = _require_protocol(reduced, state, group)
         measured = None
         if statistics:
-            measured = measure(tensors, reduced, group, axes) if layout.paths else unknown()
+            measured = measure(tensors, reduced, group, axes) if any(layout.sizes) else unknown()
         mean = [tensor.astype(dtype) for tensor, dtype in zip(reduced.mean, layout.dtypes, strict=True)]
         return treedef.unflatten(mean), new._replace(statistics=measured)
 
@@ -248,7 +249,7 @@ def _require_state(state: CompressedMeanState, reducer: Reducer, group: Group) -
     """Refuses the state of another reducer, of other tensors, or of another number of workers."""
     first, count = jax.eval_shape(lambda: reducer.init(group.layout, group.size)), group.local_workers
     local = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), first.local)
-    difference = _difference((state.shared, state.local), (first.shared, local))
+    difference = _difference(State(state.shared, state.local), State(first.shared, local))
     if difference:
         raise ValueError(
             f"state: {difference}; it is not of this reducer, these gradients and so many workers: `init` must be given"
@@ -256,17 +257,22 @@ def _require_state(state: CompressedMeanState, reducer: Reducer, group: Group) -
         )
 
 
-def _require_protocol(reduced: Reduced, state: CompressedMeanState, layout: Layout) -> CompressedMeanState:
+def _require_protocol(reduced: Reduced, state: CompressedMeanState, group: Group) -> CompressedMeanState:
     """The next state, unless the reducer has returned something else than it must."""
+    if not isinstance(reduced, Reduced):
+        raise ValueError(f"reducer: its `reduce` returned {type(reduced).__name__}: must be a jaxtern.Reduced")
     shapes = tuple(tuple(tensor.shape) for tensor in reduced.mean)
-    if shapes != layout.shapes or not all(jnp.issubdtype(tensor.dtype, jnp.floating) for tensor in reduced.mean):
-        found = ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in reduced.mean)
-        raise ValueError(f"reducer: its mean is {found}: must be floats of {list(map(list, layout.shapes))}")
-    local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *reduced.state.local)
-    difference = _difference((reduced.state.shared, local), (state.shared, state.local))
+    if shapes != group.layout.shapes or not all(jnp.issubdtype(tensor.dtype, jnp.floating) for tensor in reduced.mean):
+        found = ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in reduced.mean) or "nothing"
+        raise ValueError(f"reducer: its mean is {found}: must be floats of {list(map(list, group.layout.shapes))}")
+    own = reduced.state.local
+    if len(own) != group.local_workers:
+        raise ValueError(f"reducer: its state.local has {len(own)} entries: must be a list of {group.local_workers}")
+    new = State(reduced.state.shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *own))
+    difference = _difference(new, State(state.shared, state.local))
     if difference:
         raise ValueError(f"reducer: its new state {difference}; must keep structure, shapes and dtypes")
-    return CompressedMeanState(state.count + 1, reduced.state.shared, local, None)
+    return CompressedMeanState(state.count + 1, *new, None)
 
 
 def _difference(found: Any, wanted: Any) -> str:

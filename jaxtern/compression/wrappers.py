@@ -66,7 +66,7 @@ def error_feedback(reducer: Reducer) -> Reducer:
         errors, inner = zip(*state.local, strict=True)
         owed = [plus(own, error) for own, error in zip(workers, errors, strict=True)]
         reduced = reducer.reduce(owed, State(state.shared, list(inner)), dataclasses.replace(group, tracks=True))
-        sent = require_sent(reduced, "error_feedback")
+        sent = require_sent(reduced, group.layout, "error_feedback")
         kept = [[p - s for p, s in zip(*pair, strict=True)] for pair in zip(owed, sent, strict=True)]
         local = list(zip(kept, reduced.state.local, strict=True))
         return Reduced(reduced.mean, State(reduced.state.shared, local), sent)
@@ -74,14 +74,18 @@ def error_feedback(reducer: Reducer) -> Reducer:
     return Reducer(init, reduce, reducer.traffic, resize)
 
 
-def require_sent(reduced: Reduced, wrapper: str) -> list[Tensors]:
-    """What each worker's part stood for, which a wrapper needs.
+def require_sent(reduced: Reduced, layout: Layout, asker: str) -> list[Tensors]:
+    """What each worker's part stood for, which `asker` needs.
 
     Raises:
-      ValueError: if the reducer does not tell.
+      ValueError: if the reducer does not tell, or tells of tensors of other shapes.
     """
     if reduced.sent is None:
-        raise ValueError(f"{wrapper}: its reducer must return `sent` where group.tracks is true")
+        raise ValueError(f"{asker}: the reducer does not tell what was sent (Reduced.sent), as a delayed one does not")
+    for own in reduced.sent:
+        shapes = [list(tensor.shape) for tensor in own]
+        if shapes != list(map(list, layout.shapes)):
+            raise ValueError(f"{asker}: Reduced.sent has shapes {shapes}: must be {list(map(list, layout.shapes))}")
     return reduced.sent
 
 
@@ -133,17 +137,17 @@ def partition(rules: Sequence[Rule], rest: Reducer) -> Reducer:
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
         mean, shared, local = list(workers[0]), [], []
-        sent = [list(own) for own in workers] if group.tracks else None
+        sent = [list(own) for own in workers] if group.tracks else []
         for number, (reducer, places) in enumerate(parts_of(group.layout)):
             own = State(state.shared[number], [each[number] for each in state.local])
-            taken = [[worker[place] for place in places] for worker in workers]
-            reduced = reducer.reduce(taken, own, group.select(places)) if places else Reduced([], own, taken)
+            taken, selected = [[worker[place] for place in places] for worker in workers], group.select(places)
+            reduced = reducer.reduce(taken, own, selected) if places else Reduced([], own, taken)
             shared.append(reduced.state.shared)
             local.append(reduced.state.local)
             _put(mean, places, reduced.mean)
-            for whole, part in zip(sent, require_sent(reduced, "partition"), strict=True) if sent is not None else ():
-                _put(whole, places, part)
-        return Reduced(mean, State(tuple(shared), list(zip(*local, strict=True))), sent)
+            for worker, whole in enumerate(sent):
+                _put(whole, places, require_sent(reduced, selected.layout, "partition")[worker])
+        return Reduced(mean, State(tuple(shared), list(zip(*local, strict=True))), sent or None)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         total, of_tensors = Traffic(), [0.0] * len(layout.paths)

@@ -7,7 +7,7 @@ _KEPT = "image_shape", "num_classes", "num_examples", "class_names"  # fields th
 
 
 class Facts(NamedTuple):
-    """Of a training split.
+    """What is known of a training split.
 
     Attributes:
       image_shape: height, width, channels; None where images differ, or are text.
@@ -25,19 +25,22 @@ class Facts(NamedTuple):
 
     @classmethod
     def from_dict(cls, values: Any, source: str) -> "Facts":
-        """What `to_dict` gave, as JSON has it.
+        """Makes facts of what `to_dict` returned and JSON has kept.
 
         Raises:
           ValueError: if it is something else.
         """
-        _require_fields(values)
+        if not isinstance(values, dict):
+            raise ValueError(f"must be an object of {', '.join(_KEPT)}")
+        for name in set(_KEPT) ^ set(values):
+            lacks = name in _KEPT
+            raise ValueError(f"{name} is missing" if lacks else f"{name!r}: must be one of {', '.join(_KEPT)}")
         shape, num_classes, num_examples, names = (values[name] for name in _KEPT)
-        if shape is not None and not (isinstance(shape, list) and len(shape) == 3):
+        if shape is not None and not (isinstance(shape, list) and len(shape) == 3 and all(map(_is_size, shape))):
             raise ValueError(f"image_shape={shape!r}: must be null, or height, width and channels")
-        for size in shape or ():
-            _require_size("image_shape", size)
-        _require_size("num_classes", num_classes)
-        _require_size("num_examples", num_examples)
+        for name in ("num_classes", "num_examples"):
+            if not _is_size(values[name]):
+                raise ValueError(f"{name}={values[name]!r}: must be a whole number from 1 to below 2^31")
         if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise ValueError(f"class_names={names!r}: must be a list of strings")
         if names and len(names) != num_classes:
@@ -46,7 +49,7 @@ class Facts(NamedTuple):
         return cls(image_shape, num_classes, num_examples, source, tuple(names))
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known, but for who says so."""
+        """All fields but the source, as JSON can hold them."""
         return {name: value for name, value in self._asdict().items() if name in _KEPT}
 
 
@@ -71,17 +74,5 @@ def published_facts(dataset: str) -> Facts | None:
     return Facts(*_PUBLISHED[name], f"{name} as published")
 
 
-def _require_fields(values: Any) -> None:
-    if not isinstance(values, dict):
-        raise ValueError(f"must be an object of {', '.join(_KEPT)}")
-    for name in _KEPT:
-        if name not in values:
-            raise ValueError(f"{name} is missing")
-    for name in values:
-        if name not in _KEPT:
-            raise ValueError(f"{name!r}: must be one of {', '.join(_KEPT)}")
-
-
-def _require_size(name: str, size: Any) -> None:
-    if type(size) is not int or not 0 < size < 2**31:
-        raise ValueError(f"{name}={size!r}: must be a whole number from 1 to below 2^31")
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31

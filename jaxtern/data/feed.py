@@ -30,20 +30,10 @@ class ResidentFeed:
     """Batches of a split whose images lie on the devices: only which ones, and their labels, go there every step."""
 
     def __init__(self, split: Split, batch_size: int, seed: int, share: Share | None = None):
-        """Takes a split in memory.
-
-        Args:
-          split: the examples.
-          batch_size: examples of a step over all hosts.
-          seed: of the order.
-          share: of this host; None: it is the only one.
-
-        Raises:
-          ValueError: if the batch is larger than the split, or does not divide among the hosts.
-        """
+        """Takes a split in memory; arguments and errors are those of `StreamingFeed`."""
         self._labels, self._order = split.labels, ExampleOrder(split.size, seed)
         self._batch_size, self._share = batch_size, share or Share()
-        require_batch(batch_size, split.size, self._share)
+        _require_batch(batch_size, split.size, self._share)
 
     def batches(self, start: int) -> Generator[Batch]:
         """This host's part of every batch, endlessly, after `start` examples have been seen."""
@@ -83,7 +73,7 @@ class StreamingFeed:
           ValueError: if the batch is larger than the split, or does not divide among the hosts.
         """
         share = share or Share()
-        require_batch(batch_size, split.size, share)
+        _require_batch(batch_size, split.size, share)
         self._arguments = split, preprocessing, size, batch_size, seed, share
         self._threads, self._processes = threads, processes
         # Whoever decodes has a piece in hand: many of them together no more than about two batches.
@@ -103,7 +93,7 @@ class StreamingFeed:
                 yield pieces[0] if len(pieces) == 1 else Batch(*map(np.concatenate, zip(*pieces, strict=True)))
 
 
-def require_batch(batch_size: int, num_examples: int, share: Share) -> None:
+def _require_batch(batch_size: int, num_examples: int, share: Share) -> None:
     """Refuses a batch that is larger than the split, or that hosts cannot take equal parts of."""
     if batch_size > num_examples:
         raise ValueError(f"batch_size={batch_size}: must be at most the {num_examples} examples of the training split")
@@ -179,6 +169,6 @@ def _stream(source: Any, threads: int, processes: int) -> Generator[Any]:
 
 
 def _start_worker(*_: int) -> None:
-    """The first that a process does."""
+    """Runs first in a process."""
     follow_parent()
     cv2.setNumThreads(0)

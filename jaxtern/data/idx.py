@@ -36,27 +36,30 @@ def load_mnist(folder: str | Path) -> Dataset:
 
 
 def _load_split(folder: Path, split: str) -> Split:
-    images_path, labels_path = (_require(folder, name) for name in FILES[split])
-    images, labels = read_idx(images_path, dimensions=3), read_idx(labels_path, dimensions=1)
-    if len(images) != len(labels):
-        raise ValueError(f"{images_path}: holds {len(images)} images, but {labels_path} {len(labels)} labels")
-    require_pixels(images_path, images)
-    if len(labels) == 0 or labels.max() >= _NUM_CLASSES:
-        raise ValueError(f"{labels_path}: must hold labels from 0 to {_NUM_CLASSES - 1}")
+    paths, images, labels = read_pair(folder, split, f"data_dir={str(folder)!r}")
+    if labels.max() >= _NUM_CLASSES:
+        raise ValueError(f"{paths[1]}: must hold labels from 0 to {_NUM_CLASSES - 1}")
     return Split(images[..., None], labels.astype(np.int32))
 
 
-def require_pixels(path: Path, images: np.ndarray) -> None:
-    """Refuses images [n, H, W] that have none."""
-    if 0 in images.shape[1:]:
-        raise ValueError(f"{path}: holds images of {images.shape[1]} by {images.shape[2]} pixels")
+def read_pair(folder: Path, split: str, given: str) -> tuple[list[Path], np.ndarray, np.ndarray]:
+    """The files of a split's images and labels, uint8[n, H, W] images and uint8[n] labels.
 
-
-def _require(folder: Path, name: str) -> Path:
-    path = find_idx(folder, name)
-    if path is None:
-        raise FileNotFoundError(f"data_dir={str(folder)!r}: holds neither {name} nor {name}.gz")
-    return path
+    Raises:
+      FileNotFoundError: if a file is missing; in words that start with `given`.
+      ValueError: if a file is damaged, there are no images or pixels, or not as many labels.
+    """
+    found = {name: find_idx(folder, name) for name in FILES[split]}
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        raise FileNotFoundError(f"{given}: holds neither {missing[0]} nor {missing[0]}.gz")
+    paths = [path for path in found.values() if path is not None]
+    images, labels = (read_idx(path, dimensions) for path, dimensions in zip(paths, (3, 1), strict=True))
+    if len(images) != len(labels):
+        raise ValueError(f"{paths[0]}: holds {len(images)} images, but {paths[1]} {len(labels)} labels")
+    if 0 in images.shape:
+        raise ValueError(f"{paths[0]}: holds {len(images)} images of {images.shape[1]} by {images.shape[2]} pixels")
+    return paths, images, labels
 
 
 def find_idx(folder: Path, name: str) -> Path | None:
@@ -74,20 +77,19 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
             raw = bytearray(file.read(header))
-            size = _count_bytes(bytes(raw[4:])) if raw[:4] == magic else 0
+            size = math.prod(_read_shape(raw[:header])) if len(raw) == header and raw[:4] == magic else 0
             while (left := header + size + 1 - len(raw)) and (part := file.read(min(left, _AT_ONCE))):
                 raw += part  # no more than the header says, which may be a few of many that are packed
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{path}: is damaged or cut short: {error}") from None
     if len(raw) < header or raw[:4] != magic:
         raise ValueError(f"{path}: starts with {raw[:4].hex()!r}, not with {magic.hex()!r} as such an idx file does")
-    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", dimensions, offset=4))
+    shape = _read_shape(raw[:header])
     if len(raw) - header != math.prod(shape):
         more = " or more" if len(raw) - header > math.prod(shape) else ""
         raise ValueError(f"{path}: holds {len(raw) - header} bytes of data{more}, its header says {math.prod(shape)}")
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
 
-def _count_bytes(sizes: bytes) -> int:
-    """Of an array, by the part of the header that tells its sizes."""
-    return math.prod(int(size) for size in np.frombuffer(sizes[: len(sizes) // 4 * 4], ">u4"))
+def _read_shape(header: bytearray) -> tuple[int, ...]:
+    return tuple(np.frombuffer(header, ">u4")[1:].tolist())

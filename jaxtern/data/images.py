@@ -28,7 +28,7 @@ MAX_PIXELS = 1 << 28  # more are taken for a header that lies, before there is r
 
 
 class _Header(NamedTuple):
-    """Of an encoded image; `place` is where a JPEG tells its height, None for a PNG."""
+    """What an encoded image says of itself; `place` is where a JPEG tells its height, None for a PNG."""
 
     height: int
     width: int
@@ -36,7 +36,7 @@ class _Header(NamedTuple):
 
 
 class _Box(NamedTuple):
-    """Where a view lies among decoded pixels, in those."""
+    """The place of a view among decoded pixels, in units of those."""
 
     top: float
     left: float
@@ -121,7 +121,7 @@ def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, chan
 
 
 def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, channels: int) -> np.ndarray:
-    """The rows of a JPEG down to `bottom`, and perhaps some more, with both sides divided by `factor`.
+    """Decodes the rows of a JPEG down to `bottom`, perhaps some more, with both sides divided by `factor`.
 
     A decoder stops at the last row that the header tells of, so it is told of no more than are needed. What follows
     looks like damage to it then, of which it must not complain; but where the JPEG does not end as it should, it must
@@ -157,7 +157,7 @@ def _call_simplejpeg(encoded: bytes | bytearray, channels: int, **options: Any) 
 
 
 def _call_pillow(encoded: bytes | bytearray, channels: int, factor: int) -> np.ndarray:
-    """The same pixels, or 1 / factor as many rows and columns, of what simplejpeg does not take."""
+    """Decodes what simplejpeg refuses, to as many rows and columns as that would have given."""
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             pixels = np.asarray(image.convert("RGB" if channels == _RGB else "L"))

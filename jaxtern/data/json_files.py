@@ -6,7 +6,7 @@ from typing import Any
 
 
 def read_json(path: Path) -> Any:
-    """What a file of JSON says.
+    """Reads a file of JSON.
 
     Raises:
       OSError: if it cannot be read.
@@ -16,7 +16,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Likewise of its text, in UTF-8."""
+    """Reads JSON from text in UTF-8; errors are those of `read_json`."""
     try:
         return json.loads(text)
     except RecursionError:

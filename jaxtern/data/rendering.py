@@ -92,7 +92,7 @@ class _Renderer:
     """What sources of batches share: labels, and pixels as the compiled step takes them."""
 
     def __init__(self, split: Split | Records, preprocessing: Preprocessing | None, size: int | None):
-        """With no preprocessing, or one that has no views, images are taken whole."""
+        """Takes images whole where there is no preprocessing, or one without views."""
         self._split, self._preprocessing = split, preprocessing
         self._size = size or (preprocessing.size if preprocessing else None)
 
@@ -172,5 +172,5 @@ class EvaluationBatches(_Renderer):
 
 
 def _create_generator(seed: int, epoch: int, place: int) -> np.random.Generator:
-    """Of the choices for one example: no two examples' counters meet, nor the epoch's shuffle's, which starts at 0."""
+    """Draws the choices for one example; its counter meets neither another's nor the shuffle's, which starts at 0."""
     return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, place, 0, _VIEW_STREAM]))

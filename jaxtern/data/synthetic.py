@@ -58,7 +58,7 @@ def make_synthetic_text(sequence_length: int, num_classes: int, num_examples: in
 
 
 def _require_room(shape: tuple[int, ...], field: str) -> tuple[int, ...]:
-    """The shape of bytes, refused where they are more than this machine has memory."""
+    """Refuses a shape of more bytes than this machine has memory; returns it otherwise."""
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if math.prod(shape) > room:
         made = f"{field}={shape[1:]}" if field == "synthetic_shape" else f"{field}={shape[1] - 1}"

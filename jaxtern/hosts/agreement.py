@@ -46,7 +46,7 @@ def describe_code() -> dict[str, str]:
 
 
 def _version(library: str) -> str:
-    """That of a library which may be there under another name, as OpenCV is."""
+    """The version of a library, which may be installed under another name, as OpenCV is."""
     try:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:

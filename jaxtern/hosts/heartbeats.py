@@ -48,7 +48,7 @@ class AwakeClock:
         self.now = 0.0
 
     def tick(self) -> None:
-        """To be called every beat."""
+        """Adds the time since the last call; must be called every beat."""
         now = self._read()
         self.now += min(now - self._last, self._longest)
         self._last = now
@@ -84,7 +84,7 @@ class Side(abc.ABC):
 
     @abc.abstractmethod
     async def run(self) -> None:
-        """For ever."""
+        """Sends and receives for ever."""
 
     @abc.abstractmethod
     def tell_failure(self, reason: str, status: int) -> None:
@@ -94,9 +94,10 @@ class Side(abc.ABC):
     def told_failure(self) -> bool:
         """Whether the others know of it, as far as that can be known."""
 
-    @abc.abstractmethod
     def tell_goodbye(self) -> None:
         """This process is about to end in the regular way."""
+        self._finished = True
+        self._send({"bye": True})
 
     @abc.abstractmethod
     def alone(self) -> bool:
@@ -105,8 +106,11 @@ class Side(abc.ABC):
     @abc.abstractmethod
     def _tell_verdict(self, verdict: Verdict) -> None: ...
 
+    def _send_beat(self) -> None:
+        self._send({"beat": True})
+
     @abc.abstractmethod
-    def _send_beat(self) -> None: ...
+    def _send(self, content: dict[str, Any]) -> None: ...
 
     @abc.abstractmethod
     def _look_for_silence(self) -> None: ...
@@ -163,10 +167,6 @@ class Hub(Side):
         members = [self._members.get(process) for process in self._expected]
         return all(member is not None and (member.acknowledged or member.gone) for member in members)
 
-    def tell_goodbye(self) -> None:
-        self._finished = True
-        self._send({"bye": True})
-
     def alone(self) -> bool:
         lost = None if self.verdict is None else self.verdict.process
         return all(member.gone or process == lost for process, member in tuple(self._members.items()))
@@ -209,9 +209,6 @@ class Hub(Side):
 
     def _tell_verdict(self, verdict: Verdict) -> None:
         self._send(_as_json(verdict))
-
-    def _send_beat(self) -> None:
-        self._send({"beat": True})
 
     def _send(self, content: dict[str, Any], *members: _Member) -> None:
         for member in members or self._members.values():
@@ -275,10 +272,6 @@ class Spoke(Side):
     def told_failure(self) -> bool:
         return self._acknowledged or self._gone
 
-    def tell_goodbye(self) -> None:
-        self._finished = True
-        self._send({"bye": True})
-
     def alone(self) -> bool:
         return self._gone
 
@@ -304,9 +297,6 @@ class Spoke(Side):
         if verdict.process == 0 and not self._gone:  # should it only have been frozen, it learns so when it thaws
             self._send({"given_up": True})
 
-    def _send_beat(self) -> None:
-        self._send({"beat": True})
-
     def _send(self, content: dict[str, Any]) -> None:
         if self._writer is not None and not self._gone:
             self._writer.write(encode_line(content))
@@ -317,12 +307,12 @@ class Spoke(Side):
 
 
 def named(process: int, host: str) -> str:
-    """As in "process 2 (host b)"."""
+    """A name for messages, as "process 2 (host b)"."""
     return f"process {process} (host {host})" if host else f"process {process}"
 
 
 def failed(process: int, host: str, reason: str) -> str:
-    """What others say of a process that told why it failed."""
+    """The reason that others give for a process that told why it failed."""
     return f"{named(process, host)} failed: {reason}"
 
 
@@ -332,7 +322,7 @@ def _ended(process: int, host: str, how: str | None = None) -> Verdict:
 
 
 def _expelled(process: int, host: str) -> Verdict:
-    """What a process says of itself."""
+    """The verdict of a process on itself when the others have left without it."""
     return Verdict(process, 1, f"{named(process, host)}, this one, was silent for so long that the others have left")
 
 
@@ -341,6 +331,6 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def _status(said: dict[str, Any]) -> int:
-    """An exit status that is one of failure."""
+    """The exit status that a message names, or 1 if that is none of a failure."""
     status = said.get("status")
     return status if type(status) is int and 0 < status < 256 else 1

@@ -8,12 +8,12 @@ LONGEST_LINE = 4096  # bytes
 
 
 def encode_line(content: dict[str, Any]) -> bytes:
-    """A line of this protocol."""
+    """Encodes a message as one line."""
     return json.dumps({"jaxtern": PROTOCOL, **content}).encode() + b"\n"
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """What a line of this protocol says; None for anything else."""
+    """Decodes a line; None for anything but a message of this protocol."""
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):

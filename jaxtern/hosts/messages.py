@@ -15,7 +15,7 @@ _PIECE_WORDS = 1 << 22  # of a broadcast at a time
 
 
 def gather_json(value: Any) -> list[Any]:
-    """What each process gives, as JSON has it, in the order of their numbers."""
+    """Gathers the values of all processes, as JSON has them, in the order of their numbers."""
     if jax.process_count() == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -25,7 +25,7 @@ def gather_json(value: Any) -> list[Any]:
 
 
 def broadcast_json(value: Any) -> Any:
-    """What process 0 gives; the others' is ignored."""
+    """Returns process 0's value in every process; the others' values are ignored."""
     return gather_json(value if jax.process_index() == 0 else None)[0]
 
 
@@ -100,5 +100,5 @@ def _as_words(data: np.ndarray, size: int) -> np.ndarray:
 
 
 def _power_of_two(size: int) -> int:
-    """At least `size`: so that few sizes are compiled."""
+    """The next power of two, so that few sizes are compiled."""
     return 1 << max(size - 1, 0).bit_length()

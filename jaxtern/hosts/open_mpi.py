@@ -39,7 +39,7 @@ def read_open_mpi(environment: Mapping[str, str], coordinator: str | None = None
 
 
 def _find_loopback(environment: Mapping[str, str], size: int) -> str | None:
-    """An address that all of one host's processes agree on, and those of another job hardly ever."""
+    """Makes an address that all processes of a job on one host agree on, and two jobs hardly ever share."""
     job = environment.get("PMIX_NAMESPACE")  # "prterun-HOST-PID@1", and a number in version 4
     if job is None or count_of(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") != size:
         return None

@@ -2,18 +2,15 @@
 
 import asyncio
 import contextlib
-import itertools
 import os
-import pty
 import signal
 import socket
 import sys
-import termios
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxtern.hosts.output import Screen, copy_lines
+from jaxtern.hosts.output import copy_lines
 from jaxtern.hosts.settings import for_process
 
 _TIED = Path(__file__).with_name("tied.py")
@@ -22,21 +19,17 @@ _MOST = 4096  # processes
 _PASSED_ON = signal.SIGINT, signal.SIGTERM
 
 
-def launch(
-    command: Sequence[str], num_processes: int, *, max_restarts: int = 0, grace_seconds: float = 30.0, pin: bool = False
-) -> int:
+def launch(command: Sequence[str], num_processes: int, *, max_restarts: int = 0, grace_seconds: float = 30.0) -> int:
     """Runs a command in so many processes, which find each other by the environment; the status of the first to fail.
 
-    Their lines are printed with their number before them, and of progress bars that of process 0. When one fails the
-    others are ended. SIGINT and SIGTERM are passed on to all, and their ends awaited. If this process is killed, so are
-    they.
+    Their lines are printed with their number before them. When one fails the others are ended. SIGINT and SIGTERM are
+    passed on to all, and their ends awaited. If this process is killed, so are they.
 
     Args:
       command: to run.
       num_processes: at least 1.
       max_restarts: how often all are started again after one has failed, but for usage errors; on another port.
       grace_seconds: from SIGTERM to SIGKILL, for those that are left when one has ended.
-      pin: whether each process may use cores of its own alone.
 
     Raises:
       ValueError: for numbers out of their range.
@@ -48,15 +41,7 @@ def launch(
         raise ValueError(f"num_processes={num_processes}: must be {_MOST:,} or less, as all run here")
     if not grace_seconds >= 0:
         raise ValueError(f"grace_seconds={grace_seconds:g}: must not be negative")
-    return asyncio.run(_launch(command, num_processes, max_restarts, grace_seconds, pin))
-
-
-def share_cores(cores: Sequence[int], num_processes: int) -> list[list[int]]:
-    """Which cores each process gets: equal runs of them, or one in turn, where there are fewer of them."""
-    if len(cores) < num_processes:
-        return [[cores[process % len(cores)]] for process in range(num_processes)]
-    bounds = [process * len(cores) // num_processes for process in range(num_processes + 1)]
-    return [list(cores[start:stop]) for start, stop in itertools.pairwise(bounds)]
+    return asyncio.run(_launch(command, num_processes, max_restarts, grace_seconds))
 
 
 class _End(NamedTuple):
@@ -67,24 +52,22 @@ class _End(NamedTuple):
     stopped: bool
 
 
-async def _launch(command: Sequence[str], num_processes: int, max_restarts: int, grace: float, pin: bool) -> int:
-    screen, restarts = Screen(), 0
+async def _launch(command: Sequence[str], num_processes: int, max_restarts: int, grace: float) -> int:
+    restarts = 0
     while True:
-        end = await _Team(command, num_processes, grace, pin, screen).run()
+        end = await _Team(command, num_processes, grace).run()
         if end.status == 0 or end.stopped or end.status in _IN_VAIN or restarts == max_restarts:
             return end.status
         restarts += 1
-        screen.line(f"launch: starting all again, {restarts} of {max_restarts} times", sys.stderr)
+        _say(f"starting all again, {restarts} of {max_restarts} times")
 
 
 class _Team:
     """The processes of one start."""
 
-    def __init__(self, command: Sequence[str], num_processes: int, grace: float, pin: bool, screen: Screen):
-        self._command, self._grace, self._screen = command, grace, screen
+    def __init__(self, command: Sequence[str], num_processes: int, grace: float):
+        self._command, self._num_processes, self._grace = command, num_processes, grace
         self._coordinator = f"127.0.0.1:{_free_port()}"
-        all_cores = sorted(os.sched_getaffinity(0))
-        self._cores = share_cores(all_cores, num_processes) if pin else [[]] * num_processes
         self._processes: list[asyncio.subprocess.Process] = []
         self._copies: list[asyncio.Task] = []
         self._signals = 0
@@ -96,7 +79,7 @@ class _Team:
         for number in _PASSED_ON:
             loop.add_signal_handler(number, self._pass_on, number)
         try:
-            for process in range(len(self._cores)):
+            for process in range(self._num_processes):
                 if not self._signals:
                     await self._start(process)
             failed, status = await self._wait()
@@ -110,31 +93,30 @@ class _Team:
                 loop.remove_signal_handler(number)
 
     async def _start(self, process: int) -> None:
-        """In a session of its own: Ctrl-C reaches it by `_pass_on` alone, and once."""
-        cores = ",".join(map(str, self._cores[process]))
-        command = [sys.executable, "-I", "-S", str(_TIED), str(os.getpid()), cores, *self._command]
-        environment = for_process(self._coordinator, process, len(self._cores)) | {"PYTHONUNBUFFERED": "1"}
-        draws = process == 0 and sys.stderr.isatty()
-        out, errors = _Way(*os.pipe()), _open_terminal() if draws else _Way(*os.pipe())
+        """Starts a process in a session of its own, so that Ctrl-C reaches it by `_pass_on` alone, and once."""
+        command = [sys.executable, "-I", "-S", str(_TIED), str(os.getpid()), *self._command]
+        environment = for_process(self._coordinator, process, self._num_processes) | {"PYTHONUNBUFFERED": "1"}
+        # Not asyncio's own pipes: by those a process has ended only when its descendants have closed them, too.
+        (out, own_out), (errors, own_errors) = os.pipe(), os.pipe()
         try:
             started = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=out.inner,
-                stderr=errors.inner,
+                stdout=own_out,
+                stderr=own_errors,
                 env=os.environ | environment,
                 start_new_session=True,
             )
         finally:
-            os.close(out.inner)
-            os.close(errors.inner)
+            os.close(own_out)
+            os.close(own_errors)
         self._processes.append(started)
-        for way, stream, bar in ((out, sys.stdout, False), (errors, sys.stderr, draws)):
-            copy = copy_lines(await way.read(), process, self._screen, stream, bar)
+        for pipe, stream in ((out, sys.stdout), (errors, sys.stderr)):
+            copy = copy_lines(await _open_reader(pipe), process, stream)
             self._copies.append(asyncio.ensure_future(copy))
 
     async def _wait(self) -> tuple[int | None, int]:
-        """The first process to fail, and its status."""
+        """Waits until all have ended; returns the first process to fail, and its status."""
         first: tuple[int | None, int] = None, 0
         waiting = {asyncio.ensure_future(started.wait()): i for i, started in enumerate(self._processes)}
         while waiting:
@@ -159,7 +141,7 @@ class _Team:
     def _end_others(self, process: int, status: int, others: bool) -> None:
         """After a failure; those that were sent a signal before are not interrupted a second time."""
         what = "; ending the others" if others and not self._signals else ""
-        self._screen.line(f"launch: process {process} ended with status {status}{what}", sys.stderr)
+        _say(f"process {process} ended with status {status}{what}")
         if not self._signals:
             self._send(signal.SIGTERM)
         self._kill_later()
@@ -189,29 +171,15 @@ class _Team:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-class _Way(NamedTuple):
-    """From what a process prints to here, by file descriptors.
-
-    Not one of asyncio's own: it says that a process has ended only when its descendants have closed those too.
-    """
-
-    outer: int
-    inner: int
-
-    async def read(self) -> asyncio.StreamReader:
-        """What is printed."""
-        reader = asyncio.StreamReader()
-        file = open(self.outer, "rb", buffering=0)  # noqa: SIM115, PTH123 the transport closes it
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
-        return reader
+async def _open_reader(pipe: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    file = open(pipe, "rb", buffering=0)  # noqa: SIM115 the transport closes it
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+    return reader
 
 
-def _open_terminal() -> _Way:
-    """A terminal for process 0, so that it draws its progress bar, as wide as there is room for."""
-    outer, inner = pty.openpty()
-    rows, columns = termios.tcgetwinsize(sys.stderr.fileno())
-    termios.tcsetwinsize(inner, (rows, max(columns - len("[0] "), 1)))
-    return _Way(outer, inner)
+def _say(text: str) -> None:
+    print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
 def _free_port() -> int:

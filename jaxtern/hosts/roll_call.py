@@ -53,7 +53,7 @@ def call_roll(cluster: Cluster, bind_address: str, timeout: float, announce: Cal
 
 
 class _Roll:
-    """Who has come, in process 0."""
+    """Process 0's list of who has come."""
 
     def __init__(self, cluster: Cluster, timeout: float, announce: Callable[[], Any]):
         self._cluster, self._timeout, self._announce, self._here = cluster, timeout, announce, {0}
@@ -142,7 +142,7 @@ class _Roll:
 
 
 async def _hold(cluster: Cluster, bind_address: str, timeout: float, announce: Callable[[], Any]) -> Any:
-    """In process 0: listens until all are there."""
+    """Listens in process 0 until all are there."""
     roll, loop = _Roll(cluster, timeout, announce), asyncio.get_running_loop()
     server = await _listen(roll.receive, bind_address)
     timers = loop.call_later(timeout, roll.give_up), loop.call_later(_QUIET_SECONDS, roll.name_missing)
@@ -172,7 +172,7 @@ async def _listen(meet: Any, bind_address: str) -> asyncio.Server:
 
 
 async def _answer(cluster: Cluster, timeout: float) -> Any:
-    """In another process: introduces itself until it is answered."""
+    """Introduces another process to process 0 until it is answered."""
     deadline, reason, told = time.monotonic() + timeout, "no answer", False
     while (left := deadline - time.monotonic()) > 0:
         if not told and timeout - left > _QUIET_SECONDS:
@@ -195,7 +195,7 @@ async def _answer(cluster: Cluster, timeout: float) -> Any:
 
 
 async def _introduce(cluster: Cluster, patience: float) -> dict[str, Any] | None:
-    """What process 0 answers; None where something else listens, or it has ended."""
+    """Returns process 0's answer; None where something else listens, or it has ended."""
     assert cluster.coordinator is not None
     host, port = parse_address("coordinator", cluster.coordinator)
     reader, writer = await asyncio.open_connection(host, port, limit=LONGEST_LINE)
@@ -221,7 +221,7 @@ def _is_number(value: object) -> bool:
 
 
 def _take_answer(answer: dict[str, Any]) -> Any:
-    """What process 0 tells all, or the error that it tells."""
+    """Returns what process 0 tells all, or raises the error that it tells."""
     if answer.get("wrong_settings"):
         raise ValueError(answer["error"])
     if "error" in answer:

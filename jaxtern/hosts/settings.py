@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 COORDINATOR, PROCESS_ID, NUM_PROCESSES = "coordinator", "process_id", "num_processes"
 _NAMES = COORDINATOR, PROCESS_ID, NUM_PROCESSES
+_LONGEST = 400  # characters of an error
+_HEAD = 250  # of them, where its middle is left out
 
 
 class Cluster(NamedTuple):
@@ -27,7 +29,7 @@ ALONE = Cluster(0, 1, None)
 
 
 def from_flags(coordinator: str | None, process_id: int | None, num_processes: int | None) -> Cluster | None:
-    """What the flags --coordinator, --process_id and --num_processes say; None where none is given.
+    """Reads the flags --coordinator, --process_id and --num_processes; None where none is given.
 
     Raises:
       ValueError: if they are incomplete or contradict each other.
@@ -37,7 +39,7 @@ def from_flags(coordinator: str | None, process_id: int | None, num_processes: i
 
 
 def from_environment(environment: Mapping[str, str]) -> Cluster | None:
-    """What JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES say; None where none is set.
+    """Reads JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES; None where none is set.
 
     Raises:
       ValueError: likewise.
@@ -50,13 +52,13 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def for_process(coordinator: str, process_id: int, num_processes: int) -> dict[str, str]:
-    """The environment from which `from_environment` reads this."""
+    """Makes the environment from which `from_environment` reads these values."""
     values = coordinator, process_id, num_processes
     return {f"JAXTERN_{name.upper()}": str(value) for name, value in zip(_NAMES, values, strict=True)}
 
 
 def detects(environment: Mapping[str, str]) -> str | None:
-    """Which launcher of several processes JAX finds by itself; None where it finds none, or one process alone.
+    """Names the launcher that JAX finds by itself; None where it finds none, or one process alone.
 
     Raises:
       ValueError: for Open MPI from 5 on, which does not tell on which of several hosts its first process is.
@@ -103,7 +105,7 @@ def _is_host(name: str) -> bool:
 
 
 def parse_count(name: str, value: object) -> int:
-    """A whole number, also as a string of decimal digits.
+    """Reads a whole number, also from a string of decimal digits.
 
     Raises:
       ValueError: if it is none.
@@ -115,15 +117,21 @@ def parse_count(name: str, value: object) -> int:
 
 
 def count_of(environment: Mapping[str, str], name: str) -> int:
-    """The count that a launcher's variable says; 0 where it says none."""
+    """Reads a count from a launcher's variable; 0 where it has none."""
     value = environment.get(name, "")
     return int(value) if value.isascii() and value.isdecimal() else 0
 
 
 def shorten(value: object) -> str:
-    """A value as errors show it: in one line that is not long."""
+    """Shows a value in errors: in one line that is not long."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+def to_line(message: str) -> str:
+    """Makes one line that is not long of a message, whatever text of files and flags is in it."""
+    line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(message.split()))
+    return line if len(line) <= _LONGEST else f"{line[:_HEAD]} … {line[_HEAD + 3 - _LONGEST :]}"
 
 
 def _check(given: Mapping[str, str | int], shown: Mapping[str, str]) -> Cluster | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxtern.hosts.heartbeats import Hub, Side, Spoke, Verdict
-from jaxtern.hosts.settings import shorten
+from jaxtern.hosts.settings import shorten, to_line
 
 _CONNECT_SECONDS = 30.0
 _VERDICT_SECONDS = 3.0  # in which the watch hears of a process that has gone, where a collective has too
@@ -71,7 +71,7 @@ class Watch:
         self._loop.run_until_complete(self._side.run())
 
     def _call(self, function: Callable, *arguments: object) -> None:
-        """In the watch's thread; returns when that is done."""
+        """Calls a function in the watch's thread, and waits for it."""
 
         async def call() -> None:
             function(*arguments)
@@ -87,7 +87,7 @@ class Watch:
         return holds
 
     def _begin_exit(self, verdict: Verdict) -> None:
-        """In the watch's thread; returns, and has that end this process."""
+        """Has the watch's thread, in which it is called, end this process; returns at once."""
         with self._lock:
             self._leaves = not self._fails
         if self._leaves:
@@ -191,7 +191,7 @@ def tell_failure(reason: str, status: int, patience: float = _VERDICT_SECONDS) -
       patience: seconds to wait for news of another's failure.
     """
     if _watch is not None:
-        _watch.tell_failure(shorten_line(reason), status, patience)
+        _watch.tell_failure(to_line(reason), status, patience)
 
 
 def say_goodbye(awaits_others: bool = False) -> None:
@@ -215,19 +215,13 @@ def before_leaving(hook: Callable[[], Any]) -> None:
         _watch.before_leaving(hook)
 
 
-def shorten_line(text: str) -> str:
-    """In one line that is not long."""
-    line = " ".join(text.split())
-    return line if len(line) <= 500 else f"{line[:497]}..."
-
-
 def _wait_to_be_ended() -> NoReturn:
     while True:
         time.sleep(60)
 
 
 def _speak_last(line: str) -> None:
-    """In the place of a progress bar, where there is one."""
+    """Writes a line to standard error, in the place of a progress bar where there is one."""
     clear = "\r\x1b[K" if os.isatty(2) else ""
     with contextlib.suppress(OSError):
         os.write(2, f"{clear}{line}\n".encode(errors="replace"))

@@ -77,7 +77,7 @@ def create_model(
 
 
 def draw_weights(create: Callable[[], Model]) -> Model:
-    """The network that `create` makes, drawn by one program: tensor by tensor, each would be compiled apart."""
+    """Makes the network of `create` by one program: tensor by tensor, each would be compiled apart."""
     graph = nnx.graphdef(nnx.eval_shape(create))
     draw = jax.jit(lambda: nnx.to_pure_dict(nnx.state(create())), compiler_options=_QUICKLY)
     return nnx.merge(graph, draw())

@@ -52,5 +52,5 @@ def unpack_image_shape(input_shape: tuple[int, ...], least: int = 1) -> tuple[in
 
 
 def split_key(key: jax.Array | None, count: int) -> list[jax.Array | None]:
-    """A key for each of so many dropouts, or None for each."""
+    """Splits a key into one for each of so many dropouts; None gives None for each."""
     return [None] * count if key is None else list(jax.random.split(key, count))

@@ -77,7 +77,7 @@ def _pull_back(windows: _Windows, x: jax.Array, pooled: jax.Array, gradient: jax
     gradient = lax.pad(gradient, jnp.zeros((), gradient.dtype), around)
 
     def given(row: int, column: int) -> jax.Array:
-        """To a phase by the windows in which it has that row and column."""
+        """Gradient that a phase gets from the windows in which it has that row and column."""
         first_row, first_column = above - row // windows.strides[0], before - column // windows.strides[1]
         own = slice(None), slice(first_row, first_row + rows), slice(first_column, first_column + columns)
         return jnp.where(places[own] == row * windows.sides[1] + column, gradient[own], 0)

@@ -10,31 +10,21 @@ import numpy as np
 from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 
-from jaxtern.models.vgg import VGG16, VGG19, VGGA, VGGF
+from jaxtern.models.vgg import VGGF
 
 _TENSORS = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_EPSILON, _OWN_EPSILON = 1e-5, 1e-3  # of batch norm in torchvision's VGG, and in ours
 _CHANNELS = 512  # of the last convolution of VGG, which fc1 is behind
 
 
 def read_torchvision(
     path: str | Path, name: str, like: Mapping[str, Any], exclude: Sequence[str] = (), allow_missing: bool = False
 ) -> dict[str, Any]:
-    """What a network's weights and moments are in a file of torchvision's, in the layout of ours.
+    """Reads a network's weights and moments from a file of torchvision's, into the layout of ours.
 
-    resnet_50, resnet_101 and resnet_152 take those of resnet50, ...; vgg_a, vgg_16 and vgg_19 those of vgg11_bn,
-    vgg16_bn and vgg19_bn; vgg_f those of vgg16, but for the last layer. Convolutions OIHW become HWIO, linear layers OI
-    become IO, and the first of them behind a convolution has its inputs by height, width, channel rather than by
-    channel, height, width.
-
-    Batch norm of VGG has no scale here, but a scale g and a bias b in torchvision:
-
-        g x + b = |g| (sign(g) x + b / |g|)
-
-    ReLU and max pooling let a factor above zero through, so |g| goes into the kernel behind them, and the sign of g
-    into the kernel in front. Logits are the same in evaluation, and in training but for the epsilon that batch norm
-    adds to the variance of a batch, 1e-3 here and 1e-5 there.
+    resnet_50, resnet_101 and resnet_152 take those of resnet50, ...; vgg_f those of vgg16, but for the last layer.
+    Convolutions OIHW become HWIO, linear layers OI become IO, and the first of them behind a convolution has its inputs
+    by height, width, channel rather than by channel, height, width.
 
     Args:
       path: of a file that `safetensors.torch.save_file(network.state_dict(), path)` has written.
@@ -42,7 +32,7 @@ def read_torchvision(
       like: all weights and moments of the network, as one pure dict by their paths ({"conv1": {"kernel": ...}, ...}),
         of anything that has a shape.
       exclude: regular expressions; a tensor whose whole path ("fc/kernel") matches one is left out, whatever its shape.
-      allow_missing: whether a tensor that the file lacks is left out, too; batch norm that has to be folded is needed.
+      allow_missing: whether a tensor that the file lacks is left out, too.
 
     Returns:
       A pure dict like `like` of float32 arrays, without what is left out, or what torchvision's network does not have.
@@ -65,8 +55,6 @@ def read_torchvision(
             for ours, theirs in names.items()
             if not any(re.fullmatch(pattern, ours) for pattern in exclude) and (theirs in file or not allow_missing)
         }
-        if name in _SCALED:
-            _fold_scales(file, _SCALED[name], tensors, shapes)
     return traverse_util.unflatten_dict(tensors, sep="/")
 
 
@@ -117,7 +105,7 @@ def _open(path: Path) -> Any:
 
 
 def _their_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of HWIO that of OIHW; of IO that of OI."""
+    """The shape in torch: OIHW for our HWIO, OI for our IO."""
     return (*shape[:-3:-1], *shape[:-2])
 
 
@@ -129,28 +117,6 @@ def _to_our_layout(tensor: np.ndarray, is_behind_convolution: bool) -> np.ndarra
     return tensor.transpose(2, 3, 1, 0) if tensor.ndim == 4 else tensor.T
 
 
-def _fold_scales(file: _File, layers: dict[str, str], tensors: dict[str, np.ndarray], shapes: dict) -> None:
-    """Makes of batch norm with scales behind convolutions with biases what it is without either, in place."""
-
-    def change(path: str, function: Callable[[np.ndarray], np.ndarray]) -> None:
-        if path in tensors:  # else it is left out
-            tensors[path] = function(tensors[path])
-
-    norms = [layer for layer in layers if layer.endswith("_norm")]
-    for norm, behind in zip(norms, [*(norm.removesuffix("_norm") for norm in norms[1:]), "fc1"], strict=True):
-        convolution, shape = norm.removesuffix("_norm"), shapes[f"{norm}/bias"]
-        bias = file.read(f"{layers[convolution]}.bias", f"{norm}/mean", shape)
-        scale = file.read(f"{layers[norm]}.weight", f"{norm}/bias", shape)
-        sign, size = np.sign(scale), np.abs(scale)
-        if not size.all():
-            raise ValueError(f"{file.path}: {layers[norm]}.weight: must not be 0, as {norm} has no scale")
-        change(f"{convolution}/kernel", lambda kernel, sign=sign: kernel * sign)
-        change(f"{norm}/mean", lambda mean, sign=sign, bias=bias: sign * (mean - bias))
-        change(f"{norm}/var", lambda variance: variance + np.float32(_EPSILON - _OWN_EPSILON))
-        change(f"{norm}/bias", lambda bias, size=size: bias / size)
-        change(f"{behind}/kernel", lambda kernel, size=size: kernel * np.resize(size, kernel.shape[-2])[:, None])
-
-
 def _resnet_layer(layer: str) -> str:
     """stage2/block3/conv1 to layer2.2.conv1."""
     *block, name = layer.split("/")
@@ -160,39 +126,22 @@ def _resnet_layer(layer: str) -> str:
     return f"layer{block[0].removeprefix('stage')}.{int(block[1].removeprefix('block')) - 1}.{name}"
 
 
-def _vgg_layers(depths: tuple[int, ...], is_normalized: bool) -> dict[str, str]:
-    """Of each of our layers the name in torchvision, where those up to the last pooling are numbered."""
+def _vgg_layers(depths: tuple[int, ...]) -> dict[str, str]:
+    """Names of our layers in torchvision, where those up to the last pooling are numbered."""
     layers, number = {}, 0
     for block, depth in enumerate(depths, 1):
         for i in range(1, depth + 1):
             layers[f"conv{block}_{i}"] = f"features.{number}"
-            if is_normalized:
-                layers[f"conv{block}_{i}_norm"] = f"features.{number + 1}"
-            number += 3 if is_normalized else 2  # with its ReLU
+            number += 2  # with its ReLU
         number += 1  # the pooling
     return layers | {"fc1": "classifier.0", "fc2": "classifier.3"}
 
 
-_SCALED = {
-    name: _vgg_layers(model.depths, True) | {"fc3": "classifier.6"}
-    for name, model in (("vgg_a", VGGA), ("vgg_16", VGG16), ("vgg_19", VGG19))
-}
 _LAYERS: dict[str, Callable[[str], str | None]] = {
     **dict.fromkeys(("resnet_50", "resnet_101", "resnet_152"), _resnet_layer),
-    **{name: layers.get for name, layers in _SCALED.items()},
-    "vgg_f": _vgg_layers(VGGF.depths, False).get,
+    "vgg_f": _vgg_layers(VGGF.depths).get,
 }
-_OTHERS = {  # tensors of torchvision's that none of ours stands for: unused, or folded into others
-    "vgg_f": ("classifier.6.weight", "classifier.6.bias"),
-    **{
-        name: tuple(
-            f"{theirs}.{'weight' if ours.endswith('_norm') else 'bias'}"
-            for ours, theirs in layers.items()
-            if ours.startswith("conv")
-        )
-        for name, layers in _SCALED.items()
-    },
-}
+_OTHERS = {"vgg_f": ("classifier.6.weight", "classifier.6.bias")}  # tensors that none of ours stands for
 
 
 def _name_of(model: str, path: str) -> str | None:

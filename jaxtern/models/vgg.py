@@ -39,7 +39,7 @@ class _Backbone(Model):
         self.fc2 = _linear(4096, 4096, rngs=rngs)
 
     def _names_of(self, block: int) -> list[str]:
-        """Of the convolutions of a block, both counted from 1."""
+        """Names of the convolutions of a block, both counted from 1."""
         return [f"conv{block}_{i}" for i in range(1, self.depths[block - 1] + 1)]
 
     def _extract(self, images: jax.Array, dropout: nnx.Dropout, keys: list[jax.Array | None]) -> jax.Array:

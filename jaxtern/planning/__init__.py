@@ -1,1 +1,1 @@
-"""What a step will take on a cluster, before anything runs there."""
+"""What a step will take, before anything runs: the model, its measurements, and forecasts of clusters."""

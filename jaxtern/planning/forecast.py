@@ -1,39 +1,37 @@
-"""What a cluster may expect of every exchange: the planning model over numbers of workers, as table and sentence."""
+"""What a cluster may expect of every method: the planning model over numbers of workers, as table and sentence."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxtern.compression import cost
-from jaxtern.compression.codecs import Codec
 from jaxtern.compression.network.links import Network
-from jaxtern.planning.model import CodecSpeed, Placement, StepTime, predict_step
+from jaxtern.compression.radix.exchanges import EXCHANGES
+from jaxtern.planning.model import Method, Placement, StepTime, predict_step
 
-MOST_WORKERS = 1024
+_MOST_WORKERS = 1024
 
 
 class Way(NamedTuple):
-    """An exchange, and whether a host's devices are one worker of it."""
+    """A method by its name, and whether a host's devices are one worker of it."""
 
-    exchange: str
+    method: str
     hierarchical: bool
 
     def __str__(self) -> str:
-        return f"{self.exchange}, hierarchical" if self.hierarchical else self.exchange
+        return f"{self.method}, hierarchical" if self.hierarchical else self.method
 
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """What a forecast is made from.
+    """What a forecast is made for.
 
     Attributes:
       hosts: that links join.
       devices: of each.
       network: links between hosts.
       fast: links between the devices of a host.
-      speed: of the codec.
       compute_seconds: of a step without exchange, on one device.
       overlap: whether the wire works beside the computation.
-      bucket_size: elements that travel together; None: all.
       hidden: share of the shorter of codec and wire that runs behind the other.
     """
 
@@ -41,10 +39,8 @@ class Scenario:
     devices: int
     network: Network
     fast: Network
-    speed: CodecSpeed
     compute_seconds: float
     overlap: bool = False
-    bucket_size: int | None = None
     hidden: float = 1.0
 
     def placement(self, workers: int, hierarchical: bool) -> Placement:
@@ -53,87 +49,83 @@ class Scenario:
         return Placement(workers // devices, devices, hierarchical, self.fast)
 
     def worker_counts(self) -> list[int]:
-        """One, then whole hosts, doubled up to MOST_WORKERS devices."""
-        counts = [1]
-        while (count := 2 * counts[-1] if counts[-1] >= self.devices else self.devices) <= MOST_WORKERS:
-            counts.append(count)
-        return counts
+        """One, then whole hosts, doubled up to _MOST_WORKERS devices."""
+        doubled = (self.devices << power for power in range(_MOST_WORKERS.bit_length()))
+        return sorted({1, *(count for count in doubled if count <= _MOST_WORKERS)})
 
 
 class Forecast:
-    """Step times of all exchanges on a cluster and on smaller and larger ones of its kind."""
+    """Step times of all methods on a cluster and on smaller and larger ones of its kind."""
 
-    def __init__(self, codec: Codec, sizes: tuple[int, ...], floats: tuple[int, ...], scenario: Scenario):
+    def __init__(self, methods: dict[str, Method], scenario: Scenario):
         """Predicts all of them.
 
         Args:
-          codec: of the compressed tensors.
-          sizes: of those, elements.
-          floats: of tensors that stay float.
-          scenario: where, on what links, how fast.
+          methods: by name; "float" is what the others are compared with.
+          scenario: where, on what links.
         """
-        self.codec, self.sizes, self.floats, self.scenario = codec, sizes, floats, scenario
-        first = ("float", *(name for name in cost.EXCHANGES if name != "float"))
+        self.methods, self.scenario = methods, scenario
         kinds = (False, True) if scenario.devices > 1 else (False,)
-        self.ways = [Way(name, hierarchical) for hierarchical in kinds for name in first]
+        self.ways = [Way(name, hierarchical) for hierarchical in kinds for name in methods]
         self.here = self.predict(scenario.hosts * scenario.devices)
         self.scaling = {count: self.predict(count) for count in scenario.worker_counts()}
 
     def predict(self, workers: int) -> dict[Way, StepTime]:
-        """Step times of so many devices, by exchange; without those that cannot add so many."""
-        found = {}
+        """Step times of so many devices; without methods that cannot carry so many."""
+        found, c = {}, self.scenario
         for way in self.ways:
-            placement = self.scenario.placement(workers, way.hierarchical)
-            if way.exchange in ("sum", "scatter") and not self.codec.can_add(placement.num_workers):
-                continue
-            c = self.scenario
-            arguments = self.codec, way.exchange, self.sizes, self.floats, placement, c.network, c.speed
-            found[way] = predict_step(*arguments, c.compute_seconds, c.overlap, c.bucket_size, c.hidden)
+            method, placement = self.methods[way.method], c.placement(workers, way.hierarchical)
+            if placement.num_workers <= method.most_workers:
+                found[way] = predict_step(method, placement, c.network, c.compute_seconds, c.overlap, c.hidden)
         return found
 
     def speed_up(self, workers: int, way: Way) -> float:
-        """Throughput over one worker's, which exchanges nothing; 0 where the exchange cannot add so many."""
+        """Throughput over one worker's, which exchanges nothing; 0 where the method cannot carry so many."""
         time, alone = self.scaling[workers].get(way), self.scenario.compute_seconds
         return workers * alone / time.total if time and time.total else 0.0
 
-    def best(self, names: tuple[str, ...]) -> Way:
-        """The way by one of these exchanges that takes the least time on the cluster."""
-        return min((way for way in self.here if way.exchange in names), key=lambda way: self.here[way].total)
+    def best(self, names: Sequence[str]) -> Way:
+        """The way by one of these methods that takes the least time on the cluster."""
+        return min((way for way in self.here if way.method in names), key=lambda way: self.here[way].total)
+
+    def best_exact(self) -> Way:
+        """That of the exact methods; float's where there are none."""
+        exact = [name for name in self.methods if name in EXCHANGES and EXCHANGES[name].exact]
+        return self.best(exact or ["float"])
 
     def recommendation(self) -> str:
-        """One sentence: the best exact exchange, and what is faster still."""
-        best, plain, two_way = self.best(cost.EXACT), self.best(("float",)), self.best(("two_way",))
+        """One sentence: the best exact method, and what is faster still."""
         if self.scenario.hosts * self.scenario.devices == 1:
             return "one worker exchanges nothing: take float"
-        exact, base, other = (self.here[way].total for way in (best, plain, two_way))
+        best, plain = self.best_exact(), self.best(["float"])
+        exact, base = self.here[best].total, self.here[plain].total
         if base <= exact:
-            text = f"stay with {plain}: {seconds(base)} a step, while the best exact exchange, {best}, takes"
-            text += f" {seconds(exact)}"
+            text = f"stay with {plain}: {seconds(base)} a step"
+            text += f", while the best exact exchange, {best}, takes {seconds(exact)}" if best != plain else ""
         else:
             text = f"take {best}: {seconds(exact)} a step, {base / exact:.2f} times the speed of float"
-        if other < min(exact, base):
-            text += f"; {two_way}, which is unbiased but not exact, takes {seconds(other)}"
-            text += f", {base / other:.2f} times the speed of float"
+        for way in (self.best([name]) for name in dict.fromkeys(way.method for way in self.here)):
+            if way not in (best, plain) and self.here[way].total < min(exact, base):
+                what = ", which is unbiased but not exact," if way.method == "two_way" else ""
+                text += f"; {way}{what} takes {seconds(self.here[way].total)}"
+                text += f", {base / self.here[way].total:.2f} times the speed of float"
         return text
 
     def to_json(self) -> dict[str, Any]:
         """All figures, in seconds and bytes a second."""
 
         def row(way: Way, time: StepTime) -> dict[str, Any]:
-            names = {"exchange": way.exchange, "hierarchical": way.hierarchical}
-            return names | time._asdict() | {"total": time.total}
+            return way._asdict() | time._asdict() | {"total": time.total}
 
-        best = self.best(cost.EXACT)
         return {
             "cluster": dataclasses.asdict(self.scenario),
-            "elements": {"compressed": sum(self.sizes), "float": sum(self.floats)},
             "step": [row(way, time) for way, time in self.here.items()],
             "scaling": [
                 {"workers": count, **row(way, time), "speed_up": self.speed_up(count, way)}
                 for count, times in self.scaling.items()
                 for way, time in times.items()
             ],
-            "best": {"exchange": best.exchange, "hierarchical": best.hierarchical},
+            "best": self.best_exact()._asdict(),
             "recommendation": self.recommendation(),
         }
 
@@ -142,22 +134,21 @@ class Forecast:
         return f"{self._step_table()}\n\n{self._scaling_table()}"
 
     def _step_table(self) -> str:
-        base = self.here[self.best(("float",))].total
-        lines = [f"{'exchange':22}{'compute':>11}{'codec':>11}{'wire':>11}{'step':>11}{'over float':>12}"]
+        base = self.here[self.best(["float"])].total
+        lines = [f"{'method':22}{'compute':>11}{'codec':>11}{'wire':>11}{'step':>11}{'over float':>12}"]
         for way, time in self.here.items():
             columns = "".join(f"{seconds(each):>11}" for each in (*time, time.total))
             lines.append(f"{way!s:22}{columns}{base / time.total if time.total else 1.0:12.2f}")
         return "\n".join(lines)
 
     def _scaling_table(self) -> str:
-        names = list(dict.fromkeys(way.exchange for way in self.ways))
         blocks = []
         for hierarchical in dict.fromkeys(way.hierarchical for way in self.ways):
             title = f"step and speed-up over one worker{', hierarchical' if hierarchical else ''}"
-            lines = [title, f"{'workers':>7}" + "".join(f"{name:>18}" for name in names)]
+            lines = [title, f"{'workers':>7}" + "".join(f"{name:>15}" for name in self.methods)]
             for count, times in self.scaling.items():
-                cells = [self._cell(count, times, Way(name, hierarchical)) for name in names]
-                lines.append(f"{count:7,}" + "".join(f"{cell:>18}" for cell in cells))
+                cells = [self._cell(count, times, Way(name, hierarchical)) for name in self.methods]
+                lines.append(f"{count:7,}" + "".join(f"{cell:>15}" for cell in cells))
             blocks.append("\n".join(lines))
         return "\n\n".join(blocks)
 

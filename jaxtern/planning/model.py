@@ -1,6 +1,7 @@
-"""Seconds of a training step by exchange, before anything runs: compute, codec and wire.
+"""Seconds of a training step by method, before anything runs: compute, codec and wire.
 
-The wire is the alpha-beta model of `cost`. The codec is linear in elements: of n compressed elements and N workers,
+The wire is the alpha-beta model of `network.links`. The codec of the radix reducer is linear in elements: of n
+compressed elements and N workers,
 
     scales + encode         n each
     decode                  n (decode + rows decode_row), N rows of "gather", one of the others
@@ -8,26 +9,28 @@ The wire is the alpha-beta model of `cost`. The codec is linear in elements: of 
     addition on the wire    add for every 32-bit word of "sum" and of "float" that a ring adds, n (N - 1) / N of "float"
 
 Buckets, and pieces of large ones, are encoded and decoded while others are on their way: of codec and wire the shorter
-is hidden, but for the largest piece's part. Each has messages of its own.
+is hidden, but for the largest piece's part. Each has messages of its own. Any other reducer sends what it says itself,
+and computes as long as one worker of it was measured to, whatever N.
 
 Every worker has as many examples whatever N, so a step's compute is that of one worker (weak scaling).
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
-from jaxtern.compression import buckets, cost
-from jaxtern.compression.codecs import Codec
-from jaxtern.compression.network.links import Network, StepTraffic, Traffic
-from jaxtern.compression.schedule import cut
+from jaxtern.compression.network.links import Network, Traffic, all_gather, all_reduce, mean_in_order
+from jaxtern.compression.radix.buckets import plan_buckets
+from jaxtern.compression.radix.exchanges import EXCHANGES, Exchange
+from jaxtern.compression.radix.pipeline import cut
+from jaxtern.compression.radix.quantizer import Quantizer
+from jaxtern.compression.reducer import Layout, Reducer
+from jaxtern.kernels.radix import MAX_RADIX
 
 
 @dataclasses.dataclass(frozen=True)
-class CodecSpeed:
+class QuantizerSpeed:
     """Seconds an element, on one worker.
 
     Attributes:
@@ -37,7 +40,7 @@ class CodecSpeed:
       decode: words to float32, whatever the rows.
       decode_row: for every row of words on top.
       sum_row: an element of one worker in the sum of a shard ("scatter").
-      mean_row: likewise in the mean of a shard, ternarised again ("two_way").
+      mean_row: likewise in the mean of a shard, rounded to levels again ("two_way").
       add: a 32-bit word that an all-reduce adds.
     """
 
@@ -55,15 +58,6 @@ class CodecSpeed:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name}={value!r}: must be a finite number of 0 or more, seconds an element")
-
-    def shared(self, num_workers: int, threads: int, cores: int) -> "CodecSpeed":
-        """That of workers which share the cores of one machine, as those of a laboratory do.
-
-        All are at the same stage at the same time, so that beyond `cores` threads each takes
-        max(1, num_workers * threads / cores) times as long; caches and memory that they share are not counted.
-        """
-        factor = max(1.0, num_workers * threads / cores)
-        return CodecSpeed(**{name: value * factor for name, value in dataclasses.asdict(self).items()})
 
 
 class StepTime(NamedTuple):
@@ -112,133 +106,161 @@ class Placement:
 
     @property
     def num_workers(self) -> int:
-        """N, whose gradients the exchange averages."""
+        """N, whose gradients are averaged."""
         return self.hosts if self.hierarchical else self.hosts * self.devices
+
+    @property
+    def sharing(self) -> int:
+        """Devices that are one worker together."""
+        return self.devices if self.hierarchical else 1
+
+
+class Method(NamedTuple):
+    """A way to the mean, as the model sees it.
+
+    Attributes:
+      elements: of all tensors.
+      traffic: placement -> what one worker sends, all at once.
+      work: placement -> seconds that one device computes.
+      joined: N -> bytes from other workers that the devices of one worker hand on to each other.
+      hide: (placement, seconds of the wire, latency, share) -> what is left of the wire beside so much of the work.
+      most_workers: that it can serve.
+    """
+
+    elements: int
+    traffic: Callable[[Placement], Traffic]
+    work: Callable[[Placement], float]
+    joined: Callable[[int], float] = lambda _: 0.0
+    hide: Callable[[Placement, float, float, float], float] = lambda _, wire, *__: wire
+    most_workers: float = math.inf
+
+
+def measured_method(reducer: Reducer, layout: Layout, seconds: float, num_floats: int = 0) -> Method:
+    """Any reducer, of which one worker alone computes so many seconds (see `speed.measure_reduce_seconds`).
+
+    Args:
+      reducer: of the compressed tensors.
+      layout: of them.
+      seconds: of one step.
+      num_floats: elements of tensors that stay float.
+    """
+
+    def traffic(placement: Placement) -> Traffic:
+        return reducer.traffic(layout, placement.num_workers) + mean_in_order(num_floats, placement.num_workers)
+
+    def joined(num_workers: int) -> float:
+        total = reducer.traffic(layout, num_workers)
+        return total.bytes - total.direct
+
+    return Method(sum(layout.sizes) + num_floats, traffic, lambda _: seconds, joined)
+
+
+def usual_methods(
+    quantizer: Quantizer, layout: Layout, num_floats: int, speed: QuantizerSpeed, bucket_size: int | None = None
+) -> dict[str, Method]:
+    """The float mean, and the radix reducer by each of its exchanges.
+
+    Args:
+      quantizer: of the compressed tensors.
+      layout: of the compressed tensors.
+      num_floats: elements of those that stay float.
+      speed: of the quantizer.
+      bucket_size: elements, as in `jaxtern.ternary`; None: all travels at once.
+    """
+    elements = sum(layout.sizes) + num_floats
+
+    def work(placement: Placement) -> float:
+        return speed.add * elements * (_added(placement.num_workers) + _added(placement.sharing))
+
+    plain = Method(elements, lambda placement: all_reduce(elements, placement.num_workers), work)
+    arguments = quantizer, layout, num_floats, speed, bucket_size
+    return {"float": plain, **{name: _exchange_method(way, *arguments) for name, way in EXCHANGES.items()}}
+
+
+def _exchange_method(
+    way: Exchange, quantizer: Quantizer, layout: Layout, num_floats: int, speed: QuantizerSpeed, bucket_size: int | None
+) -> Method:
+    n, adds = sum(layout.sizes), way.name in ("sum", "scatter")
+    first = n * (speed.scales + (speed.flatten if len(layout.sizes) > 1 else 0.0))
+
+    def traffic(placement: Placement) -> Traffic:
+        workers = placement.num_workers
+        scales = quantizer.num_scales(layout.sizes) * placement.sharing if n else 0  # each device shares all of them
+        total = all_reduce(scales, workers) + way.traffic(quantizer, n, workers)
+        return total + mean_in_order(num_floats, workers)
+
+    def work(placement: Placement) -> float:
+        workers = placement.num_workers
+        rows = workers if way.name == "gather" else 1
+        seconds = first + n * (speed.encode + speed.decode + rows * speed.decode_row)
+        if way.name == "sum":
+            seconds += speed.add * quantizer.num_words(n, workers) * _added(workers) / placement.sharing
+        shards = {"scatter": speed.sum_row, "two_way": speed.mean_row}
+        seconds += n * shards.get(way.name, 0.0) / placement.sharing
+        return seconds + speed.add * (num_floats * _added(workers) + (n + num_floats) * _added(placement.sharing))
+
+    def joined(num_workers: int) -> float:
+        rows = num_workers if way.name == "gather" else 1
+        return 4 * rows * quantizer.num_words(n, num_workers if adds else 1)
+
+    def hide(placement: Placement, wire: float, latency: float, share: float) -> float:
+        if bucket_size is None or not n or placement.num_workers == 1:
+            return wire
+        where = bucket_size, quantizer, placement.hosts * placement.devices, placement.num_workers
+        sizes = [size for each in plan_buckets(layout, bucket_size) for _, size in cut(each.size, *where)]
+        wire += (len(sizes) - 1) * way.traffic(quantizer, n, placement.num_workers).messages * latency
+        return wire - share * min(wire, work(placement) - first) * (1 - max(sizes) / n)
+
+    most = (MAX_RADIX - 1) // (2 * quantizer.levels) if adds else math.inf
+    return Method(n + num_floats, traffic, work, joined, hide, most)
+
+
+def _added(num_workers: int) -> float:
+    """Share of all elements that a worker of a ring adds."""
+    return (num_workers - 1) / num_workers
 
 
 def predict_step(
-    codec: Codec,
-    exchange: str,
-    sizes: tuple[int, ...],
-    floats: tuple[int, ...],
-    num_workers: int | Placement,
-    network: Network,
-    speed: CodecSpeed,
-    compute_seconds: float,
-    overlap: bool = False,
-    bucket_size: int | None = None,
-    hidden: float = 1.0,
+    method: Method, placement: Placement, network: Network, compute: float, overlap: bool = False, hidden: float = 1.0
 ) -> StepTime:
     """What a step takes, if nothing is in the way that is not in the model.
 
     Args:
-      codec: of the compressed tensors.
-      exchange: one of `cost.EXCHANGES`.
-      sizes: of the compressed tensors, elements.
-      floats: of those that stay float.
-      num_workers: N, each on a host of its own; or where they are.
+      method: of the mean.
+      placement: where the workers are.
       network: the links between hosts.
-      speed: of the codec.
-      compute_seconds: of a step without exchange.
+      compute: seconds of a step without exchange.
       overlap: whether the wire is at work beside the computation (`delayed`), and only the rest of it is waited for.
-      bucket_size: elements, as in `compressed_mean`; None: all travels at once.
       hidden: the share of the shorter of codec and wire that runs behind the other, 0 to 1: 1 where each has cores of
         its own, less where a network's own work and the codec share them.
 
     Raises:
-      ValueError: for an exchange that does not exist, or cannot add so many workers, or `hidden` beyond its range.
+      ValueError: for a method that cannot carry so many workers, or `hidden` beyond its range.
     """
     if not 0 <= hidden <= 1:
         raise ValueError(f"hidden={hidden!r}: must be from 0 to 1")
-    placement = num_workers if isinstance(num_workers, Placement) else Placement(num_workers)
-    workers = placement.num_workers
-    if exchange in ("sum", "scatter") and not codec.can_add(workers):
-        raise ValueError(f"exchange={exchange!r}: the words of {workers} workers of {codec} do not add")
-    wire = wire_seconds(codec, exchange, sizes, floats, placement, network)
-    work = codec_seconds(codec, exchange, sizes, floats, placement, speed)
+    if placement.num_workers > method.most_workers:
+        raise ValueError(f"placement: {placement.num_workers} workers: must be at most {method.most_workers}")
+    wire, work = wire_seconds(method, placement, network), method.work(placement)
     if overlap:
-        wire = max(0.0, wire - compute_seconds)
-    elif exchange != "float" and bucket_size and workers > 1 and sum(sizes):
-        pieces, largest = _pieces(codec, sizes, placement, bucket_size)
-        messages = cost.step_traffic(codec, exchange, sizes, floats, workers).words.messages
-        wire += (pieces - 1) * messages * (network if placement.hosts > 1 else placement.fast).latency
-        beside = work - sum(sizes) * (speed.scales + (speed.flatten if len(sizes) > 1 else 0.0))  # both come first
-        wire -= hidden * min(wire, beside) * (1 - largest / sum(sizes))
-    return StepTime(compute_seconds, work, wire)
+        return StepTime(compute, work, max(0.0, wire - compute))
+    links = network if placement.hosts > 1 else placement.fast
+    return StepTime(compute, work, method.hide(placement, wire, links.latency, hidden))
 
 
-def _pieces(codec: Codec, sizes: tuple[int, ...], placement: Placement, bucket_size: int) -> tuple[int, int]:
-    """How many pieces of buckets are sent one after the other, and elements of the largest."""
-    tree = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes]
-    planned = buckets.plan_layout(tree, 1, None, bucket_size)
-    devices, found = placement.hosts * placement.devices, []
-    for bucket in planned.buckets:
-        total = sum(planned.sizes(bucket.compressed))
-        found += [size for _, size in cut(total, bucket_size, codec, devices, placement.num_workers)]
-    return len(found), max(found)
+def wire_seconds(method: Method, placement: Placement, network: Network) -> float:
+    """Of one step: between the hosts and, hierarchical or on a single host, between a host's devices.
 
-
-def codec_seconds(
-    codec: Codec,
-    exchange: str,
-    sizes: tuple[int, ...],
-    floats: tuple[int, ...],
-    placement: Placement,
-    speed: CodecSpeed,
-) -> float:
-    """Of one device in one step; a host's devices each encode and decode all."""
-    n, workers, others = sum(sizes), placement.num_workers, (placement.num_workers - 1) / placement.num_workers
-    inside = (placement.devices - 1) / placement.devices if placement.hierarchical else 0.0
-    added = speed.add * (n + sum(floats)) * inside  # by the float mean of a host's devices
-    if exchange == "float":
-        return added + speed.add * (n + sum(floats)) * others
-    added += speed.add * sum(floats) * others
-    rows = workers if exchange == "gather" else 1
-    seconds = n * (speed.scales + speed.encode + speed.decode + rows * speed.decode_row)
-    seconds += n * speed.flatten if len(sizes) > 1 else 0.0
-    share = placement.devices if placement.hierarchical else 1  # a host's devices add a part of its shard each
-    if exchange == "sum":
-        added += speed.add * codec.num_words(sizes, workers) * others / share
-    elif exchange == "scatter":
-        added += speed.sum_row * n / share
-    elif exchange == "two_way":
-        added += speed.mean_row * n / share
-    return seconds + added
-
-
-def wire_seconds(
-    codec: Codec, exchange: str, sizes: tuple[int, ...], floats: tuple[int, ...], placement: Placement, network: Network
-) -> float:
-    """Of one step: between the hosts and, hierarchical or on a single host, between a host's devices."""
-    workers, n = placement.num_workers, sum(sizes) + sum(floats)
-    if not placement.hierarchical:
-        traffic = cost.step_traffic(codec, exchange, sizes, floats, workers)
-        links = network if placement.hosts > 1 else placement.fast
-        return links.seconds(_of_host(codec, exchange, sizes, traffic, placement))
-    if placement.devices == 1:
-        return network.seconds(cost.step_traffic(codec, exchange, sizes, floats, workers).total)
-    inside = placement.fast.seconds(cost.all_reduce(n, placement.devices))
-    if exchange == "float":
-        return inside + network.seconds(cost.step_traffic(codec, exchange, sizes, floats, workers).total)
-    if workers > 1:  # what each device has received, to the others of its host
-        added = workers if exchange in ("sum", "scatter") else 1
-        received = codec.num_words(sizes, added) * (workers if exchange == "gather" else 1)
-        inside += placement.fast.seconds(cost.all_gather(received / placement.devices, placement.devices))
-    traffic = cost.step_traffic(codec, exchange, sizes, floats, workers, placement.devices)
-    return inside + network.seconds(traffic.total)
-
-
-def _of_host(
-    codec: Codec, exchange: str, sizes: tuple[int, ...], traffic: StepTraffic, placement: Placement
-) -> Traffic:
-    """What a host sends if each of its devices is a worker of its own.
-
-    A ring enters and leaves a host once, so a host sends what one worker does. In the all-to-all of "scatter" and
-    "two_way", which also carries half of what float tensors take, each device sends to all devices of other hosts.
+    Where each device is a worker, a host sends what one worker does in a ring, which enters and leaves a host once; in
+    an all-to-all each device sends to all devices of other hosts.
     """
-    total = traffic.total
-    if exchange not in ("scatter", "two_way") or placement.devices == 1 or placement.hosts == 1:
-        return total
-    direct = cost.all_to_all(codec.num_words(sizes, 1), placement.num_workers).bytes + traffic.floats.bytes / 2
-    copies = placement.devices * (placement.num_workers - placement.devices) / (placement.num_workers - 1)
-    return total._replace(bytes=total.bytes + (copies - 1) * direct)
+    traffic, workers, devices = method.traffic(placement), placement.num_workers, placement.devices
+    if placement.hierarchical:
+        inside = all_reduce(method.elements, devices)
+        if placement.hosts > 1:
+            inside += all_gather(method.joined(workers) / 4 / devices, devices)
+        return placement.fast.seconds(inside) + network.seconds(traffic)
+    if placement.hosts == 1:
+        return placement.fast.seconds(traffic)
+    more = devices * (workers - devices) / (workers - 1) - 1  # copies besides the first
+    return network.seconds(traffic._replace(bytes=traffic.bytes + more * traffic.direct))

@@ -1,4 +1,4 @@
-"""How fast this machine compresses: the `CodecSpeed` of the planning model, measured."""
+"""How fast this machine compresses: what the planning model asks to be measured."""
 
 import statistics
 import time
@@ -7,76 +7,90 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
-from jaxtern.compression.codecs import Codec
+from jaxtern.compression.collectives import Axes
+from jaxtern.compression.radix.quantizer import Quantizer
+from jaxtern.compression.reducer import Group, Layout, Reducer, State, Tensors
 from jaxtern.kernels import derive_key
-from jaxtern.planning.model import CodecSpeed
+from jaxtern.planning.model import QuantizerSpeed
 
-ELEMENTS = 2**22  # beyond most caches, as gradients are
-ROWS = 4  # of words, beside one
-TENSORS = 2  # that are joined
+_AXIS = "workers"
+_ELEMENTS = 2**22  # beyond most caches, as gradients are
+_ROWS = 4  # of words, beside one
 
 
-def measure_codec_speed(codec: Codec, seconds: float = 2.0, elements: int = ELEMENTS) -> CodecSpeed:
+def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements: int = _ELEMENTS) -> QuantizerSpeed:
     """Seconds an element of every stage on this machine's first device.
 
     Each stage is a program of its own whose result takes the place of an argument, as it does inside a training step;
     the median of its calls counts.
 
     Args:
-      codec: to measure.
+      quantizer: to measure.
       seconds: for all calls, compilation left out.
       elements: of the gradient.
     """
     sizes, key = (elements,), derive_key(0, 0, 0)
     gradient = jax.random.normal(jax.random.key(0), sizes)
-    scales = codec.local_scales(gradient, sizes)
-    words = jnp.stack([codec.encode(gradient, scales, derive_key(0, 0, w), sizes, 1) for w in range(ROWS)])
-    width = codec.shard_words(words.shape[1], 1, ROWS)
+    scales = quantizer.local_scales(gradient, sizes)
+    words = jnp.stack([quantizer.encode(gradient, scales, derive_key(0, 0, w), sizes, 1) for w in range(_ROWS)])
+    width = quantizer.shard_words(words.shape[1], 1, _ROWS)
     shard = jnp.pad(words, ((0, 0), (0, width - words.shape[1])))
 
-    def decode(rows: int) -> tuple[Callable, tuple]:
-        def run(_: Any, words: jax.Array, scales: jax.Array) -> jax.Array:
-            return codec.decode(words, scales, sizes, 1, rows)
-
-        return run, (gradient, words[:rows], scales)
+    def decode(_: Any, words: jax.Array, scales: jax.Array) -> jax.Array:
+        return quantizer.decode(words, scales, sizes, 1, len(words))
 
     place = jnp.uint32(0)
-    stages: dict[str, tuple[Callable, tuple]] = {
-        "scales": (lambda _, g: codec.local_scales(g, sizes), (scales, gradient)),
-        "encode": (lambda _, g, s, k: codec.encode(g, s, k, sizes, 1), (words[0], gradient, scales, key)),
-        "decode": decode(1),
-        "decode rows": decode(ROWS),
-        "sum": (lambda _, w: codec.add_shards(w), (codec.add_shards(shard), shard)),
-        "mean": (lambda _, w, k, p: codec.average_shards(w, k, p), (shard[0], shard, key, place)),
-        "add": (lambda total, g: total + g, (gradient, gradient)),
+    stages: dict[str, tuple[Callable, Any, tuple]] = {  # function, the argument whose place is taken, the others
+        "scales": (lambda _, g: quantizer.local_scales(g, sizes), scales, (gradient,)),
+        "encode": (lambda _, g, s, k: quantizer.encode(g, s, k, sizes, 1), words[0], (gradient, scales, key)),
+        "decode": (decode, gradient, (words[:1], scales)),
+        "decode_row": (decode, gradient, (words, scales)),
+        "sum_row": (lambda _, w: quantizer.add_shards(w), quantizer.add_shards(shard), (shard,)),
+        "mean_row": (lambda _, w, k, p: quantizer.average_shards(w, k, p), shard[0], (shard, key, place)),
+        "add": (lambda total, g: total + g, gradient, (gradient,)),
     }
     if jax.default_backend() != "cpu":  # where tensors are compressed as they lie
-        halves = (gradient[: elements // TENSORS], gradient[elements // TENSORS :])
-        stages["flatten"] = (lambda _, a, b: jnp.concatenate([a, b]), (gradient, *halves))
+        stages["flatten"] = (lambda _, a, b: jnp.concatenate([a, b]), gradient, tuple(jnp.split(gradient, 2)))
     took = {name: _median_seconds(*stage, seconds / len(stages)) / elements for name, stage in stages.items()}
-    row = max(0.0, (took["decode rows"] - took["decode"]) / (ROWS - 1))
-    return CodecSpeed(
-        flatten=took.get("flatten", 0.0),
-        scales=took["scales"],
-        encode=took["encode"],
-        decode=max(0.0, took["decode"] - row),
-        decode_row=row,
-        sum_row=took["sum"] / ROWS,
-        mean_row=took["mean"] / ROWS,
-        add=took["add"],
-    )
+    row = max(0.0, (took["decode_row"] - took["decode"]) / (_ROWS - 1))
+    took |= {"decode": max(0.0, took["decode"] - row), "decode_row": row}
+    return QuantizerSpeed(**took | {name: took[name] / _ROWS for name in ("sum_row", "mean_row")})
 
 
-def _median_seconds(function: Callable, arguments: tuple, seconds: float) -> float:
-    """Of a call, whose result is the first argument of the next."""
+def measure_reduce_seconds(reducer: Reducer, layout: Layout, seconds: float = 2.0) -> float:
+    """Seconds of one `reduce` of one worker alone, of random tensors, on this machine's first device: the median.
+
+    Args:
+      reducer: any.
+      layout: of the tensors.
+      seconds: for all calls, compilation left out.
+    """
+
+    def reduce(last: tuple[Tensors, State], tensors: Tensors, step: jax.Array) -> tuple[Tensors, State]:
+        shared, local = last[1]
+        reduced = reducer.reduce([tensors], State(shared, [local]), Group(layout, Axes((_AXIS,)), 1, 0, step))
+        mean = [each.astype(tensor.dtype) for each, tensor in zip(reduced.mean, tensors, strict=True)]
+        return mean, State(reduced.state.shared, reduced.state.local[0])
+
+    everywhere = PartitionSpec()
+    mesh = Mesh(np.array(jax.devices()[:1]), (_AXIS,))
+    run = jax.shard_map(reduce, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
+    keys = jax.random.split(jax.random.key(0), len(layout.shapes))
+    tensors = [jax.random.normal(*each) for each in zip(keys, layout.shapes, layout.dtypes, strict=True)]
+    return _median_seconds(run, (tensors, reducer.init(layout, 1)), (tensors, jnp.int32(0)), seconds)
+
+
+def _median_seconds(function: Callable, first: Any, others: tuple, seconds: float) -> float:
+    """Of a call; its result is the first argument of the next call."""
     program = jax.jit(function, donate_argnums=0, keep_unused=True)
-    spare, others = jnp.copy(arguments[0]), arguments[1:]
-    spare = jax.block_until_ready(program(spare, *others))
+    last = jax.block_until_ready(program(jax.tree.map(jnp.copy, first), *others))
     times: list[float] = []
     deadline = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < deadline:
         begin = time.perf_counter()
-        spare = jax.block_until_ready(program(spare, *others))
+        last = jax.block_until_ready(program(last, *others))
         times.append(time.perf_counter() - begin)
     return statistics.median(times)

@@ -1,13 +1,11 @@
 """Bounding boxes: of PASCAL-VOC's XML, as ImageNet's annotations are, to shares of height and width."""
 
-import io
-import tarfile
 import xml.etree.ElementTree as ET
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from jaxtern.preparation.files import read_tar
 from jaxtern.preparation.source import Box
 
 
@@ -48,23 +46,16 @@ def _list_annotations(path: Path) -> Iterator[tuple[str, bytes]]:
     if path.is_dir():
         for file in sorted(path.rglob("*.xml")):
             yield file.name, file.read_bytes()
-        return
-    if not path.is_file():
+    elif path.is_file():
+        yield from read_tar(path, f"boxes={str(path)!r}", (".xml",))
+    else:
         raise ValueError(f"boxes={str(path)!r}: no such file or folder")
-    try:
-        with tarfile.open(path) as archive:
-            for info in archive:
-                content = archive.extractfile(info) if info.name.endswith(".xml") else None
-                if content is not None:
-                    yield info.name, content.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"boxes={str(path)!r}: is damaged or cut short: {error}") from None
 
 
 def _parse(content: bytes, where: str) -> list[Box]:
     """Boxes in shares of the size that the annotation names, which may be another than the image's."""
     try:
-        root = ET.parse(io.BytesIO(content)).getroot()
+        root = ET.fromstring(content)
         width, height = (_number(root, f"size/{side}") for side in ("width", "height"))
         boxes = []
         for box in root.iterfind("object/bndbox"):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxtern.preparation.files import read_tar
 from jaxtern.preparation.source import Item, Source
 
 SHAPE = (3, 32, 32)
@@ -133,16 +134,7 @@ def _load_files(path: str) -> dict[str, bytes]:
         known = {name for layout in LAYOUTS for name in (*layout.train, *layout.test, *layout.meta)}
         files = [file for pattern in ("*/*", "*") for file in Path(path).glob(pattern)]
         return {file.name: file.read_bytes() for file in files if file.name in known and file.is_file()}
-    try:
-        with tarfile.open(path) as archive:
-            files = {}
-            for info in archive:
-                content = archive.extractfile(info)
-                if content is not None:
-                    files[PurePosixPath(info.name).name] = content.read()
-            return files
-    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(f"SOURCE={path!r}: is damaged or cut short: {error}") from None
+    return {PurePosixPath(name).name: content for name, content in read_tar(Path(path), f"SOURCE={path!r}")}
 
 
 def _file(path: str, name: str) -> bytes:

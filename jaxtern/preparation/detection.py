@@ -1,5 +1,6 @@
 """What lies at a path: which family of sources it is of."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,8 @@ from jaxtern.preparation.idx_folder import holds_idx, open_idx_folder
 from jaxtern.preparation.image_folder import open_image_folder
 from jaxtern.preparation.imagenet import find_tars, open_imagenet
 from jaxtern.preparation.source import Source, require_sound
-from jaxtern.preparation.tfrecord import find_shards, open_tfrecords
 
-FORMATS = ("idx", "cifar", "tfrecord", "imagenet", "images")  # in the order in which they are looked for
+FORMATS = ("idx", "cifar", "imagenet", "images")  # in the order in which they are looked for
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,7 @@ class Reading:
       validation_fraction: of images without folders of splits; None for a tenth.
       seed: of the choice of validation images.
       coarse_labels: the 20 classes of CIFAR-100.
-      labels, synsets, boxes: files of ImageNet, see `open_imagenet`.
-      label_offset: added to the labels of TFRecords.
+      labels, boxes: files of ImageNet, see `open_imagenet`.
     """
 
     format: str | None = None
@@ -33,9 +32,7 @@ class Reading:
     seed: int = 0
     coarse_labels: bool = False
     labels: Path | None = None
-    synsets: Path | None = None
     boxes: tuple[Path, ...] = ()
-    label_offset: int = 0
 
     def __post_init__(self):
         if self.format is not None and self.format not in FORMATS:
@@ -45,10 +42,7 @@ class Reading:
             raise ValueError(f"validation_fraction={fraction}: must be from 0 to less than 1")
 
 
-_MEANT_FOR = {
-    "validation_fraction": "images", "coarse_labels": "cifar", "labels": "imagenet", "synsets": "imagenet",
-    "boxes": "imagenet", "label_offset": "tfrecord",
-}  # fmt: skip
+_MEANT_FOR = {"validation_fraction": "images", "coarse_labels": "cifar", "labels": "imagenet", "boxes": "imagenet"}
 
 
 def open_source(path: Path, reading: Reading) -> Source:
@@ -64,18 +58,15 @@ def open_source(path: Path, reading: Reading) -> Source:
     for field, owner in _MEANT_FOR.items():
         if owner != found and getattr(reading, field) != getattr(Reading, field):
             raise ValueError(f"{field}: is for --format={owner}, but SOURCE={str(path)!r} is read as {found}")
-    if found in ("idx", "imagenet", "tfrecord") and not path.is_dir():
+    if found in ("idx", "imagenet") and not path.is_dir():
         raise ValueError(f"SOURCE={str(path)!r}: must be a folder to be read as {found}")
-    if found == "idx":
-        source = open_idx_folder(path)
-    elif found == "cifar":
-        source = open_cifar(path, reading.coarse_labels)
-    elif found == "tfrecord":
-        source = open_tfrecords(path, reading.label_offset)
-    elif found == "imagenet":
-        source = open_imagenet(path, reading.labels, reading.synsets, reading.boxes)
-    else:
-        source = open_image_folder(path, reading.validation_fraction, reading.seed)
+    openers: dict[str, Callable[[], Source]] = {
+        "idx": lambda: open_idx_folder(path),
+        "cifar": lambda: open_cifar(path, reading.coarse_labels),
+        "imagenet": lambda: open_imagenet(path, reading.labels, reading.boxes),
+        "images": lambda: open_image_folder(path, reading.validation_fraction, reading.seed),
+    }
+    source = openers[found]()
     require_sound(source, str(path))
     return source
 
@@ -88,28 +79,20 @@ def detect_format(path: Path) -> str:
       ValueError: if it is none.
     """
     if not path.exists():
-        raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder")
-    if path.is_dir():
-        return _detect_in_folder(path)
-    if path.suffix.lower() == ".zip":
-        return "images"
-    if find_layout(list_archive_names(path)):
-        return "cifar"
-    if is_tar(path) or ".tar" in path.name.lower() or path.suffix.lower() == ".tgz":
-        return "images"
-    raise ValueError(
-        f"SOURCE={str(path)!r}: is neither a zip or tar of images, nor an archive of CIFAR; folders may also hold"
-        " idx files, TFRecords or ImageNet's tars"
-    )
-
-
-def _detect_in_folder(path: Path) -> str:
+        remedy = "where it is a name in TensorFlow Datasets, train with it as --config.dataset"
+        raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder; {remedy}")
+    is_folder = path.is_dir()
     if (path / INFO).exists():
         raise ValueError(f"SOURCE={str(path)!r}: is prepared already (it has a {INFO}): train with it as it is")
-    if holds_idx(path):
+    if is_folder and holds_idx(path):
         return "idx"
     if find_layout(list_archive_names(path)):
         return "cifar"
-    if find_shards(path):
-        return "tfrecord"
-    return "imagenet" if find_tars(path) else "images"
+    if is_folder:
+        return "imagenet" if find_tars(path) else "images"
+    if is_tar(path) or ".tar" in path.name.lower() or path.suffix.lower() in (".zip", ".tgz"):
+        return "images"
+    raise ValueError(
+        f"SOURCE={str(path)!r}: is neither a zip or tar of images, nor an archive of CIFAR; folders may also hold"
+        " idx files or ImageNet's tars"
+    )

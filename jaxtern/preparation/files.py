@@ -1,17 +1,18 @@
 """Files in a folder, a zip or a tar, and in tars within a tar: listed once, then read at random, never unpacked."""
 
 import functools
+import lzma
 import os
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from jaxtern.preparation.source import DamagedImage
 
-COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
 
 
 class Member(NamedTuple):
@@ -51,7 +52,7 @@ def list_container(path: Path) -> Container:
         members, read = _list_zip(path), read_zip_member
     elif is_tar(path):
         members, read = list(list_tar(path)), read_span
-    elif starts_compressed(path):
+    elif _starts_compressed(path):
         raise ValueError(
             f"SOURCE={str(path)!r}: is compressed as a whole, so that no image can be found in it: unpack it"
         )
@@ -91,55 +92,54 @@ def list_tar(path: Path, within: Member | None = None) -> Iterator[Member]:
     Raises:
       ValueError: if it is cut short or damaged.
     """
-    start = within.location[1] if within else 0
+    start, size = within.location[1:] if within else (0, path.stat().st_size)
     name = f"{path}: {within.name}" if within else str(path)
     try:
-        with path.open("rb") as whole:
-            file: IO[bytes] = _Window(whole, start, within.size) if within else whole  # type: ignore[assignment]
+        with path.open("rb") as file:
+            file.seek(start)  # from where tarfile reads, and counts its offsets all the same from the file's start
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 for info in archive:
+                    if info.offset >= start + size:  # a tar within, without blocks that end it
+                        break
                     if info.issparse():
                         raise ValueError(f"{name}: {info.name} is stored with holes: pack it without --sparse")
+                    if info.offset_data + info.size > start + size:
+                        raise EOFError("unexpected end of data")
                     if info.isfile() or info.isdir():
-                        location = (str(path), start + info.offset_data, info.size)
+                        location = (str(path), info.offset_data, info.size)
                         yield Member(info.name.removeprefix("./"), location, info.size if info.isfile() else -1)
     except (tarfile.TarError, EOFError) as error:
         raise ValueError(f"{name}: is damaged or cut short: {error}") from None
 
 
-class _Window:
-    """A part of a file, as much of a file as tarfile wants."""
+def read_tar(path: Path, given: str, suffixes: tuple[str, ...] = ("",)) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the files with one of some suffixes in a tar, compressed or not.
 
-    def __init__(self, file: IO[bytes], start: int, size: int):
-        self._file, self._start, self._size, self._place = file, start, size, 0
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int) -> None:
-        self._place = offset
-
-    def read(self, size: int) -> bytes:
-        size = max(0, min(size, self._size - self._place))
-        self._file.seek(self._start + self._place)
-        content = self._file.read(size)
-        self._place += len(content)
-        return content
+    Raises:
+      ValueError: if it is cut short or damaged; in words that start with `given`.
+    """
+    try:
+        with tarfile.open(path) as archive:
+            for info in archive:
+                content = archive.extractfile(info) if info.name.endswith(suffixes) else None
+                if content is not None:
+                    yield info.name, content.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise ValueError(f"{given}: is damaged or cut short: {error}") from None
 
 
 def is_tar(path: Path) -> bool:
     """Whether a file is a tar that is not compressed."""
     try:
         with tarfile.open(path, mode="r:"):
-            return path.stat().st_size > 0
+            return True
     except tarfile.TarError:
         return False
 
 
-def starts_compressed(path: Path) -> bool:
-    """Whether a file begins as gzip, bzip2, xz or zstandard does."""
+def _starts_compressed(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(8).startswith(COMPRESSED)
+        return file.read(8).startswith(_COMPRESSED)
 
 
 def read_file(location: tuple) -> bytes:

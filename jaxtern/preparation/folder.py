@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from jaxtern.data.durable import replace_durably
 from jaxtern.data.json_files import read_json
 from jaxtern.preparation.plan import Plan
-from jaxtern.preparation.shards import WORK, ShardResult, make_features, read_result, write_whole
+from jaxtern.preparation.shards import WORK, ShardResult, make_features, read_result
 from jaxtern.preparation.source import Source
 
 PLAN = "preparation.json"
@@ -63,7 +64,7 @@ def _tell_apart(known: dict[str, Any], identity: dict[str, Any]) -> str:
 
 
 def _read_identity(out: Path) -> dict[str, Any] | None:
-    """That of the plan that the folder follows; None if it is new or empty."""
+    """Reads the identity of the plan that the folder follows; None if it is new or empty."""
     if not out.exists():
         return None
     if not out.is_dir():
@@ -71,7 +72,7 @@ def _read_identity(out: Path) -> dict[str, Any] | None:
     try:
         return read_json(out / PLAN)["plan"]
     except FileNotFoundError:
-        others = sorted(path.name for path in out.iterdir() if path.name != WORK)
+        others = sorted(path.name for path in out.iterdir() if path.name not in (WORK, "preparation.tmp"))
         if others:
             raise ValueError(
                 f"OUT={str(out)!r}: holds something else ({others[0]}, …); choose another folder"
@@ -82,7 +83,7 @@ def _read_identity(out: Path) -> dict[str, Any] | None:
 
 
 def _write_identity(out: Path, identity: dict[str, Any], results: dict[str, Any]) -> None:
-    write_whole(out / PLAN, json.dumps({"plan": identity, "shards": results}, indent=1) + "\n")
+    replace_durably(out / PLAN, json.dumps({"plan": identity, "shards": results}, indent=1) + "\n")
 
 
 def find_finished(out: Path, plan: Plan) -> dict[str, ShardResult]:

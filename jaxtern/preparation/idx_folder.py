@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxtern.data.idx import FILES, find_idx, read_idx, require_pixels
+from jaxtern.data.idx import FILES, find_idx, read_idx, read_pair
 from jaxtern.preparation.source import Item, Source
 
 
@@ -18,29 +18,17 @@ def open_idx_folder(folder: Path) -> Source:
     """The splits train and test; classes are called by their numbers.
 
     Raises:
-      ValueError: if a file is missing, damaged, or does not fit the others.
+      FileNotFoundError, ValueError: if a file is missing, damaged, or does not fit the others.
     """
-    splits = {}
-    for split, names in FILES.items():
-        paths = [find_idx(folder, name) for name in names]
-        if None in paths:
-            missing = names[paths.index(None)]
-            raise ValueError(f"SOURCE={str(folder)!r}: holds neither {missing} nor {missing}.gz")
-        splits[split] = _list_items(*(path for path in paths if path))
+    splits = {split: _list_items(folder, split) for split in FILES}
     num_classes = 1 + max(item.label for items in splits.values() for item in items)
     return Source(tuple(map(str, range(num_classes))), splits, read_idx_row, "png", grey=True)
 
 
-def _list_items(images_path: Path, labels_path: Path) -> list[Item]:
-    images, labels = _load_images(str(images_path)), read_idx(labels_path, dimensions=1)
-    if len(images) != len(labels):
-        raise ValueError(f"{images_path}: holds {len(images)} images, but {labels_path} {len(labels)} labels")
-    if not len(images):
-        raise ValueError(f"{images_path}: holds no images")
-    require_pixels(images_path, images)
-    size, stem = images[0].size, images_path.name.removesuffix(".gz")
-    path = str(images_path)
-    return [Item(f"{stem}/{row:05d}", label, (path, row), size) for row, label in enumerate(labels.tolist())]
+def _list_items(folder: Path, split: str) -> list[Item]:
+    (path, _), images, labels = read_pair(folder, split, f"SOURCE={str(folder)!r}")
+    size, stem = images[0].size, path.name.removesuffix(".gz")
+    return [Item(f"{stem}/{row:05d}", label, (str(path), row), size) for row, label in enumerate(labels.tolist())]
 
 
 def read_idx_row(location: tuple) -> np.ndarray:

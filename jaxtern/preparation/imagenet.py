@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from jaxtern.preparation.boxes import Boxes, read_boxes
-from jaxtern.preparation.files import list_tar, read_span
+from jaxtern.preparation.files import Member, list_tar, read_span, read_tar
 from jaxtern.preparation.source import Item, Source, name_some
 
 _LABELS = ("ILSVRC2012_devkit_t12.tar.gz", "imagenet_2012_validation_synset_labels.txt")
@@ -19,16 +19,13 @@ def find_tars(folder: Path) -> tuple[Path, Path] | None:
     return (found[0][0], found[1][0]) if all(found) else None
 
 
-def open_imagenet(folder: Path, labels: Path | None, synsets: Path | None, boxes: Iterable[Path]) -> Source:
+def open_imagenet(folder: Path, labels: Path | None, boxes: Iterable[Path]) -> Source:
     """The splits train and validation; classes are the synsets, sorted.
 
     Args:
       folder: holds `*img_train*.tar` and `*img_val*.tar`; any number of synsets will do.
-      labels: classes of the validation images in order of their names. Either one synset a line; or one number a line,
-        which counts the lines of `synsets` from 1; or the devkit, ILSVRC2012_devkit_t12.tar.gz, which has both.
-        Default: the devkit or the labels that lie in `folder`.
-      synsets: names of all classes, one a line; what follows a synset on its line is overlooked. Default: the names of
-        the tars within the tar.
+      labels: classes of the validation images in order of their names: one synset a line; or the devkit,
+        ILSVRC2012_devkit_t12.tar.gz. Default: the devkit or the labels that lie in `folder`.
       boxes: folders or tars of annotations, one XML file an image, of the same name.
 
     Raises:
@@ -38,17 +35,13 @@ def open_imagenet(folder: Path, labels: Path | None, synsets: Path | None, boxes
     if tars is None:
         raise ValueError(f"SOURCE={str(folder)!r}: holds no *img_train*.tar and *img_val*.tar")
     found = read_boxes(boxes)
-    lines = _read_first_words(synsets, "synsets") if synsets else None
     train = _list_train(tars[0], found)
     if not train:
         raise ValueError(f"{tars[0]}: holds no tars of synsets")
-    names = sorted(set(lines) if lines else train)
-    unknown = sorted(set(train) - set(names))
-    if unknown:
-        raise ValueError(f"synsets={str(synsets)!r}: lacks {name_some(unknown, 'synset', 'synsets')} of {tars[0]}")
+    names = sorted(train)
     classes = {name: label for label, name in enumerate(names)}
-    items = [item._replace(label=classes[synset]) for synset in names for item in train.get(synset, [])]
-    validation = _list_validation(tars[1], _read_labels(folder, labels, lines), classes, found)
+    items = [item._replace(label=classes[synset]) for synset in names for item in train[synset]]
+    validation = _list_validation(tars[1], _read_labels(folder, labels), classes, found)
     remarks = (f"{found.dropped:,} boxes without area dropped",) if found.dropped else ()
     splits = {"train": items, "validation": validation}
     return Source(tuple(names), splits, read_span, "jpeg", has_boxes=bool(found.of), remarks=remarks)
@@ -59,9 +52,7 @@ def _list_train(path: Path, boxes: Boxes) -> dict[str, list[Item]]:
     tars = [member for member in list_tar(path) if member.name.endswith(".tar")]
     return {
         PurePosixPath(tar.name).stem: [
-            Item(member.name, -1, member.location, member.size, boxes.of.get(PurePosixPath(member.name).stem, ()))
-            for member in list_tar(path, tar)
-            if not member.is_folder
+            _make_item(member, -1, boxes) for member in list_tar(path, tar) if not member.is_folder
         ]
         for tar in tars
     }
@@ -74,61 +65,42 @@ def _list_validation(path: Path, labels: list[str], classes: dict[str, int], box
     unknown = sorted(set(labels) - set(classes))
     if unknown:
         raise ValueError(f"labels: {name_some(unknown, 'synset', 'synsets')} is none of the training images")
-    return [
-        Item(m.name, classes[synset], m.location, m.size, boxes.of.get(PurePosixPath(m.name).stem, ()))
-        for m, synset in zip(members, labels, strict=True)
-    ]
+    return [_make_item(member, classes[synset], boxes) for member, synset in zip(members, labels, strict=True)]
 
 
-def _read_labels(folder: Path, path: Path | None, synsets: list[str] | None) -> list[str]:
+def _make_item(member: Member, label: int, boxes: Boxes) -> Item:
+    found = boxes.of.get(PurePosixPath(member.name).stem, ())
+    return Item(member.name, label, member.location, member.size, found)
+
+
+def _read_labels(folder: Path, path: Path | None) -> list[str]:
     """The synset of every validation image."""
     path = path or next((folder / name for name in _LABELS if (folder / name).is_file()), None)
     if path is None:
         raise ValueError(f"labels is not set: give the classes of the validation images, as {_LABELS[0]}")
-    if path.is_file() and tarfile.is_tarfile(path):
+    if not path.is_file():
+        raise ValueError(f"labels={str(path)!r}: no such file")
+    if tarfile.is_tarfile(path):
         return _read_devkit(path)
-    words = _read_first_words(path, "labels")
-    if not all(word.isdigit() for word in words):
-        return words
-    if synsets is None:
-        raise ValueError(
-            f"labels={str(path)!r}: has numbers, which need --synsets in their order, or the devkit as labels"
-        )
-    return _number_to_synset(words, dict(enumerate(synsets, start=1)), path)
+    try:
+        return [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise ValueError(f"labels={str(path)!r}: is no text") from None
 
 
 def _read_devkit(path: Path) -> list[str]:
     import scipy.io  # which jax has brought
     from scipy.io.matlab import MatReadError
 
+    found = read_tar(path, f"labels={str(path)!r}", ("/meta.mat", _GROUND_TRUTH))
+    files = {PurePosixPath(name).name.removeprefix("ILSVRC2012_"): content for name, content in found}
     try:
-        with tarfile.open(path) as archive:
-            files = {}
-            for info in archive:
-                content = archive.extractfile(info)
-                if content is not None and info.name.endswith(("/meta.mat", _GROUND_TRUTH)):
-                    files[PurePosixPath(info.name).name.removeprefix("ILSVRC2012_")] = content.read()
         table = scipy.io.loadmat(io.BytesIO(files["meta.mat"]), simplify_cells=True)["synsets"]
         synsets = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
         words = files[_GROUND_TRUTH].decode().split()
-    except (tarfile.TarError, OSError, EOFError, KeyError, TypeError, ValueError, MatReadError) as error:
+    except (OSError, EOFError, KeyError, TypeError, ValueError, MatReadError) as error:
         raise ValueError(f"labels={str(path)!r}: is no devkit, or is damaged: {error}") from None
-    return _number_to_synset(words, synsets, path)
-
-
-def _number_to_synset(words: list[str], synsets: dict[int, str], path: Path) -> list[str]:
-    wrong = sorted({word for word in words if int(word) not in synsets})
+    wrong = sorted({word for word in words if not word.isdecimal() or int(word) not in synsets})
     if wrong:
-        raise ValueError(
-            f"labels={str(path)!r}: {name_some(wrong, 'number', 'numbers')} must be from 1 to {len(synsets)}"
-        )
+        raise ValueError(f"labels={str(path)!r}: has {name_some(wrong, 'number', 'numbers')}, which no synset has")
     return [synsets[int(word)] for word in words]
-
-
-def _read_first_words(path: Path, flag: str) -> list[str]:
-    if not path.is_file():
-        raise ValueError(f"{flag}={str(path)!r}: no such file")
-    try:
-        return [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
-    except UnicodeDecodeError:
-        raise ValueError(f"{flag}={str(path)!r}: is no text") from None

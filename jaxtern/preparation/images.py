@@ -71,7 +71,7 @@ class _Decoded(NamedTuple):
 
 
 def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
-    """An image by the rules.
+    """Makes an image fit the rules.
 
     Args:
       raw: the bytes of a file of any format that Pillow reads, or uint8[H, W, C].
@@ -119,7 +119,7 @@ def is_grey(raw: bytes | np.ndarray) -> bool:
 
 
 def _decode_jpeg(raw: bytes, rules: Rules) -> _Decoded:
-    """As it is if it is sound, else by Pillow if nothing of the image is lost."""
+    """Keeps a sound file as it is; decodes another by Pillow if nothing of its image is lost."""
     try:
         return _decode_sound_jpeg(raw, rules)
     except DamagedImage:

@@ -106,7 +106,7 @@ def _write_missing(
 
 
 def _name_damage(results: list[ShardResult], named: int) -> int:
-    """A warning for each damaged image, as long as they are few; how many there have been by now."""
+    """Warns of each damaged image, as long as they are few; returns how many there have been by now."""
     for name, reason in (left for result in results for left in result.left_out):
         if named < _NAMED:
             logger.warning("%s: left out: %s", name, reason)

@@ -96,7 +96,7 @@ def make_plan(source: Source, path: str, options: Options) -> Plan:
 
 
 def name_dataset(path: str) -> str:
-    """The last part of a path in small letters, without suffixes; other signs become _."""
+    """Names a dataset by the last part of a path: in small letters, without suffixes, other signs as _."""
     stem = re.sub(r"\.(zip|tar|tgz|gz)", "", Path(path).resolve().name.lower())
     name = re.sub(r"[^a-z0-9]+", "_", stem).strip("_")
     return name if _NAME.fullmatch(name) else f"data_{name}".rstrip("_")
@@ -146,7 +146,7 @@ def _count_shards(source: Source, split: str, rules: Rules, options: Options) ->
 
 
 def _estimate_bytes(source: Source, items: list[Item], rules: Rules) -> float:
-    """Of all images as stored: from a few of them, where they are not stored as they are."""
+    """Estimates the bytes of all images as stored: from a few of them, where they are not stored as they are."""
     if rules.shape is not None:
         return math.prod(rules.shape) * len(items)
     total = sum(item.size for item in items)
@@ -163,7 +163,7 @@ def _estimate_bytes(source: Source, items: list[Item], rules: Rules) -> float:
 
 
 def _cut(name: str, split: str, items: list[Item], count: int, seed: int) -> list[Shard]:
-    """The items, shuffled, in `count` shards whose sizes differ by one at most."""
+    """Shuffles the items into `count` shards, whose sizes differ by one at most."""
     generator = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(split.encode())]))
     order = generator.permutation(len(items))
     edges = [len(items) * i // count for i in range(count + 1)]
@@ -185,7 +185,7 @@ def _shard_counts(shards: list[Shard]) -> dict[str, int]:
 
 
 def _digest(source: Source) -> str:
-    """Of all that decides an example, but for the pixels, of which there are too many to read twice."""
+    """Digest of all that decides an example but the pixels, of which there are too many to read twice."""
     digest = hashlib.sha256(repr((source.class_names, source.encoding, source.grey, source.has_boxes)).encode())
     for split, items in source.splits.items():
         for item in items:

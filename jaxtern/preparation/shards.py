@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxtern.data.durable import replace_durably
 from jaxtern.preparation.images import Rules, Stored, store_image
 from jaxtern.preparation.plan import Shard
 from jaxtern.preparation.source import DamagedImage, Item
@@ -103,7 +104,7 @@ def write_shard(task: Task, on_image: Callable[[], object]) -> ShardResult:
     try:
         result = _write_records(task, temporary, on_image)
         result.file_bytes = temporary.stat().st_size
-        write_whole(result_path(task.out, path.name), json.dumps(asdict(result)))
+        replace_durably(result_path(task.out, path.name), json.dumps(asdict(result)))
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -123,19 +124,6 @@ def read_result(out: Path, file_name: str) -> ShardResult | None:
     except (OSError, ValueError, TypeError):
         return None
     return result if whole else None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that under its name there is all or nothing of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> ShardResult:

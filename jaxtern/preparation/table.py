@@ -1,7 +1,10 @@
 """What a preparation came to, in a table."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
+
+import tqdm
 
 from jaxtern.data.records import TEST_SPLITS
 from jaxtern.preparation.shards import ShardResult
@@ -34,10 +37,7 @@ class SplitSummary(NamedTuple):
 
 def summarize_split(name: str, results: list[ShardResult]) -> SplitSummary:
     """One split's line from its shards."""
-    counts: dict[str, int] = {}
-    for result in results:
-        for label, count in result.classes.items():
-            counts[label] = counts.get(label, 0) + count
+    counts = sum((Counter(result.classes) for result in results), Counter())
     return SplitSummary(
         name,
         len(results),
@@ -52,7 +52,7 @@ def summarize_split(name: str, results: list[ShardResult]) -> SplitSummary:
 
 
 def remark_on_splits(names: Iterable[str]) -> tuple[str, ...]:
-    """What to say of a dataset that training does not take as it is; nothing of one with a split to evaluate on."""
+    """Says so where a dataset has no split to evaluate on, without which training does not take it as it is."""
     if set(names) & set(TEST_SPLITS):
         return ()
     remark = (
@@ -62,31 +62,15 @@ def remark_on_splits(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def format_table(summaries: list[SplitSummary]) -> str:
-    """The lines of all splits under their headings."""
+    """Formats the lines of all splits under their headings."""
     head = ("split", "shards", "images", "classes", "images a class", "size", "repaired", "left out")
     rows = [
         (
             s.name, f"{s.shards:,}", f"{s.images:,}", f"{s.classes:,}",
             f"{s.least:,}" if s.least == s.most else f"{s.least:,} to {s.most:,}",
-            format_bytes(s.file_bytes), f"{s.repaired:,}", f"{s.left_out:,}",
+            tqdm.tqdm.format_sizeof(s.file_bytes, "B"), f"{s.repaired:,}", f"{s.left_out:,}",
         )
         for s in summaries
     ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in (head, *rows)
-    ]
-    return "\n".join(lines)
-
-
-def format_bytes(count: int) -> str:
-    """A number of bytes with three digits and its unit."""
-    size, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if size < 999.5:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:.3g} {unit}"
+    first, *widths = (max(map(len, column)) for column in zip(head, *rows, strict=True))
+    return "\n".join("  ".join([name.ljust(first), *map(str.rjust, cells, widths)]) for name, *cells in (head, *rows))

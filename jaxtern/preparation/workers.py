@@ -1,9 +1,8 @@
 """Shards written by several processes, each a shard at a time, with a bar that counts images."""
 
 import multiprocessing
-import time
 from collections.abc import Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from typing import Any
@@ -14,10 +13,7 @@ import tqdm
 from jaxtern.data.worker import deaf_to_signals, follow_parent
 from jaxtern.preparation.shards import ShardResult, Task, write_shard
 
-_POLL_SECONDS = 0.2
-_REPORT_SECONDS = 0.1
-_counter: Any = None  # images done by all workers; in a worker, set by _start_worker
-_stop: Any = None  # set when workers shall not go on
+_stop: Any = None  # whether workers shall end; in a worker, set by _start_worker
 
 
 class _Stopped(Exception):
@@ -45,55 +41,35 @@ def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iter
     context.set_forkserver_preload(["jaxtern.preparation.workers", "tensorflow_datasets.core.features"])
     with deaf_to_signals():
         forkserver.ensure_running()
-    counter, stop = context.Value("q", 0), context.Event()
-    shared = (counter, stop)
-    with ProcessPoolExecutor(min(workers, len(tasks)), context, _start_worker, shared) as pool:
+    stop = context.RawValue("b", 0)  # without a lock, which a worker that is killed may hold
+    with ProcessPoolExecutor(min(workers, len(tasks)), context, _start_worker, (stop,)) as pool:
         try:
-            pending = {pool.submit(_write_counted, task): task for task in tasks}
-            while pending:
-                done, _ = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
-                bar.update(counter.value - bar.n)
-                yield from _collect(done, pending)
+            writing = {pool.submit(_write_until_stopped, task): task for task in tasks}
+            for future in as_completed(writing):
+                result, task = future.result(), writing[future]
+                bar.update(len(task.shard.items))
+                yield task, result
         except BrokenProcessPool:
             raise OSError(
                 "a worker process was killed, perhaps for want of memory; the same command goes on where it stopped,"
                 " with fewer --workers if need be"
             ) from None
         finally:  # also when the caller is interrupted
-            stop.set()
+            stop.value = 1
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _collect(done: set[Future], pending: dict[Future, Task]) -> Iterator[tuple[Task, ShardResult]]:
-    for future in done:
-        yield pending.pop(future), future.result()
-
-
-def _start_worker(counter: Any, stop: Any) -> None:
-    """The first that a worker does."""
-    global _counter, _stop
-    _counter, _stop = counter, stop
+def _start_worker(stop: Any) -> None:
+    """Runs first in a worker."""
+    global _stop  # noqa: PLW0603
+    _stop = stop
     cv2.setNumThreads(1)  # the cores are taken
     follow_parent()
 
 
-def _write_counted(task: Task) -> ShardResult:
-    count, last = 0, time.monotonic()
+def _write_until_stopped(task: Task) -> ShardResult:
+    def require_going_on() -> None:
+        if _stop.value:
+            raise _Stopped
 
-    def count_image() -> None:
-        nonlocal count, last
-        count += 1
-        if time.monotonic() - last > _REPORT_SECONDS:  # both below take locks
-            _report(count)
-            count, last = 0, time.monotonic()
-            if _stop.is_set():
-                raise _Stopped
-
-    result = write_shard(task, count_image)
-    _report(count)
-    return result
-
-
-def _report(count: int) -> None:
-    with _counter.get_lock():
-        _counter.value += count
+    return write_shard(task, require_going_on)

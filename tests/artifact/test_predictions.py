@@ -1,7 +1,6 @@
 """The best labels, and lists of them that lose no bit."""
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
@@ -57,16 +56,6 @@ def test_csv_keeps_every_bit(logits: np.ndarray, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
-def test_json_keeps_every_bit(logits: np.ndarray, tmp_path: Path):
-    found = predict(logits)
-    write_predictions(tmp_path / "out.JSON", found)
-    rows = json.loads((tmp_path / "out.JSON").read_text())
-    assert [row["key"] for row in rows] == found.keys
-    assert [[each["label"] for each in row["predictions"]] for row in rows] == found.labels
-    read = [[each["confidence"] for each in row["predictions"]] for row in rows]
-    np.testing.assert_array_equal(np.float32(read), found.confidences)
-
-
 def test_table_has_a_line_an_example():
     found = Predictions(
         ["a.png", "longer.png"], [["ant", "bee"], ["cat, wild", "dog"]], np.float32([[1, 0], [0.6, 0.4]])
@@ -77,7 +66,7 @@ def test_table_has_a_line_an_example():
     ]
 
 
-@pytest.mark.parametrize(("name", "words"), [("out.txt", "must end in .csv or .json"), ("no/out.csv", "no folder")])
+@pytest.mark.parametrize(("name", "words"), [("out.txt", "must end in .csv"), ("no/out.csv", "no folder")])
 def test_file_that_could_not_be_written_is_refused(tmp_path: Path, name: str, words: str):
     with pytest.raises(ValueError, match=words):
         require_writable(tmp_path / name)

@@ -26,11 +26,12 @@ def test_bytes_at_the_interfaces_are_those_predicted(netlab: ModuleType, tmp_pat
     del netlab
     bits = {"100mbit": 1e8, "1gbit": 1e9}[rate]
     file, figure = tmp_path / "exchange.json", tmp_path / "exchange.png"
-    what = ("--hosts", "2", "--rates", rate, "--elements", "2**18", "--exchanges", "gather", "float")
+    names = ["gather", "low_rank 4", "sign two_way", "bfloat16", "float"]
+    what = ("--hosts", "2", "--rates", rate, "--elements", "2**18", "--exchanges", *names)
     done = run(*what, "--repeats", "5", "--json", str(file))
     assert done.returncode == 0, done
     rows = {row["exchange"]: row for row in json.loads(file.read_text())["rows"]}
-    assert list(rows) == ["float", "gather"]
+    assert list(rows) == ["float", "gather", "bfloat16", "low_rank 4", "sign two_way"]
     for row in rows.values():
         assert abs(row["payload_over_predicted"] - 1) < 0.03 + 1000 / row["predicted_bytes"]  # gloo's own messages
         assert row["same_bits"]
@@ -40,10 +41,10 @@ def test_bytes_at_the_interfaces_are_those_predicted(netlab: ModuleType, tmp_pat
     assert set(rows["gather"]["stages"]) == {"scales", "encode", "wire", "decode"}
     assert rows["gather"]["speed_over_float"] == rows["float"]["milliseconds"] / rows["gather"]["milliseconds"]
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(table) == 4
+    assert len(table) == 2 + len(rows)
     assert len({line.count("|") for line in table}) == 1
     drawn = run(str(file), "--plot", str(figure), module="exchange.plot")
-    assert [line.split("|")[4].strip() for line in drawn.stdout.splitlines()[2:]] == ["`float`", "`gather`"]
+    assert [line.split("|")[4].strip() for line in drawn.stdout.splitlines()[2:]] == [f"`{name}`" for name in rows]
     assert figure.stat().st_size > 10_000
 
 
@@ -78,6 +79,12 @@ def test_an_estimate_is_plausible_if_it_is_unbiased_up_to_chance():
     assert shapes.is_plausible(1.2, 1.0, 100)
     assert not shapes.is_plausible(0.5, 1.0, 2**20)
     assert not shapes.is_plausible(1.0, float("nan"), 2**20)
+
+
+def test_a_biased_estimate_is_plausible_if_it_points_the_way():
+    assert shapes.is_plausible(0.01, 1.0, 2**20, is_biased=True)
+    assert not shapes.is_plausible(-0.01, 1.0, 2**20, is_biased=True)
+    assert not shapes.is_plausible(0.01, float("inf"), 2**20, is_biased=True)
 
 
 def test_bytes_and_seconds_leave_out_barriers_and_the_first_repeat(monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""benchmarks.accuracy.gradient_noise foretells the noise that the codec really makes."""
+"""benchmarks.accuracy.gradient_noise foretells the noise that the quantizer really makes."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy import gradient_noise
-from jaxtern import Ternary
+from jaxtern.compression.radix.quantizer import Quantizer
 from jaxtern.kernels import Segments, derive_key, ternary_decode, ternary_encode
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.run import RunSection
@@ -20,34 +20,36 @@ SIZE, WORKERS, DRAWS = 300, 3, 4000
 
 
 @pytest.mark.parametrize(
-    "codec", [Ternary(), Ternary(clip_sigmas=1.25), Ternary(clip_sigmas=2.5, block_size=64), Ternary(levels=3)], ids=str
+    "quantizer",
+    [Quantizer(), Quantizer(clip_sigmas=1.25), Quantizer(clip_sigmas=2.5, block_size=64), Quantizer(levels=3)],
+    ids=str,
 )
-def test_variance_that_is_foretold_is_that_of_what_is_decoded(codec: Ternary):
+def test_variance_that_is_foretold_is_that_of_what_is_decoded(quantizer: Quantizer):
     """Off by more than 6 standard errors of the mean over the draws in fewer than one of 10^8 runs."""
     gradients = jax.random.laplace(jax.random.key(0), (WORKERS, SIZE)) * jnp.array([[1.0], [2.0], [0.5]])
-    segments, radix = Segments((SIZE,), codec.block_size), 2 * codec.levels + 1
-    scales = jnp.max(jnp.stack([codec.local_scales(gradient, (SIZE,)) for gradient in gradients]), 0)
+    segments, radix = Segments((SIZE,), quantizer.block_size), 2 * quantizer.levels + 1
+    scales = jnp.max(jnp.stack([quantizer.local_scales(gradient, (SIZE,)) for gradient in gradients]), 0)
 
     @jax.jit
     @jax.vmap
     def decoded(step: jax.Array) -> jax.Array:
-        options = {"segments": segments, "radix": radix, "levels": codec.levels, "implementation": "reference"}
+        options = {"segments": segments, "radix": radix, "levels": quantizer.levels, "implementation": "reference"}
         keys = [derive_key(0, step, worker) for worker in range(WORKERS)]
         words = [ternary_encode(own, scales, key, **options) for own, key in zip(gradients, keys, strict=True)]
         return ternary_decode(jnp.stack(words), scales, num_workers=WORKERS, **options)
 
-    sums = gradient_noise._add(gradients, None, [codec])
+    sums = gradient_noise._add(gradients, None, [quantizer])
     (clipped,), (added,) = sums.clipped, sums.added
     errors = np.sum((np.asarray(decoded(jnp.arange(DRAWS))) - np.asarray(clipped)) ** 2, axis=1)
     assert abs(errors.mean() - float(added)) < 6 * errors.std() / DRAWS**0.5
 
 
 def test_nothing_is_lost_where_nothing_is_rounded():
-    """Every element of each gradient is a whole level, but the gradients differ: no noise of the codec's own."""
+    """Every element of each gradient is a whole level, but the gradients differ: no noise of the quantizer's own."""
     gradients = [jnp.array([1.0, -1.0, 0.0, 1.0]), jnp.array([1.0, 1.0, 0.0, -1.0]), jnp.array([1.0, -1.0, 1.0, 1.0])]
     sums = None
     for gradient in gradients:
-        sums = gradient_noise._add(gradient[None], sums, [Ternary()])
+        sums = gradient_noise._add(gradient[None], sums, [Quantizer()])
     assert sums is not None
     np.testing.assert_allclose(list(gradient_noise._judge(sums, len(gradients))), [(1, 1)], rtol=1e-6)
 
@@ -56,9 +58,9 @@ def test_tensors_without_gradients_are_left_out(monkeypatch: pytest.MonkeyPatch)
     """As nothing is a share of them."""
     gradients = {"dead": jnp.zeros(4), "alive": jnp.array([1.0, -1.0, 0.5, 0.25])}
     monkeypatch.setattr(gradient_noise, "draw_gradients", lambda *_: iter([gradients] * 4))
-    sums = gradient_noise.add_up(object(), 0, [Ternary()], 2, 2)
+    sums = gradient_noise.add_up(object(), 0, [Quantizer()], 2, 2)
     assert list(sums) == ["alive"]
-    assert "| alive " in gradient_noise.make_table(sums, [Ternary()], 2)
+    assert "| alive " in gradient_noise.make_table(sums, [Quantizer()], 2)
 
 
 @pytest.fixture(scope="module")

@@ -6,31 +6,37 @@ import sys
 from pathlib import Path
 
 import pytest
-from jaxtern.compression.buckets import BUCKET_SIZE
-from jaxtern.compression.planning import CodecSpeed, predict_step
 
 from benchmarks.exchange import plan_error
 from benchmarks.exchange.shapes import count_elements, shapes_of
-from jaxtern import Network, Ternary
-from jaxtern.compression import cost
+from jaxtern import Network
+from jaxtern.compression.network.links import all_reduce
+from jaxtern.compression.radix.buckets import BUCKET_SIZE
+from jaxtern.planning.model import Placement, QuantizerSpeed, StepTime, predict_step
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SPEED = CodecSpeed(0.0, 6e-11, 2e-10, 4e-11, 3.5e-11, 3e-11, 4e-10, 1.2e-10)
+SPEED = QuantizerSpeed(0.0, 6e-11, 2e-10, 4e-11, 3.5e-11, 3e-11, 4e-10, 1.2e-10)
 RATES = {"100mbit": 12.5e6, "1gbit": 125e6}
+
+
+def predict(row: dict, speed: QuantizerSpeed, bucket_size: int | None) -> StepTime:
+    """One of so many hosts on two cores."""
+    network = Network(1e-4, RATES[row["rate"]] * plan_error.PAYLOAD)
+    own = plan_error.scaled(speed, max(1.0, row["hosts"] / 2))
+    return predict_step(plan_error.method(row, own, bucket_size), Placement(row["hosts"]), network, 0.0)
 
 
 def make_row(hosts: int, rate: str, size: str, exchange: str) -> dict:
     """What the laboratory would write if the model were the truth, on two cores."""
-    sizes, speed = tuple(count_elements((shape,)) for shape in shapes_of(size)), SPEED.shared(hosts, 1, 2)
+    sizes, speed = tuple(count_elements((shape,)) for shape in shapes_of(size)), plan_error.scaled(SPEED, hosts / 2)
     network, n = Network(1e-4, RATES[rate] * plan_error.PAYLOAD), sum(sizes)
-    time = predict_step(Ternary(), exchange, sizes, (), hosts, network, speed, 0.0)
-    whole = predict_step(Ternary(), exchange, sizes, (), hosts, network, speed, 0.0, bucket_size=BUCKET_SIZE)
     row = {"hosts": hosts, "rate": rate, "size": size, "elements": n, "library": "jaxtern", "exchange": exchange}
+    time, whole = predict(row, SPEED, None), predict(row, SPEED, BUCKET_SIZE)
     row["milliseconds"] = 1e3 * whole.total
     if exchange == "float":
         return row
-    scales = network.seconds(cost.step_traffic(Ternary(), exchange, sizes, (), hosts).scales)
+    scales = network.seconds(all_reduce(len(sizes), hosts))
     shard = n * {"scatter": speed.sum_row, "two_way": speed.mean_row}.get(exchange, 0.0)
     rows = hosts if exchange == "gather" else 1
     seconds = {
@@ -49,9 +55,10 @@ def record(tmp_path: Path) -> Path:
         for hosts in (2, 4)
         for rate in RATES
         for size in ("1048576", "alexnet")
-        for exchange in cost.EXCHANGES
+        for exchange in ("float", "gather", "sum", "scatter", "two_way")
     ]
     rows += [{"library": "torch", "exchange": "fp16", "milliseconds": 1.0}, {"library": "jaxtern", "error": "lost"}]
+    rows += [{"library": "jaxtern", "exchange": "low_rank 1", "milliseconds": 1.0}]  # not of ternary words
     (tmp_path / "exchange.json").write_text(json.dumps({"rows": rows}))
     return tmp_path / "exchange.json"
 
@@ -76,11 +83,10 @@ def test_plan_error_is_nothing_where_the_model_is_the_truth(record: Path):
 
 
 def test_plan_error_foretells_training_steps_from_those_without_a_mean(record: Path, tmp_path: Path):
-    shared, network = SPEED.shared(4, 1, 2), Network(1e-4, RATES["1gbit"] * plan_error.PAYLOAD)
     sizes = plan_error.sizes_of_model("lenet")
     assert sum(sizes) == 1_256_080
-    more = predict_step(Ternary(), "gather", sizes, (), 4, network, shared, 0.0, bucket_size=BUCKET_SIZE).total
     place = {"hosts": 4, "rate": "1gbit", "model": "lenet", "elements": sum(sizes)}
+    more = predict(place | {"exchange": "gather"}, SPEED, BUCKET_SIZE).total
     rows = [
         place | {"variant": "none", "exchange": "", "milliseconds": 30.0},
         place | {"variant": "ternary", "exchange": "gather", "milliseconds": 2 * (30.0 + 1e3 * more)},

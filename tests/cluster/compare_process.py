@@ -18,7 +18,7 @@ def main() -> int:
     recipe = Recipe(run=RunSection(num_workers=found.num_processes, batch_size=found.num_processes))
     mesh = create_mesh(recipe)
     _, state = create_run(recipe, create_model("lenet", (8, 8, 1), 10, 0), 10, mesh)
-    guard = DivergenceGuard(100, mesh, specs_of_state(recipe.mean), [f"host-{i}" for i in range(found.num_processes)])
+    guard = DivergenceGuard(100, mesh, specs_of_state(), [f"host-{i}" for i in range(found.num_processes)])
     for each in (state, corrupt(state) if found.process_id == 1 else state):
         print(guard.find_difference(np.asarray(guard.compare(each, 0, 1, saves=True))), flush=True)
     return 0

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxtern.hosts.processes import launch, share_cores
+from jaxtern.hosts.processes import launch
 
 Open = Callable[..., subprocess.Popen]
 EndOf = Callable[[subprocess.Popen], tuple[int, list[str], list[str]]]
@@ -176,56 +175,6 @@ def test_launch_ends_all_where_nobody_reads_what_they_print(open_script: Open, t
     assert process.wait(timeout=60) != 0
     _wait_until_gone([int(pid) for pid in (tmp_path / "pids").read_text().split()])
     process.stdout = None
-
-
-def test_launch_on_a_terminal_draws_the_bar_of_process_0_below_whole_lines():
-    draw = r"printf '\r%s|####|' $JAXTERN_PROCESS_ID >&2; sleep .2"
-    script = f"for i in 1 2 3; do {draw}; echo line $i; done; echo >&2; echo last >&2"
-    outer, inner = pty.openpty()
-    command = [sys.executable, str(ROOT / "tests/cluster/launcher.py"), '{"num_processes": 2}', "sh", "-c", script]
-    process = subprocess.Popen(command, stdout=inner, stderr=inner, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    os.close(inner)
-    shown = b""
-    while True:
-        try:
-            shown += os.read(outer, 1 << 16)
-        except OSError:  # the end
-            break
-    os.close(outer)
-    assert process.wait(timeout=60) == 0
-    screen, bars = [], 0
-    for part in re.split(r"(\r\x1b\[K|\r\n)", shown.decode()):
-        if part == "\r\n":
-            screen.append("")
-        elif part == "\r\x1b[K":  # clears the line
-            bars += "0|####|" in screen[-1]
-            screen[-1] = ""
-        else:
-            screen = screen or [""]
-            screen[-1] += part
-    for line in screen[:-1]:
-        assert re.fullmatch(r"\[[01]\] (line [123]|last|[01]\|####\|)", line), screen
-    assert bars >= 3  # drawn, and cleared for lines
-    assert sum("1|####|" in line for line in screen) == 1  # of the other, the last one, as a line
-
-
-def test_launch_may_pin_each_process_to_cores_of_its_own(capfd: pytest.CaptureFixture):
-    cores = sorted(os.sched_getaffinity(0))
-    code = "import os; print(sorted(os.sched_getaffinity(0)))"
-    for pin, expected in ((False, cores), (True, cores[: max(len(cores) // 2, 1)])):
-        assert launch([sys.executable, "-c", code], 2, pin=pin) == 0
-        assert f"[0] {expected}" in capfd.readouterr().out.splitlines()
-
-
-@pytest.mark.parametrize("num_cores", [1, 2, 3, 7, 8])
-@pytest.mark.parametrize("num_processes", [1, 2, 3, 5])
-def test_cores_are_shared_evenly(num_cores: int, num_processes: int):
-    shares = share_cores(range(num_cores), num_processes)
-    assert len(shares) == num_processes
-    assert {core for share in shares for core in share} == set(range(num_cores))
-    sizes = [len(share) for share in shares]
-    assert max(sizes) - min(sizes) <= 1
-    assert sum(sizes) == max(num_cores, num_processes)
 
 
 @pytest.mark.parametrize(

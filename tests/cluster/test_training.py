@@ -77,4 +77,4 @@ def test_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_in_anot
 def test_workers_that_do_not_divide_among_processes_are_refused(train: Callable):
     status, _, err = finish(train("run", 2, num_workers=3, batch_size=15))
     assert status == 2
-    assert "error: num_workers=3: must be a multiple of the 2 processes\n" in err
+    assert "error: run.num_workers=3: must be a multiple of the 2 processes\n" in err

@@ -1,4 +1,4 @@
-"""Real processes, over gloo on this machine: the same bits as virtual workers, by every exchange."""
+"""Real processes, over gloo on this machine: the same bits as virtual workers, by every exchange and method."""
 
 import importlib.util
 import json
@@ -13,12 +13,13 @@ from types import ModuleType
 import jax
 import numpy as np
 import pytest
-from jaxtern.compression.cost import EXACT
 
-from jaxtern import compressed_mean
+import jaxtern
 
 WORKER = Path(__file__).with_name("worker_process.py")
+EXACT = ("gather", "sum", "scatter")
 NAMES = [*EXACT, "two_way", *(f"{name} pieces" for name in (*EXACT, "two_way"))]
+METHODS = ["float16", "top_k", "dgc", "low_rank", "sign", "sign two-way"]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def _run(num_processes: int) -> list[dict]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), coordinator, str(num_processes), str(process), *NAMES],
+            [sys.executable, str(WORKER), coordinator, str(num_processes), str(process), *NAMES, *METHODS],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -67,12 +68,11 @@ def test_processes_give_the_same_bits_as_virtual_workers(workers: Callable, work
         """The digest of the virtual workers' mean."""
         gradients = [make(each) for each in range(num_processes)]
         stacked = {key: np.stack([tree[key] for tree in gradients]) for key in gradients[0]}
-        transformation = compressed_mean(placed.names, **worker.options(name), virtual_workers=num_processes)
-        state = transformation.init(None)
-        mean, _ = placed.over(transformation.update)(stacked, state._replace(count=state.count + 7))
+        transformation = jaxtern.compressed_mean(placed.names, **worker.options(name), virtual_workers=num_processes)
+        mean = placed.over(lambda trees, _: worker.twice(transformation, trees, trees[0]))(stacked, None)
         return worker.digest(jax.tree.map(lambda x: x[0], mean))
 
-    expected = {name: expect(name, worker.local_gradients) for name in NAMES}
+    expected = {name: expect(name, worker.local_gradients) for name in (*NAMES, *METHODS)}
     expected |= {f"{name} hierarchical": expect(name, worker.whole_gradients) for name in EXACT}
     assert [each["digests"] for each in found] == [expected] * num_processes
     latencies, bandwidths = zip(*(each["network"] for each in found), strict=True)

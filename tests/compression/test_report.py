@@ -8,37 +8,57 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from jaxtern import Network, Ternary, calibrate, wire_report
-from jaxtern.compression import cost
+import jaxtern
+from jaxtern import Network, calibrate, wire_report
+from jaxtern.compression.network.links import all_gather, all_reduce, all_to_all
+from jaxtern.compression.transform import describe
 
 TREE = {
     "conv": {"kernel": jnp.zeros((5, 5, 64, 64)), "bias": jnp.zeros(64)},
     "fc": jax.ShapeDtypeStruct((2048, 1000), jnp.float32),
 }
+EXCHANGES = ("gather", "sum", "scatter", "two_way")
+METHODS = ["float", "ternary", jaxtern.quantized(7), jaxtern.top_k(0.01), "dgc", "low_rank", "sign"]
 
 
-@pytest.mark.parametrize("exchange", [*cost.EXCHANGES, "auto"])
-@pytest.mark.parametrize("options", [{}, {"bucket_size": 10**5}, {"min_size": 100}, {"exclude": lambda p: p == "fc"}])
-def test_the_tensors_add_up_to_the_traffic(exchange: str, options: dict[str, Any]):
-    report = wire_report(TREE, Ternary(block_size=1000), exchange, 4, **options)
+@pytest.mark.parametrize("options", [{}, {"min_size": 100}, {"exclude": lambda path: path == "fc"}])
+@pytest.mark.parametrize(
+    "reducer", [*(jaxtern.ternary(block_size=1000, exchange=each) for each in EXCHANGES), *METHODS]
+)
+def test_the_tensors_add_up_to_the_traffic(reducer: Any, options: dict[str, Any]):
+    report = wire_report(TREE, reducer, 4, **options)
     assert sum(tensor.bytes for tensor in report.tensors) == pytest.approx(report.bytes)
     assert report.elements == 5 * 5 * 64 * 64 + 64 + 2048 * 1000
     assert [tensor.path for tensor in report.tensors] == ["conv/bias", "conv/kernel", "fc"]
     assert report.float_bits_per_element == pytest.approx(48)
     assert report.ratio == pytest.approx(report.float_bits_per_element / report.bits_per_element)
-    assert all(tensor.compressed == (exchange != "float") for tensor in report.tensors) or options
 
 
-def test_one_bucket_is_what_step_traffic_says():
-    report = wire_report(TREE, "ternary", "scatter", 8, min_size=100, bucket_size=None)
-    traffic = cost.step_traffic(Ternary(), "scatter", (5 * 5 * 64 * 64, 2048 * 1000), (64,), 8)
-    assert report.traffic == traffic
-    assert report.exchanges == ("scatter",)
+def test_traffic_and_ways_are_the_reducers_own():
+    reducer = jaxtern.ternary(exchange="scatter")
+    assert wire_report(TREE, reducer, 8).traffic == reducer.traffic(describe(TREE), 8)
+    assert wire_report(TREE, reducer, 8).traffic.ways == ("scatter",)
+    assert wire_report(TREE, "ternary", 8, min_size=100).traffic.ways == ("float", "scatter")
 
 
-def test_more_devices_of_a_worker_send_no_more_than_one_but_for_scales_and_padding():
-    alone, shared = (wire_report(TREE, exchange="gather", num_workers=4, devices_per_worker=d) for d in (1, 8))
-    assert alone.bytes <= shared.bytes <= alone.bytes * 1.001
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4, 8, 42, 127])
+def test_large_tensors_cost_the_bits_an_element_that_the_formats_promise(num_workers: int):
+    large, digits = 2**24, {1: 20, 2: 13, 3: 11, 4: 10, 8: 7, 42: 4, 127: 4}[num_workers]
+    tree, share = jax.ShapeDtypeStruct((large,), jnp.float32), (num_workers - 1) / num_workers
+
+    def bits(reducer: Any) -> float:
+        return wire_report(tree, reducer, num_workers).bits_per_element
+
+    gather, added, scatter, two_way = (bits(jaxtern.ternary(exchange=each)) for each in EXCHANGES)
+    assert gather == pytest.approx(1.6 * (num_workers - 1), rel=2e-4)
+    assert added == pytest.approx(2 * share * 32 / digits, rel=2e-4)
+    assert scatter == pytest.approx(share * (1.6 + 32 / digits), rel=2e-2)  # shards are filled up
+    assert two_way == pytest.approx(share * 3.2, rel=2e-2)
+    assert bits(jaxtern.sign(two_way=True)) == pytest.approx(share + share, rel=1e-3)
+    assert bits(jaxtern.sign()) == pytest.approx(num_workers - 1, rel=1e-3)
+    assert bits(jaxtern.top_k(0.001)) == pytest.approx(0.001 * (32 + 12) * (num_workers - 1), rel=1e-2)
+    assert bits(jaxtern.float_mean("bfloat16")) == pytest.approx(2 * share * 16, rel=1e-4)
+    assert bits("float") == pytest.approx(2 * share * 32)
 
 
 def test_the_table_names_every_tensor_and_fits_a_small_terminal():
@@ -49,17 +69,16 @@ def test_the_table_names_every_tensor_and_fits_a_small_terminal():
 
 
 def test_one_worker_sends_nothing_and_an_empty_tree_has_a_report():
-    assert wire_report(TREE, num_workers=1).bytes == 0
-    assert wire_report({}, num_workers=4).bits_per_element == 0
-    with pytest.raises(ValueError, match=r"^num_workers=0: must be an integer of 1 or more$"):
-        wire_report(TREE, num_workers=0)
+    for method in METHODS:
+        assert wire_report(TREE, method, num_workers=1).bytes == 0
+        assert wire_report({}, method, num_workers=4).bits_per_element == 0
 
 
 def test_seconds_are_messages_times_latency_and_bytes_over_bandwidth():
     network = Network(latency=1e-3, bandwidth=1e6)
-    assert network.seconds(cost.all_gather(1000, 5)) == pytest.approx(4 * 1e-3 + 4 * 4000 / 1e6)
-    assert network.seconds(cost.all_reduce(1000, 5)) == pytest.approx(8 * 1e-3 + 8 / 5 * 4000 / 1e6)
-    assert network.seconds(cost.all_to_all(1000, 5)) == pytest.approx(4 * 1e-3 + 4 / 5 * 4000 / 1e6)
+    assert network.seconds(all_gather(1000, 5)) == pytest.approx(4 * 1e-3 + 4 * 4000 / 1e6)
+    assert network.seconds(all_reduce(1000, 5)) == pytest.approx(8 * 1e-3 + 8 / 5 * 4000 / 1e6)
+    assert network.seconds(all_to_all(1000, 5)) == pytest.approx(4 * 1e-3 + 4 / 5 * 4000 / 1e6)
 
 
 def _mesh(*shape: int) -> Mesh:

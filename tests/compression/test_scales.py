@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from jaxtern.compression import scales
+from jaxtern.compression.radix import scales
 from jaxtern.kernels import Segments
 
 

@@ -1,8 +1,8 @@
-"""What holds for every codec, exchange and option: one table of transformations, one list of claims."""
+"""What the transformation does around a reducer: which tensors go to it, arguments, and how it chains with optax."""
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,33 +11,13 @@ import optax
 import pytest
 
 import jaxtern
-from jaxtern import CompressedMeanState, Ternary, compressed_mean, ternary_mean
+from jaxtern import compressed_mean, ternary_mean
+from jaxtern.compression.transform import describe
 
 NUM_WORKERS = 4
-TRANSFORMATIONS = {
-    "ternary_mean": ternary_mean,
-    "gather": functools.partial(compressed_mean, exchange="gather"),
-    "sum": functools.partial(compressed_mean, exchange="sum"),
-    "pow2": functools.partial(ternary_mean, scale="pow2"),
-    "pow2 sum": functools.partial(ternary_mean, scale="pow2", exchange="sum"),
-    "blocks": functools.partial(ternary_mean, block_size=16),
-    "blocks sum": functools.partial(ternary_mean, block_size=7, exchange="sum"),
-    "2 levels": functools.partial(ternary_mean, levels=2),
-    "127 levels sum": functools.partial(ternary_mean, levels=127, exchange="sum"),
-    "no clipping": functools.partial(ternary_mean, clip_sigmas=0),
-    "min_size": functools.partial(ternary_mean, min_size=50),
-    "min_size sum": functools.partial(ternary_mean, min_size=50, exchange="sum"),
-    "excluded": functools.partial(ternary_mean, exclude=lambda path: "kernel" in path),
-    "all excluded": functools.partial(ternary_mean, exclude=lambda path: True),  # noqa: ARG005
-    "statistics": functools.partial(compressed_mean, statistics=True),
-    "statistics sum": functools.partial(compressed_mean, statistics=True, exchange="sum"),
-    "float exchange": functools.partial(ternary_mean, exchange="float"),
-    "float codec": functools.partial(compressed_mean, codec="float"),
-}
-DETERMINISTIC = {"all excluded", "float exchange", "float codec"}
 
 
-def _gradients(seed: int) -> dict[str, Any]:
+def _gradients(seed: int = 0) -> dict[str, Any]:
     """Local gradients of NUM_WORKERS workers; leaves [N, ...]."""
     random = np.random.default_rng(seed)
 
@@ -53,105 +33,148 @@ def _gradients(seed: int) -> dict[str, Any]:
     }
 
 
-class Run(NamedTuple):
-    name: str
-    gradients: Any
-    update: Callable[..., tuple[Any, CompressedMeanState]]
-    mean: Any
-    state: CompressedMeanState
-
-
-@pytest.fixture(scope="module", params=TRANSFORMATIONS)
-def run(request: pytest.FixtureRequest, updates_over: Callable) -> Run:
-    update, gradients = updates_over(TRANSFORMATIONS[request.param], f"vmap:{NUM_WORKERS}"), _gradients(0)
-    return Run(request.param, gradients, update, *update(gradients, 3))
-
-
-def _same(a: Any, b: Any) -> bool:
-    return all(
-        np.array_equal(x, y, equal_nan=True) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
-
-
-def test_updates_keep_structure_shapes_and_dtypes(run: Run):
-    assert jax.tree.structure(run.mean) == jax.tree.structure(run.gradients)
-    described = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (run.mean, run.gradients)]
-    assert described[0] == described[1]
-
-
-def test_every_worker_holds_the_same_bits(run: Run):
-    for leaf in jax.tree.leaves((run.mean, run.state)):
-        for worker in range(1, NUM_WORKERS):
-            np.testing.assert_array_equal(leaf[worker], leaf[0])
-
-
-def test_the_same_step_gives_the_same_bits_and_another_step_others(run: Run):
-    assert _same(run.update(run.gradients, 3)[0], run.mean)
-    assert _same(run.update(run.gradients, 4)[0], run.mean) == (run.name in DETERMINISTIC)
-
-
-def test_state_counts_the_steps_and_keeps_its_structure(run: Run):
-    start = TRANSFORMATIONS[run.name]("data").init({"ignored": jnp.zeros(3)})
-    assert isinstance(start, CompressedMeanState)
-    assert start.count == 0
-    assert jax.tree.structure(start) == jax.tree.structure(run.state)
-    for before, after in zip(jax.tree.leaves(start), jax.tree.leaves(run.state), strict=True):
-        assert after.dtype == before.dtype
-        assert after.shape == (NUM_WORKERS, *before.shape)
-    np.testing.assert_array_equal(run.state.count, 4)
-
-
-def test_zero_gradients_give_zero(run: Run):
-    mean, _ = run.update(jax.tree.map(jnp.zeros_like, run.gradients))
-    for leaf in jax.tree.leaves(mean):
-        np.testing.assert_array_equal(leaf.astype(np.float32), 0)
-
-
-def test_the_mean_lies_within_the_largest_gradient_or_its_power_of_two(run: Run):
-    for found, leaf in zip(jax.tree.leaves(run.mean), jax.tree.leaves(run.gradients), strict=True):
-        if leaf.size:
-            largest = np.abs(np.asarray(leaf, np.float32)).max()
-            assert np.abs(found.astype(np.float32)).max() <= largest * (2.0 if "pow2" in run.name else 1.01)
-
-
-def test_what_stays_float_is_the_float_mean_and_nothing_else_is(run: Run):
-    stays_float = {
-        "min_size": lambda path, size: size < 50,  # noqa: ARG005
-        "min_size sum": lambda path, size: size < 50,  # noqa: ARG005
-        "excluded": lambda path, size: "kernel" in path,  # noqa: ARG005
-    }.get(run.name, lambda path, size: run.name in DETERMINISTIC)  # noqa: ARG005
-    leaves, _ = jax.tree_util.tree_flatten_with_path(run.gradients)
-    for (path, leaf), found in zip(leaves, jax.tree.leaves(run.mean), strict=True):
-        size = leaf.size // NUM_WORKERS
-        mean = np.asarray(leaf, np.float32).mean(axis=0)
-        eps = float(jnp.finfo(leaf.dtype).eps)
-        near = np.allclose(found[0].astype(np.float32), mean, rtol=eps, atol=4 * eps)
-        assert near == bool(stays_float(jax.tree_util.keystr(path), size) or not size)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
-def test_another_seed_gives_other_noise(updates_over: Callable, seed: int):
-    reference, _ = updates_over(functools.partial(ternary_mean, seed=5), "vmap:4")(_gradients(0))
-    mean, _ = updates_over(functools.partial(ternary_mean, seed=seed), "vmap:4")(_gradients(0))
-    assert not _same(mean, reference)
+def _assert_same(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
 @pytest.mark.parametrize(
-    ("options", "codec"),
+    ("options", "is_float"),
     [
-        ({}, Ternary()),
-        ({"clip_sigmas": 1.0, "scale": "pow2", "block_size": 5, "levels": 3}, Ternary(1.0, "pow2", 5, 3)),
+        ({"min_size": 12}, lambda path, size: size < 12),  # noqa: ARG005
+        ({"exclude": lambda path: path.startswith("half/")}, lambda path, size: path.startswith("half/")),  # noqa: ARG005
+        ({"min_size": 10**6}, lambda path, size: True),  # noqa: ARG005
+        ({}, lambda path, size: False),  # noqa: ARG005
     ],
 )
-def test_ternary_mean_is_compressed_mean_with_the_ternary_codec(updates_over: Callable, options: dict, codec: Ternary):
-    mean, _ = updates_over(functools.partial(ternary_mean, **options), "vmap:4")(_gradients(0))
-    general, _ = updates_over(functools.partial(compressed_mean, codec=codec), "vmap:4")(_gradients(0))
-    assert _same(mean, general)
+def test_small_and_excluded_tensors_are_the_float_mean_and_no_others(
+    updates_over: Callable, options: dict, is_float: Callable
+):
+    gradients = _gradients()
+    mean, _ = updates_over(functools.partial(ternary_mean, **options), "vmap:4")(gradients)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(gradients)
+    for (path, leaf), found in zip(leaves, jax.tree.leaves(mean), strict=True):
+        assert (found.shape, found.dtype) == (leaf.shape, leaf.dtype)
+        rows = np.asarray(leaf, np.float32)
+        expected = np.asarray((((rows[0] + rows[1]) + rows[2]) + rows[3]) / 4).astype(leaf.dtype)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        assert np.array_equal(found[0], expected) == (is_float(name, leaf[0].size) or not leaf.size)
+
+
+def test_exclude_sees_paths_and_floats_of_a_reducer_go_its_own_way(updates_over: Callable):
+    seen = []
+    gradients = _gradients()
+    make = functools.partial(ternary_mean, exclude=lambda path: bool(seen.append(path)))
+    updates_over(make, "vmap:4")(gradients)
+    assert set(seen) == {
+        "conv/bias",
+        "conv/kernel",
+        "half/0",
+        "half/1",
+        "scalar",
+    }  # nothing is asked of one without elements
+
+    def momentum(names: Any) -> Any:  # whose floats take momentum, too
+        return compressed_mean(names, jaxtern.dgc(0.5, momentum=0.5), min_size=10**6)
+
+    def twice(local: Any) -> Any:
+        transformation = momentum("data")
+        first, state = transformation.update(local, transformation.init(local))
+        return first, transformation.update(local, state)[0]
+
+    first, second = jax.vmap(twice, axis_name="data")(gradients["conv"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(b, 1.5 * a, rtol=1e-6), first, second)
+
+
+def test_numpy_and_python_numbers_are_tensors_too():
+    layout = describe({"a": np.float32(1.5), "b": 2.5, "c": np.array([3.5], np.float32), "d": None})
+    assert layout.paths == ("a", "b", "c")
+    assert layout.shapes == ((), (), (1,))
+    assert set(layout.dtypes) == {jnp.dtype("float32")}
+
+
+def test_another_seed_gives_other_noise():
+    """Of one program, as a seed may be traced; the largest one too."""
+
+    def mean(own: jax.Array, seed: jax.Array) -> jax.Array:
+        transformation = ternary_mean("data", seed=seed)
+        return transformation.update(own, transformation.init(own))[0]
+
+    compiled = jax.jit(jax.vmap(mean, in_axes=(0, None), axis_name="data"))
+    gradients = _gradients()["conv"]["kernel"]
+    found = [np.asarray(compiled(gradients, np.uint32(seed)))[0] for seed in (0, 1, 5, 2**32 - 1)]
+    assert len({each.tobytes() for each in found}) == 4
+    plain = ternary_mean("data", seed=2**32 - 1)
+    fixed = jax.jit(jax.vmap(lambda x: plain.update(x, plain.init(x))[0], axis_name="data"))(gradients)
+    np.testing.assert_array_equal(fixed[0], found[-1])
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_sigmas": 1.0, "scale": "pow2", "block_size": 5, "levels": 3}])
+def test_ternary_mean_is_compressed_mean_with_quantized(updates_over: Callable, options: dict):
+    mean, _ = updates_over(functools.partial(ternary_mean, **options), "vmap:4")(_gradients())
+    reducer = jaxtern.quantized(**({"levels": 1} | options)) if options else "ternary"
+    general, _ = updates_over(functools.partial(compressed_mean, reducer=reducer), "vmap:4")(_gradients())
+    _assert_same(mean, general)
+
+
+def test_numpy_and_jax_scalars_are_numbers(updates_over: Callable):
+    gradients = _gradients()["conv"]
+    plain = {"clip_sigmas": 1.5, "seed": 3, "levels": 2, "block_size": 7, "min_size": 6}
+    expected, _ = updates_over(functools.partial(ternary_mean, **plain), "vmap:4")(gradients)
+    kinds = {
+        "clip_sigmas": np.float32,
+        "seed": np.int32,
+        "levels": np.int64,
+        "block_size": np.uint8,
+        "min_size": np.int16,
+    }
+    for kind in (kinds, dict.fromkeys(kinds, jnp.int32) | {"clip_sigmas": jnp.float32, "seed": jnp.uint32}):
+        options = {name: kind[name](value) for name, value in plain.items()}
+        found, _ = updates_over(functools.partial(ternary_mean, **options), "vmap:4")(gradients)
+        _assert_same(found, expected)
+
+
+def test_inject_hyperparams_schedules_clip_sigmas(updates_over: Callable):
+    gradients = {"kernel": _gradients()["conv"]["kernel"]}
+    injected = optax.inject_hyperparams(
+        ternary_mean,
+        static_args=(
+            "axis_name",
+            "min_size",
+            "exclude",
+            "scale",
+            "block_size",
+            "levels",
+            "exchange",
+            "fast_axis_name",
+            "network",
+        ),
+    )("data", clip_sigmas=optax.piecewise_constant_schedule(1.0, {1: 3.0}), seed=7)
+
+    def twice(local: Any) -> Any:
+        state = injected.init(local)
+        first, state = injected.update(local, state)
+        return first, injected.update(local, state)[0]
+
+    with jax.numpy_dtype_promotion("standard"):  # which optax' schedules need
+        found = jax.jit(jax.vmap(twice, axis_name="data"))(gradients)
+    for step, (mean, clip_sigmas) in enumerate(zip(found, (1.0, 3.0), strict=True)):
+        make = functools.partial(ternary_mean, clip_sigmas=clip_sigmas, seed=7)
+        _assert_same(jax.device_get(mean), updates_over(make, "vmap:4")(gradients, step)[0])
+
+
+def test_a_static_argument_that_is_injected_is_refused_by_name():
+    injected = optax.inject_hyperparams(ternary_mean, static_args=("axis_name", "scale", "exchange"))("data", levels=3)
+    gradients = jnp.ones((2, 3))
+    with pytest.raises(
+        ValueError, match=r"^levels is traced: must be known when a program is compiled; name it in the"
+    ):
+        jax.jit(jax.vmap(lambda x: injected.update(x, injected.init(x))[0], axis_name="data"))(gradients)
 
 
 def test_a_chain_with_an_optimiser_moves_all_replicas_alike(workers: Callable):
     placed = workers("mesh:4")
-    optimizer = optax.chain(jaxtern.ternary_mean(placed.names[0]), optax.sgd(0.1, momentum=0.9))
+    optimizer = optax.chain(ternary_mean(placed.names[0]), optax.sgd(0.1, momentum=0.9))
     params = {"w": jnp.zeros((7, 3))}
 
     def step(gradients: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""One of N processes that average gradients; prints the mean's digest for every exchange. See test_processes.py."""
+"""One of N processes that average gradients; prints digests of means by every exchange. See test_processes.py."""
 
 import hashlib
 import json
@@ -6,13 +6,20 @@ import sys
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtern.compression.cost import EXACT
 
-from jaxtern import calibrate, compressed_mean
+import jaxtern
 
+EXACT = ("gather", "sum", "scatter")
+METHODS = {
+    "float16": lambda: jaxtern.float_mean("float16"),
+    "top_k": lambda: jaxtern.top_k(0.05),
+    "dgc": lambda: jaxtern.dgc(0.05, clip_norm=1.0),
+    "low_rank": lambda: jaxtern.low_rank(2),
+    "sign": jaxtern.sign,
+    "sign two-way": lambda: jaxtern.sign(two_way=True),
+}
 SHAPES = {"large": (300, 257), "small": (129,), "one": (1,), "float": (9,)}
 
 
@@ -35,9 +42,19 @@ def digest(mean: Any) -> str:
 
 
 def options(name: str) -> dict[str, Any]:
-    """What `compressed_mean` is given for a name such as "gather" or "gather pieces"."""
+    """What `compressed_mean` is given for a name such as "gather", "gather pieces" or "low_rank"."""
     exchange, *pieces = name.split()
-    return {"exchange": exchange, "exclude": lambda path: path == "float", "bucket_size": 30_000 if pieces else None}
+    if name in METHODS:
+        return {"reducer": METHODS[name]()}
+    reducer = jaxtern.ternary(exchange=exchange, bucket_size=30_000 if pieces else None)
+    return {"reducer": reducer, "exclude": lambda path: path == "float"}
+
+
+def twice(transformation: Any, gradients: Any, tree: Any) -> Any:
+    """The mean of the second of two updates, which starts from the state of the first; step 7 is the first."""
+    state = transformation.init(tree)
+    _, state = transformation.update(gradients, state._replace(count=state.count + 7))
+    return transformation.update(gradients, state)[0]
 
 
 def main(coordinator: str, num_processes: int, process: int, names: list[str]) -> None:
@@ -54,17 +71,17 @@ def main(coordinator: str, num_processes: int, process: int, names: list[str]) -
     }
     found = {}
     for name in names:
-        transformation = compressed_mean("host", **options(name))
+        transformation = jaxtern.compressed_mean("host", **options(name))
 
         def update(local: Any, transformation: Any = transformation) -> Any:
-            state = transformation.init(None)._replace(count=jnp.int32(7))
-            return transformation.update(jax.tree.map(lambda x: x[0], local), state)[0]
+            tree = jax.tree.map(lambda x: x[0], local)
+            return twice(transformation, tree, tree)
 
         mapped = jax.shard_map(update, mesh=mesh, in_specs=PartitionSpec("host"), out_specs=everywhere, check_vma=False)
         found[name] = digest(jax.tree.map(lambda x: x.addressable_data(0), jax.jit(mapped)(gradients)))
     found |= hierarchical_digests(Mesh(devices, ("host", "device"), axis_types=(AxisType.Auto,) * 2), process)
     # Hosts may be given different numbers; all must come to the same.
-    network = calibrate(mesh, "host", bandwidth=1e9 / (1 + process))
+    network = jaxtern.calibrate(mesh, "host", bandwidth=1e9 / (1 + process))
     print(json.dumps({"digests": found, "network": [network.latency, network.bandwidth]}), flush=True)
 
 
@@ -77,11 +94,11 @@ def hierarchical_digests(mesh: Mesh, process: int) -> dict[str, str]:
     }
     found = {}
     for exchange in EXACT:
-        transformation = compressed_mean("host", fast_axis_name="device", **options(exchange))
+        transformation = jaxtern.compressed_mean("host", fast_axis_name="device", **options(exchange))
 
         def update(local: Any, transformation: Any = transformation) -> Any:
-            state = transformation.init(None)._replace(count=jnp.int32(7))
-            return transformation.update(jax.tree.map(lambda x: x[0, 0], local), state)[0]
+            tree = jax.tree.map(lambda x: x[0, 0], local)
+            return twice(transformation, tree, tree)
 
         mapped = jax.shard_map(
             update, mesh=mesh, in_specs=PartitionSpec("host", "device"), out_specs=PartitionSpec(), check_vma=False

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,8 +45,8 @@ def open_door() -> Callable[..., subprocess.Popen]:
 
 
 @pytest.fixture(scope="session")
-def run_door(open_door: Callable[..., subprocess.Popen]) -> Door:
-    """Runs a command to its end."""
+def run_command(open_door: Callable[..., subprocess.Popen]) -> Door:
+    """Runs a command to its end, in a process of its own from the first line on."""
 
     def run(door: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
         process = open_door(door, *arguments, cwd=cwd)
@@ -53,11 +54,26 @@ def run_door(open_door: Callable[..., subprocess.Popen]) -> Door:
             out, err = process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
-        # Which kernels run, a matter of the machine and its compiler, is none of the door's.
-        own = [line for line in err.splitlines(keepends=True) if not line.startswith("INFO: kernels: ")]
-        return subprocess.CompletedProcess(process.args, process.returncode, out, "".join(own))
+        return _done(process.args, process.returncode, out, err)
 
     return run
+
+
+@pytest.fixture(scope="session", name="run_door")
+def _run_door(run_door: Callable) -> Door:
+    """The same, in a process that need not import what takes seconds."""
+
+    def run(door: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
+        answer = run_door(door, *arguments, cwd=cwd or ROOT)
+        return _done([door, *arguments], answer.status, answer.out, answer.err)
+
+    return run
+
+
+def _done(command: Any, status: int, out: str, err: str) -> subprocess.CompletedProcess:
+    # Which kernels run, a matter of the machine and its compiler, is none of the door's.
+    own = [line for line in err.splitlines(keepends=True) if not line.startswith("INFO: kernels: ")]
+    return subprocess.CompletedProcess(command, status, out, "".join(own))
 
 
 @pytest.fixture(scope="session")
@@ -72,10 +88,10 @@ def train_arguments(full_names: Callable) -> Callable[..., list[str]]:
 
 
 @pytest.fixture(scope="session")
-def straight(tmp_path_factory: pytest.TempPathFactory, run_door: Door, train_arguments: Callable) -> Path:
+def straight(tmp_path_factory: pytest.TempPathFactory, run_command: Door, train_arguments: Callable) -> Path:
     """The folder of the short run, never interrupted."""
     workdir = tmp_path_factory.mktemp("straight") / "run"
-    done = run_door("train", *train_arguments(workdir))
+    done = run_command("train", *train_arguments(workdir))
     assert done.returncode == 0, done.stderr
     return workdir
 

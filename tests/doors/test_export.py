@@ -159,13 +159,13 @@ def test_predict_needs_nothing_of_training_and_names_damaged_images(digits: Path
 
 
 def test_predictions_of_a_dataset_without_files_have_numbers_as_keys(digits: Path, tmp_path: Path, run_door: Callable):
-    done = run_door("evaluate", f"--workdir={digits / 'run'}", f"--predictions={tmp_path / 'evaluated.json'}")
+    done = run_door("evaluate", f"--workdir={digits / 'run'}", f"--predictions={tmp_path / 'evaluated.csv'}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 4: test loss")
     network = tmp_path / "newest"
     assert run_door("export", f"--workdir={digits / 'run'}", f"--out={network}").returncode == 0
-    done = run_door("predict", network, "--dataset=digits", f"--out={tmp_path / 'predicted.json'}")
+    done = run_door("predict", network, "--dataset=digits", f"--out={tmp_path / 'predicted.csv'}")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "predicted.json").read_bytes() == (tmp_path / "evaluated.json").read_bytes()
-    rows = json.loads((tmp_path / "predicted.json").read_text())
-    assert [row["key"] for row in rows] == [str(number) for number in range(360)]
+    assert (tmp_path / "predicted.csv").read_bytes() == (tmp_path / "evaluated.csv").read_bytes()
+    _, *rows = (tmp_path / "predicted.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == [str(number) for number in range(360)]

@@ -58,16 +58,16 @@ def test_plan_of_a_recipe_measures_step_and_codec_and_gives_json(run_door: Calla
     assert plan["elements"]["float"] > 0
     assert sum(plan["elements"].values()) == 131_080
     assert 0 < plan["cluster"]["compute_seconds"] < 10
-    assert 0 < plan["cluster"]["speed"]["encode"] < 1e-6
+    assert 0 < plan["speed"]["encode"] < 1e-6
     assert len(plan["step"]) == 10
-    exact = [row for row in plan["step"] if row["exchange"] in ("gather", "sum", "scatter")]
+    exact = [row for row in plan["step"] if row["method"] in ("gather", "sum", "scatter")]
     best = min(exact, key=lambda row: row["total"])
-    assert plan["best"] == {name: best[name] for name in ("exchange", "hierarchical")}
+    assert plan["best"] == {name: best[name] for name in ("method", "hierarchical")}
     assert all(row["total"] == row["compute"] + row["codec"] + row["wire"] for row in plan["scaling"])
 
 
-def test_plan_explains_itself(run_door: Callable, tmp_path: Path):
-    done = run_door("plan", "--help", cwd=tmp_path)
+def test_plan_explains_itself(run_command: Callable, tmp_path: Path):
+    done = run_command("plan", "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     for words in ("python -m jaxtern.plan", "--parameters", "--codec_speed", "--config=RECIPE"):
         assert words in done.stdout

@@ -181,4 +181,4 @@ def test_run_with_another_config_is_refused_until_allowed(
     allowed = run_door("train", *arguments, "--allow_config_change")
     assert allowed.returncode == 0, allowed.stderr
     assert steps_in(workdir) == [61, 62, 63]
-    assert json.loads((workdir / "config.json").read_text())["learning_rate"] == 0.002
+    assert json.loads((workdir / "config.json").read_text())["optimizer"]["learning_rate"] == 0.002

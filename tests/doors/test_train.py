@@ -9,10 +9,10 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def default(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> tuple[Path, str]:
+def default(tmp_path_factory: pytest.TempPathFactory, run_command: Callable) -> tuple[Path, str]:
     """The default command but for its length, in an empty folder: the folder and what it said."""
     folder = tmp_path_factory.mktemp("default")
-    done = run_door("train", "--config.run.num_steps=250", cwd=folder)
+    done = run_command("train", "--config.run.num_steps=250", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return folder, done.stdout
@@ -28,8 +28,8 @@ def test_train_says_what_it_does_and_what_was_sent(default: tuple[Path, str]):
     _, said = default
     for words in (
         "lenet (131,080 parameters) on digits (1,437 training and 360 test examples, resident)",
-        "4 workers, codec ternary\n",
-        "4 workers, exchange gather: ",
+        "4 workers, gradients by ternary\n",
+        "4 workers, by gather: ",
         "250 steps of 64 examples, from the start, in runs/digits",
         "curves in runs/digits/curves.png",
         "checkpoints in runs/digits/checkpoints",
@@ -48,7 +48,7 @@ def test_train_leaves_a_run_in_its_folder(default: tuple[Path, str]):
     assert {path.name for path in workdir.iterdir()} == names
     assert (workdir / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert (workdir / "checkpoints" / "250").is_dir()
-    assert json.loads((workdir / "config.json").read_text())["num_steps"] == 250
+    assert json.loads((workdir / "config.json").read_text())["run"]["num_steps"] == 250
     assert list((workdir / "tensorboard").glob("events.*"))
 
 
@@ -73,5 +73,5 @@ def test_train_reads_a_recipe_from_a_file(run_door: Callable, tmp_path: Path):
     )
     done = run_door("train", f"--config={recipe}", "--config.mean.method=float", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 workers, codec float\n" in done.stdout
+    assert "1 workers, gradients by float\n" in done.stdout
     assert (tmp_path / "runs" / "mine" / "checkpoints" / "2").is_dir()

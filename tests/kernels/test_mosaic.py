@@ -44,7 +44,7 @@ TUNINGS = [Tuning(1, 1), Tuning(2, 1), Tuning(1, 3), Tuning(2, 2)]
 KEY = derive_key(3, 14, 15)
 
 # Every example is traced and compiled anew, so there are few.
-few_examples = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few_examples = settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(params=["interpreted", pytest.param("compiled", marks=pytest.mark.gpu)])
@@ -285,8 +285,7 @@ def _launches(program: str) -> int:
     return sum("custom_call @mosaic_gpu" in line for line in program.splitlines())
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("exchange", ["gather", "sum"])
+@pytest.mark.parametrize(("exchange", "check_vma"), [("gather", False), ("sum", True)])
 def test_a_step_launches_each_op_once_a_bucket(
     monkeypatch: pytest.MonkeyPatch, workers: Callable, exchange: str, check_vma: bool
 ):

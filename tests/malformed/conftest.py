@@ -1,85 +1,18 @@
 """The doors, as fast as tables of hundreds of bad inputs need them, and what all refusals have in common."""
 
 import hashlib
-import json
-import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 LONGEST_LINE = 400 + len("error: ")
 MOST_MEMORY = 1200  # MiB that a refusal may take, of which the imports are half
 RECIPE = {
     "data": "synthetic", "synthetic_shape": (8, 8, 1), "synthetic_classes": 3, "synthetic_examples": 32,
     "num_workers": 2, "batch_size": 8, "num_steps": 2, "checkpoint_every": 1, "log_every": 1,
 }  # fmt: skip
-
-
-class Answer(NamedTuple):
-    """What a door has said.
-
-    Attributes:
-      status: of its process.
-      out, err: what it printed.
-      seconds: of CPU.
-      memory: at most, in MiB.
-    """
-
-    status: int
-    out: str
-    err: str
-    seconds: float
-    memory: float
-
-
-class Doors:
-    """Commands, run by the server."""
-
-    def __init__(self, folder: Path):
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-        for name in [name for name in environment if name.startswith(("JAXTERN_", "TF_CONFIG", "SLURM_", "OMPI_"))]:
-            del environment[name]
-        with (folder / "server.err").open("w") as errors:
-            self._server = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("door_server.py"))],
-                cwd=folder, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            )  # fmt: skip
-        self._folder, self._count = folder, 0
-
-    def __call__(self, door: str, *arguments: object, cwd: Path, **environment: str) -> Answer:
-        self._count += 1
-        output = self._folder / str(self._count)
-        typed = [argument.decode("utf-8", "surrogateescape") if isinstance(argument, bytes) else str(argument)
-                 for argument in arguments]  # fmt: skip
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        print(json.dumps([str(cwd), environment, door, typed, str(output)]), file=self._server.stdin, flush=True)
-        answer = self._server.stdout.readline()
-        assert answer, (self._folder / "server.err").read_text()[-2000:]
-        status, seconds, memory = json.loads(answer)
-        out, err = (Path(f"{output}.{end}").read_text(errors="backslashreplace") for end in ("out", "err"))
-        return Answer(status, out, err, seconds, memory)
-
-    def close(self) -> None:
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        self._server.wait(60)
-        assert self._server.stdout is not None
-        self._server.stdout.close()
-
-
-@pytest.fixture(scope="session")
-def run_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    """`run_door("train", "--workdir=x", cwd=folder, TF_CONFIG="{}")` to its Answer."""
-    doors = Doors(tmp_path_factory.mktemp("doors"))
-    yield doors
-    doors.close()
 
 
 def snapshot(folder: Path) -> dict[str, str]:
@@ -97,7 +30,7 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def refuses(run_door: Doors) -> Callable[..., str]:
+def refuses(run_door: Callable) -> Callable[..., str]:
     """Runs a door that must refuse what it is given; the line that it says."""
 
     def check(
@@ -136,7 +69,7 @@ def recipe_flags(full_names: Callable) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory, run_door: Doors, recipe_flags: list[str]) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory, run_door: Callable, recipe_flags: list[str]) -> Path:
     """A run with checkpoints of steps 0, 1 and 2."""
     folder = tmp_path_factory.mktemp("trained")
     answer = run_door("train", *recipe_flags, "--workdir=run", cwd=folder)

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -117,8 +117,16 @@ FACTS = {
 EVALUATIONS = ["x", "[]", "{}", "null", '{"step": 2}', '{"step": 2, "split": "test", "loss": 1', "[" * 100_000, "\0"]
 
 
-@pytest.mark.parametrize("door", ["evaluate", "train"])
-@pytest.mark.parametrize("case", CHANGES)
+def by_doors(cases: Iterable[str], *doors: str) -> list:
+    """Every case by one door, in turn; by the other, too, where there is time."""
+    return [
+        pytest.param(case, door, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for i, case in enumerate(cases)
+        for j, door in enumerate(doors)
+    ]
+
+
+@pytest.mark.parametrize(("case", "door"), by_doors(CHANGES, "evaluate", "train"))
 def test_doors_refuse_checkpoints(refuses: Callable, recipe_flags: list, run_copy: Path, case: str, door: str):
     each(run_copy, CHANGES[case])
     flags = recipe_flags if door == "train" else []
@@ -131,8 +139,7 @@ def test_evaluate_refuses_a_run(refuses: Callable, run_copy: Path, case: str):
     refuses("evaluate", "--workdir=run", cwd=run_copy.parent, names=["run"])
 
 
-@pytest.mark.parametrize("door", ["export", "train"])
-@pytest.mark.parametrize("case", FACTS)
+@pytest.mark.parametrize(("case", "door"), by_doors(FACTS, "export", "train"))
 def test_doors_refuse_facts(refuses: Callable, recipe_flags: list, run_copy: Path, case: str, door: str):
     (run_copy / "dataset.json").write_text(FACTS[case])
     flags = recipe_flags if door == "train" else ["--out=exported"]

@@ -1,4 +1,4 @@
-"""AlexNet, in both versions, has the layers, sizes and initial weights of TernGrad's, its batch norm and dropout."""
+"""AlexNet has the layers, sizes and initial weights of TernGrad's, its batch norm and dropout."""
 
 import math
 from collections.abc import Callable

@@ -88,11 +88,11 @@ def test_inception_moves_moments_and_hands_a_gradient_to_every_weight_in_trainin
     np.testing.assert_allclose(moved["stem/layer1/norm/mean"], 0.0003 * own.mean(axis=(0, 1, 2)), rtol=1e-2, atol=1e-7)
 
     @functools.partial(jax.jit, compiler_options=QUICKLY)
-    def evaluate() -> Any:
+    def evaluate(params: Any) -> Any:
         model = nnx.merge(graph, params, moments, copy=True)
         return model(images), nnx.state(model, nnx.BatchStat)
 
-    kept = evaluate()[1]
+    kept = evaluate(params)[1]
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, kept, moments)))
 
 

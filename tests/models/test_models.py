@@ -36,6 +36,7 @@ SHAPES = {
 TRAINED = ["lenet", "cifarnet", "mnistnet", "alexnet", "alexnet_v2", "vgg_a", "vgg_f", "googlenet"]
 NORMALIZED = ["alexnet", "vgg_a", "googlenet"]
 DROPPING = ["mnistnet", "alexnet", "alexnet_v2", "vgg_a", "vgg_f", "googlenet"]
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
 class Outcome(NamedTuple):
@@ -66,8 +67,9 @@ def outcome_of(filled: Callable) -> Callable[[str], Outcome]:
             logits = model(images, key)
             return jnp.vdot(weights, logits), (logits, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
 
-        train = jax.jit(jax.grad(loss, has_aux=True))
-        evaluated, evaluated_moments = jax.jit(lambda params: loss(params, None)[1])(params)
+        train = jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICKLY)
+        evaluate = jax.jit(lambda params: loss(params, None)[1], compiler_options=QUICKLY)
+        evaluated, evaluated_moments = evaluate(params)
         gradients, (first, moments) = train(params, jax.random.key(1))
         again, other = (np.asarray(train(params, jax.random.key(seed))[1][0]) for seed in (1, 2))
         trained = {1: np.asarray(first), 2: other}
@@ -125,7 +127,8 @@ def test_key_decides_what_is_dropped(name: str, outcome_of: Callable):
 def test_nothing_is_dropped_in_evaluation(name: str, outcome_of: Callable, filled: Callable):
     graph, params, moments = filled(name, SHAPES[name], 5, dropout_rate=0.0)
     images = np.random.default_rng(1).standard_normal((4, *SHAPES[name]), np.float32)
-    trained = jax.jit(lambda params: nnx.merge(graph, params, moments)(images, jax.random.key(0)))(params)
+    run = jax.jit(lambda params: nnx.merge(graph, params, moments)(images, jax.random.key(0)), compiler_options=QUICKLY)
+    trained = run(params)
     np.testing.assert_allclose(outcome_of(name).evaluated, trained, rtol=1e-4, atol=1e-5)
     assert np.all(np.abs(outcome_of(name).trained[1] - trained) > 1e-3)
 

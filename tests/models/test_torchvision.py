@@ -16,37 +16,32 @@ from flax import nnx
 
 from jaxtern.models import MODELS
 from jaxtern.models.torchvision import read_torchvision
-from jaxtern.models.vgg import VGG16, VGGA, VGGF
+from jaxtern.models.vgg import VGGF
 
 State = dict[str, np.ndarray]
 DEPTHS = {"resnet_50": (3, 4, 6, 3), "resnet_101": (3, 4, 23, 3), "resnet_152": (3, 8, 36, 3)}
-BLOCKS = {"vgg_a": (1, 1, 2, 2, 2), "vgg_16": (2, 2, 3, 3, 3), "vgg_f": (2, 2, 3, 3, 3)}
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
-CLASSES = {**MODELS, "vgg_a": VGGA, "vgg_16": VGG16, "vgg_f": VGGF}
 
 
 class Drawn:
-    """Random tensors under torchvision's names; `gain` multiplies what convolutions give."""
+    """Random tensors under torchvision's names."""
 
-    def __init__(self, gain: float = 1.0):
+    def __init__(self):
         self.state: State = {}
-        self._gain, self._generator = gain, np.random.default_rng(0)
+        self._generator = np.random.default_rng(0)
 
-    def kernel(self, name: str, *shape: int, has_bias: bool = False, gain: float = 1.0) -> None:
+    def kernel(self, name: str, *shape: int, has_bias: bool = False) -> None:
         kernel = self._generator.standard_normal(shape, np.float32)
-        self.state[f"{name}.weight"] = kernel * np.float32(gain * math.sqrt(2 / math.prod(shape[1:])))
+        self.state[f"{name}.weight"] = kernel * np.float32(math.sqrt(2 / math.prod(shape[1:])))
         if has_bias:
-            self.state[f"{name}.bias"] = gain * self._uniform(-0.5, 0.5, shape[0])
-
-    def convolution(self, name: str, *shape: int, has_bias: bool = False) -> None:
-        self.kernel(name, *shape, has_bias=has_bias, gain=self._gain)
+            self.state[f"{name}.bias"] = self._uniform(-0.5, 0.5, shape[0])
 
     def norm(self, name: str, features: int) -> None:
         sign = np.where(self._generator.random(features) < 0.3, -1, 1).astype(np.float32)
         self.state[f"{name}.weight"] = sign * self._uniform(0.5, 1.5, features)
         self.state[f"{name}.bias"] = self._uniform(-0.5, 0.5, features)
-        self.state[f"{name}.running_mean"] = self._gain * self._uniform(-0.5, 0.5, features)
-        self.state[f"{name}.running_var"] = self._gain**2 * self._uniform(0.5, 2, features)
+        self.state[f"{name}.running_mean"] = self._uniform(-0.5, 0.5, features)
+        self.state[f"{name}.running_var"] = self._uniform(0.5, 2, features)
         self.state[f"{name}.num_batches_tracked"] = np.asarray(7)
 
     def _uniform(self, low: float, high: float, size: int) -> np.ndarray:
@@ -55,7 +50,7 @@ class Drawn:
 
 def draw_resnet(name: str, num_classes: int) -> State:
     drawn, channels = Drawn(), 64
-    drawn.convolution("conv1", 64, 3, 7, 7)
+    drawn.kernel("conv1", 64, 3, 7, 7)
     drawn.norm("bn1", 64)
     for stage, depth in enumerate(DEPTHS[name]):
         for block in range(depth):
@@ -63,25 +58,23 @@ def draw_resnet(name: str, num_classes: int) -> State:
             for number, shape in enumerate(
                 ((width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)), 1
             ):
-                drawn.convolution(f"{path}.conv{number}", *shape)
+                drawn.kernel(f"{path}.conv{number}", *shape)
                 drawn.norm(f"{path}.bn{number}", shape[0])
             if block == 0:
-                drawn.convolution(f"{path}.downsample.0", 4 * width, channels, 1, 1)
+                drawn.kernel(f"{path}.downsample.0", 4 * width, channels, 1, 1)
                 drawn.norm(f"{path}.downsample.1", 4 * width)
             channels = 4 * width
     drawn.kernel("fc", num_classes, 2048, has_bias=True)
     return drawn.state
 
 
-def draw_vgg(name: str, num_classes: int, side: int, gain: float = 1.0) -> State:
+def draw_vgg(num_classes: int, side: int) -> State:
     """`side` of what the last pooling leaves."""
-    drawn, channels, number = Drawn(gain), 3, 0
-    for features, depth in zip((64, 128, 256, 512, 512), BLOCKS[name], strict=True):
+    drawn, channels, number = Drawn(), 3, 0
+    for features, depth in zip((64, 128, 256, 512, 512), VGGF.depths, strict=True):
         for _ in range(depth):
-            drawn.convolution(f"features.{number}", features, channels, 3, 3, has_bias=True)
-            if name != "vgg_f":
-                drawn.norm(f"features.{number + 1}", features)
-            channels, number = features, number + (2 if name == "vgg_f" else 3)
+            drawn.kernel(f"features.{number}", features, channels, 3, 3, has_bias=True)
+            channels, number = features, number + 2
         number += 1
     for number, shape in ((0, (4096, 512 * side**2)), (3, (4096, 4096)), (6, (num_classes, 4096))):
         drawn.kernel(f"classifier.{number}", *shape, has_bias=True)
@@ -91,8 +84,8 @@ def draw_vgg(name: str, num_classes: int, side: int, gain: float = 1.0) -> State
 class Reference:
     """Layers as torch has them, NCHW and OIHW."""
 
-    def __init__(self, state: State, is_training: bool = False):
-        self.state, self._is_training = state, is_training
+    def __init__(self, state: State):
+        self.state = state
 
     def convolution(self, x: jax.Array, name: str, stride: int = 1) -> jax.Array:
         kernel = self.state[f"{name}.weight"]
@@ -108,8 +101,6 @@ class Reference:
             self.state[f"{name}.{leaf}"].reshape(1, -1, 1, 1)
             for leaf in ("weight", "bias", "running_mean", "running_var")
         )
-        if self._is_training:
-            mean, variance = (moment(x, axis=(0, 2, 3), keepdims=True) for moment in (jnp.mean, jnp.var))
         return (x - mean) / jnp.sqrt(variance + 1e-5) * scale + bias
 
     def linear(self, x: jax.Array, name: str) -> jax.Array:
@@ -132,21 +123,17 @@ class Reference:
             x = jnp.maximum(x + y, 0)
         return self.linear(x.mean(axis=(2, 3)), "fc")
 
-    def vgg_features(self, x: jax.Array, blocks: tuple[int, ...]) -> jax.Array:
-        number, has_norm = 0, "features.1.weight" in self.state
-        for depth in blocks:
+    def vgg_features(self, x: jax.Array) -> jax.Array:
+        number = 0
+        for depth in VGGF.depths:
             for _ in range(depth):
-                x = self.convolution(x, f"features.{number}")
-                x = jnp.maximum(self.norm(x, f"features.{number + 1}") if has_norm else x, 0)
-                number += 3 if has_norm else 2
+                x = jnp.maximum(self.convolution(x, f"features.{number}"), 0)
+                number += 2
             x, number = self.pool(x, 2), number + 1
         x = x.reshape(x.shape[0], -1)
         for number in (0, 3):
             x = jnp.maximum(self.linear(x, f"classifier.{number}"), 0)
         return x
-
-    def vgg(self, x: jax.Array, blocks: tuple[int, ...]) -> jax.Array:
-        return self.linear(self.vgg_features(x, blocks), "classifier.6")
 
 
 class Network:
@@ -154,7 +141,7 @@ class Network:
 
     def __init__(self, name: str, side: int, num_classes: int, **options: Any):
         self.name = name
-        create = CLASSES[name]
+        create: Any = MODELS[name]
         model = nnx.eval_shape(lambda: create((side, side, 3), num_classes, rngs=nnx.Rngs(params=0), **options))
         self.graph, self._state = nnx.split(model)
         self.like = nnx.to_pure_dict(self._state)
@@ -162,11 +149,11 @@ class Network:
     def read(self, path: Path, **options: Any) -> dict[str, Any]:
         return read_torchvision(path, self.name, self.like, **options)
 
-    def run(self, tensors: dict[str, Any], images: np.ndarray, key: jax.Array | None = None) -> np.ndarray:
+    def run(self, tensors: dict[str, Any], images: np.ndarray) -> np.ndarray:
         nnx.replace_by_pure_dict(self._state, tensors)
 
         def run(state: Any, images: jax.Array) -> Any:
-            return nnx.merge(self.graph, state)(images, key)
+            return nnx.merge(self.graph, state)(images)
 
         return np.asarray(jax.jit(run, compiler_options=QUICKLY)(self._state, images))
 
@@ -214,63 +201,39 @@ def test_resnet_101_takes_all_its_blocks(save: Callable):
             np.testing.assert_array_equal(kernel.transpose(3, 2, 0, 1), state[f"layer{stage}.{block}.conv2.weight"])
 
 
-# Variances of about 1e-3, so that it matters that our epsilon is another.
-def test_vgg_16_gives_torchvisions_logits_though_its_norms_have_no_scale(save: Callable):
-    state, network, images = draw_vgg("vgg_16", 7, 1, gain=0.03), Network("vgg_16", 32, 7), draw_images(2, 32)
-    tensors = network.read(save(state))
-    theirs = run_reference(lambda x: Reference(state).vgg(x, BLOCKS["vgg_16"]), images)
-    assert_close(network.run(tensors, images), theirs, 1e-4)
-
-
-# Variances of about 1e3, beside which the epsilons of either are nothing.
-def test_vgg_gives_torchvisions_logits_in_training_too(save: Callable):
-    state, network = draw_vgg("vgg_a", 7, 1, gain=30.0), Network("vgg_a", 32, 7, dropout_rate=0.0)
-    images = draw_images(4, 32)
-    theirs = run_reference(lambda x: Reference(state, True).vgg(x, BLOCKS["vgg_a"]), images)
-    assert_close(network.run(network.read(save(state)), images, jax.random.key(0)), theirs, 1e-3)
-
-
 def test_vgg_f_takes_all_but_its_funnel(save: Callable):
-    state, network, images = draw_vgg("vgg_f", 1000, 2), Network("vgg_f", 64, 7), draw_images(2, 64)
+    state, network, images = draw_vgg(1000, 2), Network("vgg_f", 64, 7), draw_images(2, 64)
     tensors = network.read(save(state))
     assert network.like.keys() - tensors.keys() == {"funnel", "head"}
     generator = np.random.default_rng(2)
     for name, shape in (("funnel", (4096, 512)), ("head", (512, 7))):
         kernel = generator.standard_normal(shape, np.float32) / np.float32(math.sqrt(shape[0]))
         tensors[name] = {"kernel": kernel, "bias": np.zeros(shape[1], np.float32)}
-    theirs = run_reference(lambda x: Reference(state).vgg_features(x, BLOCKS["vgg_f"]), images)
+    theirs = run_reference(lambda x: Reference(state).vgg_features(x), images)
     theirs = np.maximum(theirs @ tensors["funnel"]["kernel"], 0) @ tensors["head"]["kernel"]
     assert_close(network.run(tensors, images), theirs, 1e-4)
 
 
-def draw_case(name: str) -> tuple[State, np.ndarray]:
-    """A network's weights for 7 classes, and an image; VGG's of the size at which torchvision pools nothing besides."""
-    if "vgg" in name:
-        return draw_vgg(name, 7, 7), draw_images(1, 224)
-    return draw_resnet(name, 7), draw_images(1, 64)
-
-
-# Of torchvision 0.28 (torch 2.13, on a CPU) for what draw_case draws.
+# Of torchvision 0.28 (torch 2.13, on a CPU) for what draw_resnet draws, of an image of draw_images.
 TORCHVISION_LOGITS = {
     "resnet_50": [1141.5557, 389.53177, -73.471344, -446.38132, -39.870876, 593.9744, -1025.0796],
-    "vgg_16": [-0.79712737, -3.6924498, -9.666614, -6.0998044, 13.863876, 9.75971, 4.5156674],
 }
 
 
 @pytest.mark.parametrize("name", TORCHVISION_LOGITS)
 def test_network_gives_the_logits_that_torchvision_gave(name: str, save: Callable):
-    state, images = draw_case(name)
+    state, images = draw_resnet(name, 7), draw_images(1, 64)
     network = Network(name, images.shape[1], 7)
     assert_close(network.run(network.read(save(state)), images), [TORCHVISION_LOGITS[name]], 1e-4)
 
 
 @pytest.mark.parametrize(
     ("name", "theirs"),
-    [("resnet_50", "resnet50"), ("resnet_101", "resnet101"), ("vgg_16", "vgg16_bn")],
+    [("resnet_50", "resnet50"), ("resnet_101", "resnet101")],
 )
 def test_network_gives_the_logits_of_torchvisions_own(name: str, theirs: str, save: Callable):
     torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
-    state, images = draw_case(name)
+    state, images = draw_resnet(name, 7), draw_images(1, 64)
     reference = getattr(torchvision.models, theirs)(num_classes=7).eval()
     reference.load_state_dict({key: torch.tensor(value) for key, value in state.items()})
     with torch.no_grad():
@@ -319,15 +282,6 @@ def test_files_of_another_network_are_refused_by_tensor_and_rule(change: dict, r
     with pytest.raises(ValueError, match=r"^\S*weights\.safetensors: " + rule) as refusal:
         read_torchvision(path, "resnet_50", HEAD)
     assert "\n" not in str(refusal.value)
-
-
-def test_vgg_refuses_a_scale_of_zero(save: Callable):
-    state = {name: np.ones(64, np.float32) for name in ("features.0.bias", "features.1.bias", "features.1.weight")}
-    state["features.1.weight"][3] = 0
-    like = {"conv1_1_norm": {"bias": np.zeros(64)}}
-    rule = r"features\.1\.weight: must not be 0, as conv1_1_norm has no scale"
-    with pytest.raises(ValueError, match=rule):
-        read_torchvision(save(state), "vgg_16", like)
 
 
 @pytest.mark.parametrize(

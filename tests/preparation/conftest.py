@@ -102,7 +102,7 @@ def read_class_names(out: Path) -> list[str]:
     return info.features["label"].names
 
 
-def run_door(*arguments: object) -> subprocess.CompletedProcess:
+def run_command(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "jaxtern.prepare", *map(str, arguments)],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
@@ -141,9 +141,20 @@ def _read_class_names() -> Callable:
     return read_class_names
 
 
+@pytest.fixture(scope="session", name="run_command")
+def _run_command() -> Callable:
+    return run_command
+
+
 @pytest.fixture(scope="session", name="run_door")
-def _run_door() -> Callable:
-    return run_door
+def _run_door(run_door: Callable) -> Callable[..., subprocess.CompletedProcess]:
+    """`run_command` in a process that need not import what takes seconds."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess:
+        answer = run_door("prepare", *arguments, cwd=ROOT)
+        return subprocess.CompletedProcess(arguments, answer.status, answer.out, answer.err)
+
+    return run
 
 
 @pytest.fixture(scope="session", name="snapshot")

@@ -21,8 +21,8 @@ def test_door_prepares_says_so_and_goes_on(
     done = run_door(source, "--shards=2", out, "--workers=2")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"21 images of 3 classes in 4 shards, to {out}" in done.stdout
-    assert re.search(r"^train +2 +15 +3 +5 +[\d.]+ kB +0 +0$", done.stdout, re.MULTILINE)
-    assert re.search(r"^test +2 +6 +3 +2 +[\d.]+ kB +0 +0$", done.stdout, re.MULTILINE)
+    assert re.search(r"^train +2 +15 +3 +5 +[\d.]+kB +0 +0$", done.stdout, re.MULTILINE)
+    assert re.search(r"^test +2 +6 +3 +2 +[\d.]+kB +0 +0$", done.stdout, re.MULTILINE)
     assert f"--config.data.name={out}" in done.stdout
     assert sorted(path.name for path in out.iterdir()) == [
         "dataset_info.json", "features.json", "label.labels.txt",
@@ -39,7 +39,7 @@ CASES = {
     "no OUT": (["{source}"], ["OUT is missing: give SOURCE OUT"]),
     "an argument too many": (["{source}", "{out}", "{out}"], ["after SOURCE OUT come flags alone"]),
     "source missing": (["nowhere", "{out}"], ["SOURCE='nowhere': no such file or folder", "TensorFlow Datasets"]),
-    "unknown format": (["{source}", "{out}", "--format=hdf5"], ["format", "idx", "tfds"]),
+    "unknown format": (["{source}", "{out}", "--format=hdf5"], ["format", "idx", "images"]),
     "too many shards": (["{source}", "{out}", "--shards=9"], ["shards=9: split test has only 6 images"]),
     "a sheet of no picture": (["{source}", "{out}", "--sheet=sheet.txt"], ["--sheet='sheet.txt': must end in .png, "]),
     "a sheet in no folder": (
@@ -66,7 +66,7 @@ def test_door_refuses_in_one_line(tmp_path: Path, make, class_folders, run_door:
 def test_door_explains_itself(run_door: Callable):
     done = run_door("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    for word in ("python -m jaxtern.prepare SOURCE OUT", "--resize_shortest", "--max_bad", "--label_offset"):
+    for word in ("python -m jaxtern.prepare SOURCE OUT", "--resize_shortest", "--max_bad", "--validation_fraction"):
         assert word in done.stdout
 
 

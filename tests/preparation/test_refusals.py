@@ -114,5 +114,5 @@ def test_numbers_out_of_range_are_refused(tmp_path: Path, source: Path):
     for value in (-0.1, 1.0):
         with pytest.raises(ValueError, match=f"validation_fraction={value}: must be from 0 to less than 1"):
             Reading(validation_fraction=value)
-    with pytest.raises(ValueError, match="format='hdf5': must be one of idx, cifar, tfrecord, imagenet, images"):
+    with pytest.raises(ValueError, match="format='hdf5': must be one of idx, cifar, imagenet, images"):
         Reading(format="hdf5")

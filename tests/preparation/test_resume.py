@@ -245,7 +245,7 @@ def test_damaged_images_are_named_and_fail_the_run_until_allowed(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_full_disk_is_named_and_the_run_can_go_on(tmp_path: Path, make, run_door: Callable, count: int):
+def test_a_full_disk_is_named_and_the_run_can_go_on(tmp_path: Path, make, run_command: Callable, count: int):
     image = make.jpeg(3, 400, 500)
     source = make.folder(tmp_path / "source", {f"train/{c}/{i}.jpg": image for c in CLASSES for i in range(9)})
 
@@ -254,7 +254,7 @@ def test_a_full_disk_is_named_and_the_run_can_go_on(tmp_path: Path, make, run_do
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))  # which the door inherits
     try:
-        done = run_door(*arguments)
+        done = run_command(*arguments)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert done.returncode == 2
@@ -263,4 +263,4 @@ def test_a_full_disk_is_named_and_the_run_can_go_on(tmp_path: Path, make, run_do
     assert "File too large" in line
     require_no_dataset(out)
     assert not list_shards(out)
-    assert run_door(*arguments).returncode == 0
+    assert run_command(*arguments).returncode == 0

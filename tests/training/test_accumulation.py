@@ -51,12 +51,12 @@ def test_moving_moments_move_once_a_part(take_steps: Callable):
     assert ratio == pytest.approx((1 - 0.75**3) / 0.25, rel=0.1)
 
 
-@pytest.mark.parametrize("codec", ["ternary", "float"])
-def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: Any, codec: str):
+@pytest.mark.parametrize("method", ["ternary", "float"])
+def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: Any, method: str):
     fields = {"model": "tiny", "num_workers": 4, "num_devices": 4, "batch_size": 24, "exchange": "gather"}
     sent = []
     for k in (1, 3):
-        run = prepare(tmp_path / str(k), method=codec, accumulation=k, **fields)
+        run = prepare(tmp_path / str(k), method=method, accumulation=k, **fields)
         step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe))
         sent.append(wire(step, run.state, run.feed.images, next(run.feed.batches(0))))
     assert sent[0] == sent[1]

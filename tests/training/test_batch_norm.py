@@ -27,6 +27,17 @@ LAYOUTS = {
 UNROLLED = {"unrolled": {"num_workers": 4, "num_devices": 1}, "unrolled on two": {"num_workers": 4, "num_devices": 2}}
 
 
+def by_moments(*layouts: str) -> list:
+    """Every layout with the one or the other, in turn; with both where there is time."""
+    return [
+        pytest.param(
+            layout, kind, marks=[pytest.mark.slow] * ([*LAYOUTS, *UNROLLED].index(layout) % 2 != (kind == "first"))
+        )
+        for layout in layouts
+        for kind in ("local", "first")
+    ]
+
+
 def assert_close(tree: Any, other: Any, tolerance: float = 1e-5) -> None:
     """Relative to the largest number of each tensor."""
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max()), tree, other)
@@ -59,8 +70,7 @@ def test_local_is_not_one_device_with_the_whole_batch(take_steps: Callable):
     assert np.abs(many.states[1].params["fc1"]["kernel"] - one.states[1].params["fc1"]["kernel"]).max() > 1e-3
 
 
-@pytest.mark.parametrize("batch_norm", ["local", "first"])
-@pytest.mark.parametrize("layout", [*LAYOUTS, *UNROLLED])
+@pytest.mark.parametrize(("layout", "batch_norm"), by_moments(*LAYOUTS, *UNROLLED))
 def test_moving_moments_are_the_mean_of_the_workers_or_those_of_the_first(
     take_steps: Callable, digits: Split, layout: str, batch_norm: str
 ):
@@ -76,8 +86,7 @@ def test_moving_moments_are_the_mean_of_the_workers_or_those_of_the_first(
         assert np.abs(run.states[i + 1].moments["norm"]["mean"] - other["norm"]["mean"]).max() > 1e-3
 
 
-@pytest.mark.parametrize("batch_norm", ["local", "first"])
-@pytest.mark.parametrize("layout", ["vmapped", "both", *UNROLLED])
+@pytest.mark.parametrize(("layout", "batch_norm"), by_moments("vmapped", "both", *UNROLLED))
 def test_virtual_workers_are_as_real_ones(take_steps: Callable, layout: str, batch_norm: str):
     virtual, real = (
         take_steps(2, batch_norm=batch_norm, **PLAIN | fields)

@@ -18,7 +18,7 @@ from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.run import loop
-from jaxtern.training.run.calls import Call, compresses_at, plan_calls
+from jaxtern.training.run.calls import Call, phase_at, plan_calls
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
 from jaxtern.training.run.stopping import Stopped
@@ -66,7 +66,10 @@ def test_calls_take_every_step_once_and_none_goes_beyond_what_the_host_does(
         num_steps=num_steps, steps_per_call=steps_per_call, log_every=log, evaluate_every=evaluate, batch_size=8,
         checkpoint_every=checkpoint,
     )  # fmt: skip
-    sections = run, MeanSection(float_epochs=float_epochs, compress_from=compress_from)
+    sections = (
+        run,
+        MeanSection(method="top_k", float_epochs=float_epochs, compress_from=compress_from, density_warmup=(0.5, 0.25)),
+    )
     step = min(done, num_steps)
     calls = list(plan_calls(*sections, num_examples, step, 8 * step))
     assert len({call.num_steps for call in calls} | {1}) <= 2
@@ -76,7 +79,7 @@ def test_calls_take_every_step_once_and_none_goes_beyond_what_the_host_does(
         for i in inside:
             epoch = 8 * i // num_examples
             is_float = i < compress_from or (float_epochs and epoch % float_epochs == float_epochs - 1)
-            assert call.compresses is not bool(is_float)
+            assert call.phase == (0 if is_float else 1 + max(0, 2 - epoch))
             if i > step:
                 assert all(i % period for period in (evaluate, checkpoint) if period)
         step = end
@@ -100,15 +103,17 @@ def test_calls_of_cifar10_are_of_two_lengths_and_take_a_whole_epoch_if_asked(
 def test_calls_take_a_whole_epoch_where_every_second_is_float():
     run = RunSection(batch_size=8, steps_per_call=100, num_steps=18)
     calls = list(plan_calls(run, MeanSection(float_epochs=2), 32, 0, 0))
-    assert calls == [Call(4, True), Call(4, False)] * 2 + [Call(1, True)] * 2
+    assert calls == [Call(4, 1), Call(4, 0)] * 2 + [Call(1, 1)] * 2
 
 
-def test_every_second_epoch_is_float():
+def test_phases_are_float_epochs_the_method_and_the_epochs_of_its_warm_up():
     mean = MeanSection(float_epochs=2)
-    assert [compresses_at(mean, 32, i, 8 * i) for i in range(16)] == ([True] * 4 + [False] * 4) * 2
+    assert [phase_at(mean, 32, i, 8 * i) for i in range(16)] == ([1] * 4 + [0] * 4) * 2
     mean = MeanSection(compress_from=3)
-    assert [compresses_at(mean, 32, i, 8 * i) for i in range(5)] == [False] * 3 + [True] * 2
-    assert not compresses_at(MeanSection(method="float"), 32, 0, 0)
+    assert [phase_at(mean, 32, i, 8 * i) for i in range(5)] == [0] * 3 + [1] * 2
+    assert phase_at(MeanSection(method="float"), 32, 0, 0) == 0
+    mean = MeanSection(method="dgc", density_warmup=(0.5, 0.1))
+    assert [phase_at(mean, 32, i, 8 * i) for i in range(13)] == [3] * 4 + [2] * 4 + [1] * 5
 
 
 @pytest.mark.parametrize("fields", [{"float_epochs": 2}, {"compress_from": 5}])
@@ -119,16 +124,16 @@ def test_float_steps_are_those_of_a_float_run_and_the_others_of_a_ternary_one(
     fields = EPOCHS | {"num_steps": 10, **fields}
     run = prepare(**fields)
     plain = EPOCHS | {"num_steps": 10}
-    others = {c: prepare(tmp_path / str(c), method="ternary" if c else "float", **plain) for c in (True, False)}
+    others = {c: prepare(tmp_path / str(c), method="ternary" if c else "float", **plain) for c in (1, 0)}
     seen = set()
     for i, (call, before, after, batch) in enumerate(walk(run)):
-        other = others[call.compresses]
+        other = others[call.phase]
         state = jax.device_put(before, jax.tree.map(lambda leaf: leaf.sharding, other.state))
-        state, _ = other.train_step(state, run.feed.images, batch, Call(1, call.compresses))
+        state, _ = other.train_step(state, run.feed.images, batch, Call(1, call.phase))
         assert digest(jax.device_get(state)) == digest(after)
         assert int(after.compressor.count) == i + 1
-        seen.add(call.compresses)
-    assert seen == {True, False}
+        seen.add(call.phase)
+    assert seen == {0, 1}
 
 
 def test_log_says_what_a_step_sent_and_measures_ternary_ones(prepare: Callable, tmp_path: Path):
@@ -138,10 +143,10 @@ def test_log_says_what_a_step_sent_and_measures_ternary_ones(prepare: Callable, 
     finish(prepare(tmp_path / "all", log_every=9, **fields))
     each, (whole,) = ([r for r in records(tmp_path / name) if "loss" in r] for name in ("each", "all"))
     is_ternary = [True] * 4 + [False] * 4 + [True]
-    sent = [run.wire.bits_per_element if ternary else 32.0 for ternary in is_ternary]
-    assert run.wire.bits_per_element < 20
+    sent = [run.wires[1].bits_per_element if ternary else 32.0 for ternary in is_ternary]
+    assert run.wires[1].bits_per_element < 20
     assert [r["sent_bits_per_element"] for r in each] == sent
-    for name in ("zero_fraction", "scale", "cosine"):
+    for name in ("zero_fraction", "error", "cosine"):
         measured = [r.get(f"compression/{name}") for r in each]
         assert [number is not None and np.isfinite(number) for number in measured] == is_ternary
         assert whole[f"compression/{name}"] == pytest.approx(np.mean([n for n in measured if n is not None]))
@@ -161,9 +166,14 @@ def test_run_with_float_epochs_goes_on_as_if_never_stopped(prepare: Callable, tm
 
 
 @pytest.mark.parametrize("name", ["float_epochs", "compress_from"])
-def test_float_steps_of_delayed_means_are_refused(name: str):
-    with pytest.raises(ValueError, match=f"{name}=2: must be 0 where delayed=True"):
-        MeanSection(delayed=True, **{name: 2})
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"delayed": True}, "where mean.delayed=True"), ({"method": "dgc"}, "where mean.method='dgc'")],
+    ids=["delayed", "dgc"],
+)
+def test_float_steps_between_means_that_carry_are_refused(fields: dict[str, Any], why: str, name: str):
+    with pytest.raises(ValueError, match=f"mean.{name}=2: must be 0 {why}"):
+        MeanSection(**fields, **{name: 2})
 
 
 @pytest.mark.parametrize(
@@ -253,6 +263,6 @@ def test_nonfinite_step_in_the_middle_of_a_call_is_named(prepare: Callable, tmp_
 
 def test_steps_of_streamed_images_go_one_by_one(prepare: Callable, tmp_path: Path):
     prepare(**EPOCHS, feed="streaming")
-    with pytest.raises(ValueError, match=r"^steps_per_call=2: must be 1 where images are streamed"):
+    with pytest.raises(ValueError, match=r"^run.steps_per_call=2: must be 1 where images are streamed"):
         prepare(tmp_path / "other", **EPOCHS, feed="streaming", steps_per_call=2)
     assert not (tmp_path / "other").exists()

@@ -37,7 +37,7 @@ def make_state(step: int) -> TrainState:
     params = {"conv1": layer(5, 5, 1, 20), "fc1": layer(200, 50)}
     optimizer = (({"count": np.int32(step)}, jax.tree.map(np.square, params)), ())
     frozen, moments = {"conv2": layer(3, 3, 20, 4)}, {"norm1": {"mean": np.full(20, step, np.float32)}}
-    compressor, averages = CompressedMeanState(np.int32(step + 7), None), Averages(params, moments)
+    compressor, averages = CompressedMeanState(np.int32(step + 7), (), (), None), Averages(params, moments)
     return TrainState(np.int32(step), params, frozen, moments, optimizer, compressor, averages, None)
 
 

@@ -97,7 +97,7 @@ def test_digest_is_of_bits_not_of_numbers():
         assert len({tuple(DIGEST(value).tolist()) for value in values}) == len(values)
 
 
-def corrupt(state: TrainState, field: str, device: int, bit: int = 0) -> TrainState:
+def corrupt(state: Any, field: str, device: int, bit: int = 0) -> Any:
     """The state with one bit of the copy on one device changed, in the middle of a field's largest tensor."""
     leaves, treedef = jax.tree.flatten(getattr(state, field))
     which = max(range(len(leaves)), key=lambda i: leaves[i].size)
@@ -142,7 +142,7 @@ def test_gather_names_what_differs_and_where(small_recipe: Callable, wire: Calla
     mesh = create_mesh(recipe)
     model = create_model(recipe.model.name, (4, 4, 1), 3, 0)
     _, state = create_run(recipe, model, 32, mesh)
-    gather = create_gather(mesh, specs_of_state(recipe.mean))
+    gather = create_gather(mesh, specs_of_state())
     (sent,) = wire(gather, state)
     assert (sent.name, sent.dtype, sent.size) == ("all-gather", "u32", 4 * 8 * 2)
     devices = jax.devices()[:4]
@@ -150,6 +150,16 @@ def test_gather_names_what_differs_and_where(small_recipe: Callable, wire: Calla
     for device, (field, name) in enumerate(FIELDS.items()):
         found = find_difference(np.asarray(gather(corrupt(state, field, device % 4))), devices)
         assert found == f"device {device % 4} differs from the other 3 devices in {name}"
+
+
+def test_gather_sees_what_workers_share_of_a_method_and_not_what_each_has_of_its_own(small_recipe: Callable):
+    recipe = small_recipe(**FOUR | {"method": "low_rank", "min_ratio": 1.0})
+    mesh = create_mesh(recipe)
+    _, state = create_run(recipe, create_model(recipe.model.name, (4, 4, 1), 3, 0), 32, mesh)
+    gather, devices = create_gather(mesh, specs_of_state()), jax.devices()[:4]
+    for part, said in (("shared", "device 2 differs from the other 3 devices in compressor"), ("local", None)):
+        changed = state._replace(compressor=corrupt(state.compressor, part, 2))
+        assert find_difference(np.asarray(gather(changed)), devices) == said
 
 
 def test_run_stops_at_a_difference_before_it_saves(prepare: Callable, tmp_path: Path):
@@ -223,7 +233,7 @@ def test_run_without_comparison_goes_on(prepare: Callable, fields: dict[str, Any
 def test_run_undisturbed_holds_one_state(prepare: Callable, extra: dict[str, Any]):
     """All that is compared is the same after every step, and has changed."""
     run = prepare(**FOUR | extra)
-    batches, seen, call = run.feed.batches(0, iter([1] * 5)), set(), Call(1, run.recipe.mean.method == "ternary")
+    batches, seen, call = run.feed.batches(0, iter([1] * 5)), set(), Call(1, int(run.recipe.mean.method != "float"))
     for step in range(5):
         run.state, _ = run.train_step(run.state, run.feed.images, next(batches), call)
         digests = run.guard.compare(run.state, step, step + 1, False)

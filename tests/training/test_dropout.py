@@ -42,7 +42,7 @@ def keys_of_devices(seed: int, step: int, worker: int) -> list[tuple]:
 
 
 def gradients(take_steps: Callable, **fields: Any) -> np.ndarray:
-    """Of the first step: the rate is 1, and the codec float."""
+    """Of the first step: the rate is 1, and the mean float."""
     run = take_steps(1, **PLAIN | fields)
     return run.states[0].params["fc1"]["kernel"] - run.states[1].params["fc1"]["kernel"]
 
@@ -64,7 +64,7 @@ def dropped_by_workers(run: Run, step: int) -> list[tuple]:
         (own,) = local(state, jax.tree.map(lambda leaf: leaf[None], batch), jax.lax.axis_index(DEVICE_AXIS))
         return own.gradients["fc1"]["kernel"][None]
 
-    specs = specs_of_state(run.recipe.mean), PartitionSpec(DEVICE_AXIS)
+    specs = specs_of_state(), PartitionSpec(DEVICE_AXIS)
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
     batch = next(run.feed.batches(0))
     batch = batch._replace(images=np.asarray(run.feed.images)[np.asarray(batch.images)])

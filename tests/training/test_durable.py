@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jaxtern.compression.cost import Network
 
+from jaxtern.compression.network.links import Network
+from jaxtern.data import durable
+from jaxtern.data.durable import replace_durably
 from jaxtern.data.facts import Facts
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run import loop
 from jaxtern.training.run.metrics import MetricWriter
-from jaxtern.training.saved import durable
-from jaxtern.training.saved.durable import replace_durably
 from jaxtern.training.saved.workdir import keep_facts, write_network, write_recipe
 
 

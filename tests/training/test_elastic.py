@@ -1,6 +1,5 @@
 """A run that goes on with other workers: no example twice, no gradient lost, the bits of a run of those workers."""
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,19 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
-from jaxtern.compression.cost import Network
 
-from jaxtern.compression.transform import CompressedMeanState
-from jaxtern.training.run import loop
 from jaxtern.training.run.calls import plan_calls
 from jaxtern.training.run.run import Run
 from jaxtern.training.saved.arrange import MisfitError
 from jaxtern.training.saved.digests import digest
-from jaxtern.training.saved.elastic import pending_mean
-from jaxtern.training.step.mean import create_mean
-from jaxtern.training.step.mesh import create_mesh
-from jaxtern.training.step.state import specs_of_state
+from jaxtern.training.step.state import place_state
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -96,12 +88,16 @@ def test_run_of_another_batch_size_goes_on_at_the_next_example(go_on: Callable, 
     np.testing.assert_array_equal(np.concatenate(parts), straight)
 
 
-def test_float_run_of_other_workers_goes_on_as_one_that_was_never_changed(go_on: Callable, tmp_path: Path):
-    straight = go_on(tmp_path / "straight", method="float")
+@pytest.mark.parametrize("delayed", [False, True])
+def test_float_run_of_other_workers_goes_on_as_one_that_was_never_changed(
+    go_on: Callable, tmp_path: Path, delayed: bool
+):
+    """Also where the workers keep gradients for the next step: their mean is none the less that of all of them."""
+    straight = go_on(tmp_path / "straight", method="float", delayed=delayed)
     _, expected = take(straight, 6)
     losses = []
     for num_workers in (4, 2, 8):
-        run = go_on(method="float", num_workers=num_workers)
+        run = go_on(method="float", delayed=delayed, num_workers=num_workers)
         losses += take(run, 2)[1]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert_close(run.state.params, straight.state.params)
@@ -109,147 +105,41 @@ def test_float_run_of_other_workers_goes_on_as_one_that_was_never_changed(go_on:
 
 @pytest.mark.parametrize("delayed", [False, True])
 def test_run_of_other_workers_is_one_that_began_with_them_in_that_state(go_on: Callable, tmp_path: Path, delayed: bool):
-    """Steps, noise and weights, from the same weights, moments and counts on."""
+    """Steps, noise and weights, from the same weights, moments and counts on; of each two workers one is left."""
     first = go_on(delayed=delayed)
     take(first, 3)
     run, fresh = go_on(delayed=delayed, num_workers=2), go_on(tmp_path / "fresh", delayed=delayed, num_workers=2)
-    start, own = to_host(run.state), to_host(fresh.state)
-    assert digest(start.params) == digest(to_host(first.state.params))
+    before, start = to_host(first.state), to_host(run.state)
     assert int(start.compressor.count) == 3
-    compressor = own.compressor._replace(count=start.compressor.count, carried=start.compressor.carried)
-    assert (compressor.carried is not None) == delayed
-    fresh.state = start._replace(compressor=compressor)
+    assert bool(jax.tree.leaves(start.compressor.local)) == delayed
+    pairs = jax.tree.map(lambda leaf: leaf.reshape(2, 2, *leaf.shape[1:]).mean(axis=1), before.compressor.local)
+    assert_close(start.compressor.local, pairs)
+    compressor = before.compressor._replace(local=start.compressor.local)
+    fresh.state = place_state(before._replace(compressor=compressor), fresh.mesh)
     fresh.examples_seen = run.examples_seen
     assert take(run, 3)[1] == take(fresh, 3)[1]
     assert_same(run.state, fresh.state)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"delayed": True, "exchange": "two_way"}],
-    ids=str,
-)
-def test_run_on_other_devices_is_bit_for_bit_one_that_was_never_moved(
-    go_on: Callable, tmp_path: Path, fields: dict[str, Any]
-):
-    straight = go_on(tmp_path / "straight", num_devices=1, **fields)
+MOVED = {
+    "ternary": {},
+    "delayed": {"delayed": True, "exchange": "two_way"},
+    "top_k": {"method": "top_k", "density": 0.1},
+    "low_rank": {"method": "low_rank", "rank": 2},
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_run_on_other_devices_is_bit_for_bit_one_that_was_never_moved(go_on: Callable, tmp_path: Path, name: str):
+    """Workers that share a device are those that have one each."""
+    straight = go_on(tmp_path / "straight", num_devices=1, **MOVED[name])
     _, expected = take(straight, 6)
     losses = []
     for num_devices in (1, 2, 4):
-        run = go_on(num_devices=num_devices, **fields)
+        run = go_on(num_devices=num_devices, **MOVED[name])
         losses += take(run, 2)[1]
     assert losses == expected
     assert_same(run.state, straight.state)
-
-
-SHAPES = {"fc1": {"kernel": (40, 7), "bias": (7,)}, "fc2": {"kernel": (7, 10)}}
-WAYS = [
-    {"exchange": "gather"},
-    {"exchange": "sum", "min_size": 50},
-    {"exchange": "scatter", "bucket_size": 50, "float_last_layer": True},
-    {"exchange": "two_way"},
-    {"exchange": "gather", "levels": 3, "block_size": 64},
-    {"exchange": "auto"},
-    {"exchange": "sum", "num_devices": 8, "devices_per_worker": 2},
-    {"method": "float"},
-    {"method": "float", "num_devices": 8, "devices_per_worker": 2},
-]
-
-
-@pytest.mark.parametrize("fields", WAYS, ids=str)
-def test_mean_of_what_was_sent_is_that_of_the_workers_who_sent_it(small_recipe: Callable, fields: dict[str, Any]):
-    recipe = small_recipe(**{"model": "tiny", "num_workers": 4, "num_devices": 4, "delayed": True} | fields)
-    mesh, specs, everywhere = create_mesh(recipe), specs_of_state(recipe.mean).compressor, PartitionSpec()
-    local_workers, network = recipe.run.num_workers // mesh.shape["data"], Network(latency=1e-3)
-    mean = create_mean(recipe.mean, "fc2", local_workers, recipe.run.seed, network)
-    params = jax.tree.map(lambda shape: np.zeros(shape, np.float32), SHAPES, is_leaf=lambda x: isinstance(x, tuple))
-
-    def update(state: CompressedMeanState, seed: int) -> Any:
-        device = jax.lax.axis_index(("data", "fast"))
-        keys = [jax.random.key(1000 * seed + worker) for worker in range(local_workers)]
-        return mean.update([draw(jax.random.fold_in(key, device), params) for key in keys], state)
-
-    over = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
-    state = jax.jit(over(mean.init, in_specs=everywhere, out_specs=specs))(params)
-    step = jax.jit(over(update, in_specs=(specs, everywhere), out_specs=(everywhere, specs)))
-    _, state = step(state, 1)
-    pending = to_host({"local": state.pending.local, "shared": state.pending.shared})  # all that a checkpoint holds
-    expected, _ = step(state, 2)
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(to_host(expected)))
-    found = pending_mean(pending, np.int32(1), recipe, params, network)
-    assert_close(found, expected) if recipe.mean.method == "float" else assert_same(found, expected)
-
-
-def draw(key: jax.Array, like: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), like)
-
-
-def test_words_of_another_recipe_are_refused(small_recipe: Callable):
-    recipe = small_recipe(model="tiny", num_workers=4, delayed=True)
-    pending = {"local": [[np.zeros((4, 3), np.uint32)]], "shared": [np.zeros(2, np.float32)]}
-    with pytest.raises(MisfitError, match="words that its own recipe does not send: holds 'local/0/0' as"):
-        pending_mean(pending, np.int32(1), recipe, {"fc1": {"kernel": np.zeros((40, 7), np.float32)}}, None)
-
-
-def test_delayed_run_that_is_delayed_no_more_moves_by_both_means(go_on: Callable, tmp_path: Path):
-    """With SGD, whose steps add up: as far as one step by what was sent and one by the step's own."""
-    fields = {"optimizer": "sgd", "method": "float"}
-    first = go_on(delayed=True, **fields)
-    take(first, 2)
-    run = go_on(delayed=False, **fields)
-    sent, start = to_host(run.state.compressor.carried), to_host(run.state.params)
-    plain = go_on(tmp_path / "plain", delayed=False, **fields)
-    plain.state = to_host(run.state)._replace(compressor=to_host(plain.state.compressor))
-    plain.examples_seen = run.examples_seen
-    take(run, 1)
-    take(plain, 1)
-    moved = jax.tree.map(lambda a, b: a - b, to_host(run.state.params), start)
-    own = jax.tree.map(lambda a, b: a - b, to_host(plain.state.params), start)
-    late = jax.tree.map(lambda mean: -0.01 * mean, sent)
-    for whole, one, other in zip(*map(jax.tree.leaves, (moved, own, late)), strict=True):
-        np.testing.assert_allclose(whole, one + other, atol=1e-7)
-
-
-def test_several_steps_of_a_call_begin_with_what_was_carried(go_on: Callable, tmp_path: Path):
-    states = []
-    for steps_per_call in (1, 3):
-        workdir, calls = tmp_path / str(steps_per_call), {"log_every": 3, "checkpoint_every": 3, "num_steps": 6}
-        fields = {"method": "float", "delayed": True, "steps_per_call": steps_per_call, "evaluate_every": 0, **calls}
-        first = go_on(workdir, **fields | {"num_steps": 3})
-        loop.train(first)
-        first.close()
-        run = go_on(workdir, num_workers=2, **fields)
-        assert run.state.compressor.carried is not None
-        loop.train(run)
-        run.close()
-        states.append(to_host(run.state))
-    assert_close(*(state.params for state in states))
-    assert int(states[0].step) == int(states[1].step) == 6
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"num_workers": 2}, {"method": "float"}, {"exchange": "sum"}, {"delayed": False}, {"num_devices": 2}],
-    ids=str,
-)
-def test_mean_is_carried_into_one_step_where_words_cannot_be_read(go_on: Callable, changed: dict[str, Any]):
-    fields = {"delayed": True, "exchange": "two_way"}
-    take(go_on(**fields), 2)
-    run = go_on(**fields | changed)
-    assert (run.state.compressor.carried is None) == ("num_devices" in changed)
-    take(run, 1)
-    assert run.state.compressor.carried is None
-    again = go_on(**fields | changed)
-    again.close()
-    assert_same(again.state, run.state)
-
-
-def test_delayed_run_that_was_not_starts_with_nothing_sent(go_on: Callable):
-    take(go_on(optimizer="sgd"), 2)
-    run = go_on(optimizer="sgd", delayed=True)
-    start = to_host(run.state.params)
-    take(run, 1)
-    assert_same(run.state.params, start)
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,16 @@ OPTIMIZERS = {
 FIELDS = {"model": "tiny_norm", "num_workers": 2, "num_devices": 2, "batch_size": 16, "learning_rate": 0.1}
 
 
-@pytest.mark.parametrize("codec", ["ternary", "float"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_frozen_tensors_and_slices_do_not_move_by_a_bit(take_steps: Callable, optimizer: str, codec: str):
-    run = take_steps(3, freeze=FREEZE, method=codec, average_decay=0.5, **FIELDS | OPTIMIZERS[optimizer])
+@pytest.mark.parametrize(
+    ("optimizer", "method"),
+    [
+        pytest.param(optimizer, method, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for i, optimizer in enumerate(OPTIMIZERS)
+        for j, method in enumerate(("ternary", "float"))
+    ],
+)
+def test_frozen_tensors_and_slices_do_not_move_by_a_bit(take_steps: Callable, optimizer: str, method: str):
+    run = take_steps(3, freeze=FREEZE, method=method, average_decay=0.5, **FIELDS | OPTIMIZERS[optimizer])
     first, last = run.states[0], run.states[3]
     assert set(first.frozen) == {"norm"}
     assert set(first.params) == {"fc1", "fc2"}
@@ -67,12 +73,12 @@ def test_moments_of_frozen_layers_move_on(take_steps: Callable):
 
 
 def test_gradients_of_slices_do_not_enter_the_scale(prepare: Callable, tmp_path: Path):
-    """Were they in it, it would be thousands of times as large."""
-    scales = []
+    """Were they in it, it would be thousands of times as large, and with it the steps of SGD."""
+    moved = []
     for freeze in (("fc2/kernel[0]",), ()):
         fields = FIELDS | {
             "clip_sigmas": 0.0,
-            "statistics": True,
+            "optimizer": "sgd",
             "model": "tiny",
             "exclude": ("fc1/.*", "fc2/bias"),
         }
@@ -81,16 +87,17 @@ def test_gradients_of_slices_do_not_enter_the_scale(prepare: Callable, tmp_path:
         bias = jax.device_put(layer["bias"].at[0].set(1e4), layer["bias"].sharding)  # the input of fc2/kernel[0]
         params = {**run.state.params, "fc1": {**layer, "bias": bias}}
         batch = next(run.feed.batches(0))
-        call = Call(1, True)
-        _, metrics = run.train_step(run.state._replace(params=params), run.feed.images, batch, call)
-        scales.append(float(metrics["compression/scale"]))
-    assert 0 < 1000 * scales[0] < scales[1]
+        call = Call(1, 1)
+        before = np.array(params["fc2"]["kernel"])
+        state, _ = run.train_step(run.state._replace(params=params), run.feed.images, batch, call)
+        moved.append(np.abs(state.params["fc2"]["kernel"] - before).max())
+    assert 0 < 1000 * moved[0] < moved[1]
 
 
 def test_frozen_tensors_are_not_sent_but_evaluated_and_saved(prepare: Callable, tmp_path: Path):
     run = prepare(freeze=("fc1/.*", "fc2/kernel[0]"), num_steps=2, **FIELDS)
-    assert [tensor.path for tensor in run.wire.tensors] == ["fc2/bias", "fc2/kernel", "norm/bias", "norm/scale"]
-    assert run.wire.elements == 10 + 120 + 12 + 12
+    assert [tensor.path for tensor in run.wires[1].tensors] == ["fc2/bias", "fc2/kernel", "norm/bias", "norm/scale"]
+    assert run.wires[1].elements == 10 + 120 + 12 + 12
     result = loop.train(run)
     variables: Any = variables_of(run.state)
     np.testing.assert_array_equal(variables["fc1"]["kernel"], run.state.frozen["fc1"]["kernel"])

@@ -125,7 +125,7 @@ def test_run_refuses_what_does_not_fit_before_it_touches_the_folder(prepare: Cal
         {"model": "lenett"},
         {"exchange": "pigeon"},
         {"data": "mnist"},
-        {"levels": 0},
+        {"method": "quantized", "levels": 0},
         {"num_devices": 99},
     ):
         with pytest.raises(ValueError, match=r"=|not set"):

@@ -73,10 +73,10 @@ def test_nonfinite_is_one_element_among_the_largest_floats(shape: tuple[int, ...
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("codec", ["ternary", "float"])
+@pytest.mark.parametrize("method", ["ternary", "float"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nonfinite_weight_stops_the_run_at_its_step(prepare: Callable, tmp_path: Path, value: float, codec: str):
-    fields = {"num_steps": 8, "checkpoint_every": 2, "method": codec}
+def test_nonfinite_weight_stops_the_run_at_its_step(prepare: Callable, tmp_path: Path, value: float, method: str):
+    fields = {"num_steps": 8, "checkpoint_every": 2, "method": method}
     run = prepare(**fields)
     change_before(run, 5, before=lambda state: state._replace(params=poison(state.params, "conv1/kernel", value)))
     message = stop(run)

@@ -15,6 +15,7 @@ from jaxtern.training.run import loop
 from jaxtern.training.run.calls import Call
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
+from jaxtern.training.saved.digests import digest
 from jaxtern.training.step import step as step_lib
 from jaxtern.training.step.mesh import FAST_AXIS, create_mesh
 from jaxtern.training.step.precision import LossScale, adjust_scale, first_scale
@@ -58,7 +59,7 @@ def walk(run: Run, num_steps: int) -> tuple[list[Any], list[dict[str, Any]]]:
     """States, the first among them, and metrics."""
     states, metrics, batches = [jax.tree.map(np.array, run.state)], [], run.feed.batches(0)
     for _ in range(num_steps):
-        run.state, measured = run.train_step(run.state, run.feed.images, next(batches), Call(1, True))
+        run.state, measured = run.train_step(run.state, run.feed.images, next(batches), Call(1, 1))
         states.append(jax.tree.map(np.array, run.state))
         metrics.append(jax.device_get(measured))
     batches.close()
@@ -80,14 +81,14 @@ def test_products_are_of_that_precision_and_weights_are_float32(prepare: Callabl
 @pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
 def test_update_is_that_of_float32_but_for_rounding(take_steps: Callable, precision: str, tolerance: float):
     fields = {"model": "tiny_norm", "optimizer": "sgd", "learning_rate": 1.0, "num_workers": 2, "batch_size": 16}
-    for codec in ("float", "ternary"):
+    for method in ("float", "ternary"):
         half, full = (
-            take_steps(1, precision=each, method=codec, statistics=codec == "ternary", **fields)
+            take_steps(1, precision=each, method=method, statistics=method == "ternary", **fields)
             for each in (precision, "float32")
         )
-        for name in ("loss", *(["compression/scale"] if codec == "ternary" else [])):
+        for name in ("loss", *(["compression/error"] if method == "ternary" else [])):
             np.testing.assert_allclose(half.metrics[0][name], full.metrics[0][name], rtol=0.02)
-        if codec == "float":
+        if method == "float":
             moved = [jax.tree.map(np.subtract, *(run.states[i].params for i in (0, 1))) for run in (half, full)]
             for one, other in zip(*map(jax.tree.leaves, moved), strict=True):
                 np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * np.abs(other).max())
@@ -113,8 +114,22 @@ def test_overflow_of_one_worker_skips_the_step_of_all(prepare: Callable, monkeyp
         assert [leaf.tobytes() for leaf in one] == [leaf.tobytes() for leaf in skipped]
         assert any(leaf.tobytes() != other.tobytes() for leaf, other in zip(one, two, strict=True))
         assert all(np.all(np.isfinite(leaf)) for leaf in two)
-    assert [(int(state.step), int(state.compressor.count)) for state in states] == [(i, i) for i in range(4)]
+    assert [(int(state.step), int(state.compressor.count)) for state in states] == [(0, 0), (1, 1), (2, 1), (3, 2)]
     assert [tuple(map(float, state.loss_scale)) for state in states] == [(1024, 0), (1024, 1), (512, 0), (512, 1)]
+
+
+@pytest.mark.parametrize("method", ["ternary", "top_k", "dgc", "low_rank", "sign"])
+def test_overflow_leaves_what_the_method_carries_as_it_was(
+    prepare: Callable, monkeypatch: pytest.MonkeyPatch, method: str
+):
+    overflow_in(monkeypatch, (1,))
+    fields = HALF | LAYOUTS["unrolled"] | {"method": method, "density": 0.1, "two_way": True, "optimizer": "sgd"}
+    states, metrics = walk(prepare(loss_scale=1024.0, **fields), 3)
+    assert [m["overflow"] for m in metrics] == [0, 1, 0]
+    carried = [digest(state.compressor) for state in states]
+    assert carried[1] == carried[2]
+    assert len(set(carried)) == 3
+    assert bool(jax.tree.leaves(states[1].compressor.local)) == (method != "ternary")
 
 
 def test_factor_that_is_too_high_comes_down_by_itself(prepare: Callable):

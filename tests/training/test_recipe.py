@@ -41,7 +41,7 @@ def test_recipe_goes_through_json(name: str):
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_recipe_has_a_float_variant_by_one_override(name: str):
-    assert load(name).mean.method == "ternary"
+    assert load(name).mean.method == ("dgc" if name.endswith("_dgc") else "ternary")
     assert load(name).replace(mean={"method": "float"}).mean.method == "float"
 
 
@@ -61,6 +61,10 @@ def test_recipe_default_is_that_of_the_class():
 MOMENTUM = {"optimizer": "momentum", "momentum": 0.9, "weight_decay_mode": "loss"}
 STAIRS = {"schedule": "exponential", "decay_epochs": 20.0, "decay_factor": 0.1}
 LARGE = {"clip_sigmas": 2.5, "float_last_layer": True}
+DGC = {
+    "method": "dgc", "density": 0.001, "density_warmup": [0.25, 0.0625, 0.015625, 0.004, 0.001],
+    "mean.momentum": 0.9, "clip_norm": None, "nesterov": False, "float_last_layer": False, "optimizer": "sgd",
+}  # fmt: skip
 SOURCES: dict[str, dict[str, Any]] = {
     # TernGrad's; cifar10 is shorter, and the rest of it by our own trials
     "mnist": {
@@ -110,6 +114,12 @@ SOURCES: dict[str, dict[str, Any]] = {
         "warmup_steps": 200, "warmup_rate": 2.0, "warmup_peak": 29.0, "learning_rate": 29.0, "schedule": "polynomial",
         "power": 2.0, "end_rate": 1e-4, "num_steps": 3600, **LARGE,
     },
+    # Lin et al. 2018, as MoXing has it
+    "imagenet_resnet50_dgc": {
+        "model": "resnet_50", "num_workers": 4, "batch_size": 256, "num_steps": 450_410, "weight_decay": 1e-4,
+        "schedule": "5:0.00025->0.1,30:0.1,60:0.01,80:0.001,90:0.0001", **DGC,
+    },
+    "cifar10_dgc": {"model": "resnet_20", "num_workers": 4, "batch_size": 128, "learning_rate": 0.1, **DGC},
     # Szegedy et al. 2015, and TernGrad's fine-tuning
     "imagenet_inception_v3": {
         "model": "inception_v3", "preprocessing": "inception", "image_size": 299, "label_smoothing": 0.1,
@@ -186,17 +196,32 @@ def test_recipe_explains_every_field_and_every_choice():
             {"schedule": "polynomial", "num_steps": 100, "warmup_steps": 200},
             "optimizer.warmup_steps=200: must be below run.num_steps=100 where schedule='polynomial'",
         ),
-        ({"method": "float", "levels": 0}, "mean.levels=0: must be an integer from 1 to 32767"),
-        ({"method": "float", "scale": "x"}, "mean.scale='x': must be one of exact, pow2"),
-        ({"method": "float", "clip_sigmas": -3.0}, "mean.clip_sigmas=-3.0: must be"),
-        ({"method": "float", "block_size": 0}, "mean.block_size=0: must be"),
+        ({"method": "quantized", "levels": 0}, "mean.levels=0: must be an integer from 1 to 32767"),
+        ({"scale": "x"}, "mean.scale='x': must be one of exact, pow2"),
+        ({"clip_sigmas": -3.0}, "mean.clip_sigmas=-3.0: must be"),
+        ({"block_size": 0}, "mean.block_size=0: must be"),
+        ({"method": "top_k", "density": 2.0}, "mean.density=2.0: must be a number above 0 and at most 1"),
+        ({"method": "low_rank", "rank": 0}, "mean.rank=0: must be an integer of 1 or more"),
+        (
+            {"density_warmup": (0.5,)},
+            "mean.density_warmup=(0.5,): must be () of a method without density",
+        ),
+        (
+            {"method": "top_k", "density_warmup": (0.5, 0.0)},
+            "mean.density_warmup=(0.5, 0.0): 0.0 must be above 0 and at most 1",
+        ),
+        (
+            {"method": "dgc", "optimizer": "momentum"},
+            "optimizer.name='momentum': must be another, as sgd, where mean.method='dgc', which has the momentum",
+        ),
+        ({"method": "dgc", "clip_norm": -1.0}, "mean.clip_norm=-1.0: must be"),
         ({"log_every": 0}, "run.log_every=0: must be 1 or more"),
         ({"checkpoint_every": 0}, "run.checkpoint_every=0: must be 1 or more"),
         ({"keep_checkpoints": 0}, "run.keep_checkpoints=0: must be 1 or more"),
         ({"evaluate_every": -1}, "run.evaluate_every=-1: must be 0 or more"),
         ({"seed": -1}, "run.seed=-1: must be 0 or more"),
         ({"seed": 2**32}, "run.seed=4294967296: must be below 2^32"),
-        ({"method": "zip"}, "mean.method='zip': must be one of ternary, float"),
+        ({"method": "zip"}, "mean.method='zip': must be one of float, ternary, quantized, top_k, dgc, low_rank, sign"),
         (
             {"optimizer": "lion"},
             "optimizer.name='lion': must be one of sgd, momentum, nesterov, adam, adamw, rmsprop, lars, lamb",

@@ -122,7 +122,7 @@ def test_workdir_of_another_dataset_is_refused_unless_told_otherwise(tmp_path: P
         ({"num_examples": 2**31}, "num_examples=2147483648: must be"),
         ({"num_examples": True}, "num_examples=True: must be"),
         ({"image_shape": [8, 8]}, "image_shape=[8, 8]: must be null, or height, width and channels"),
-        ({"image_shape": [8, 8, 1.0]}, "image_shape=1.0: must be"),
+        ({"image_shape": [8, 8, 1.0]}, "image_shape=[8, 8, 1.0]: must be null, or"),
         ({"class_names": "ab"}, "class_names='ab': must be a list of strings"),
         ({"class_names": ["cat", 7]}, "class_names=['cat', 7]: must be a list of strings"),
         ({"class_names": ["cat"]}, "class_names: must be as many as num_classes=2, not 1"),

@@ -21,16 +21,19 @@ class Traffic(NamedTuple):
       messages: one after the other.
       ways: names of the exchanges, for reports.
       of_tensors: bytes of each tensor of the layout; None: an equal part for each element.
+      direct: of the bytes those that go straight to each other worker, where others go round a ring.
     """
 
     bytes: float = 0.0
     messages: int = 0
     ways: tuple[str, ...] = ()
     of_tensors: tuple[float, ...] | None = None
+    direct: float = 0.0
 
     def __add__(self, other: "Traffic") -> "Traffic":  # pyright: ignore[reportIncompatibleMethodOverride]
         ways = tuple(dict.fromkeys(self.ways + other.ways))
-        return Traffic(self.bytes + other.bytes, self.messages + other.messages, ways)
+        direct = self.direct + other.direct
+        return Traffic(self.bytes + other.bytes, self.messages + other.messages, ways, direct=direct)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +71,16 @@ def all_gather(num_words: float, num_workers: int) -> Traffic:
 
 def all_to_all(num_words: float, num_workers: int) -> Traffic:
     """Of so many words of each worker, an equal part for each."""
-    return _if_any(4 * num_words * (num_workers - 1) / num_workers, num_workers - 1)
+    total = _if_any(4 * num_words * (num_workers - 1) / num_workers, num_workers - 1)
+    return total._replace(direct=total.bytes)
 
 
 def mean_in_order(num_words: int, num_workers: int) -> Traffic:
     """Of the mean of so many words that stand for floats, as `collectives.mean_floats` takes it."""
     if gathers_mean(num_words, num_workers):
         return all_gather(num_words, num_workers)
-    return all_reduce(-(-num_words // num_workers) * num_workers, num_workers)
+    shard = -(-num_words // num_workers)
+    return all_to_all(shard * num_workers, num_workers) + all_gather(shard, num_workers)
 
 
 def _if_any(num_bytes: float, messages: int) -> Traffic:

@@ -121,12 +121,12 @@ def _of_channels(values: tuple[float, ...]) -> jax.Array:
 
 
 def _without_randomness(standardize: Callable) -> Callable:
-    """For families whose training images differ from others by their views alone."""
+    """Augmentation of a family whose training images are random in their views alone."""
     return lambda images, keys, size: standardize(images, size)
 
 
 def _augment_cifar10(images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
-    """Of values up to 255, not 1: the least deviation that whitening divides by is meant for those."""
+    """Works on values up to 255, not 1: the least deviation that whitening divides by is meant for those."""
     crop, flip, brightness, contrast = color.split_keys(keys, 4)
     images = color.random_crop(images, crop, size or _CIFAR10_SIZE).astype(jnp.float32)
     images = color.random_flip(images, flip)
@@ -140,7 +140,7 @@ def _standardize_cifar10(images: jax.Array, size: int | None) -> jax.Array:
 
 
 def _augment_inception(images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
-    """The order is that of slim's distort_color, which too clips at the end, and there alone."""
+    """Changes colours in the order of slim's distort_color, which clips only at the end, too."""
     brightness, saturation, hue, contrast = color.split_keys(keys, 4)
     images = images.astype(jnp.float32) / 255.0
     images = color.random_brightness(images, brightness, 32 / 255)

@@ -19,8 +19,7 @@ class DataSection(Section):
       synthetic_shape: height, width, channels of the images of "synthetic".
       synthetic_classes: their classes.
       synthetic_examples: how many to train on.
-      preprocessing: what becomes of the images, in training and evaluation: "mnist", "cifar10", "alexnet", "vgg",
-        "inception" (also for GoogLeNet and ResNet), "vgg_f"; or "text".
+      preprocessing: "mnist", "cifar10", "alexnet", "vgg", "vgg_f", "inception" (also for GoogLeNet, ResNet) or "text".
       image_size: pixels, side of the images after that; None: as the preprocessing has it.
       sequence_length: characters of an example of text.
       feed: "resident" (images lie on the devices), "streaming" (they are read and decoded beside training) or "auto":

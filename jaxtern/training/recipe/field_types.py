@@ -15,22 +15,15 @@ import numpy as np
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 _NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}
 
-Rule = Callable[[Any], str | None]  # a value to what is wrong with it
 
-
-def between(least: float, most: float = math.inf) -> Rule:
-    """For a number from `least` to `most`."""
+def between(least: float, most: float = math.inf) -> Callable[[float], str | None]:
+    """A rule, which tells what is wrong with a number that is not from `least` to `most`."""
     need = f"must be from {least:,} to {most:,}" if math.isfinite(most) else f"must be {least} or more"
     return lambda number: None if least <= number <= most else need
 
 
-def below_one(number: float) -> str | None:
-    """For a share of something."""
-    return None if 0 <= number < 1 else "must be 0 or more, and below 1"
-
-
 def is_expression(text: str) -> str | None:
-    """For a regular expression."""
+    """A rule for regular expressions."""
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:  # of "a{99999999999}" and many brackets
@@ -41,7 +34,8 @@ def is_expression(text: str) -> str | None:
 Positive = Annotated[int, between(1)]
 Natural = Annotated[int, between(0)]
 NonNegative = Annotated[float, between(0)]
-Share = Annotated[float, below_one]
+Share = Annotated[float, lambda number: None if 0 <= number < 1 else "must be 0 or more, and below 1"]
+Density = Annotated[float, lambda number: None if 0 < number <= 1 else "must be above 0 and at most 1"]
 Pattern = Annotated[str, is_expression]
 
 
@@ -58,11 +52,7 @@ class Section:
             self.require(wrong is None, name, wrong)
 
     def require(self, holds: bool, name: str, need: str | None) -> None:
-        """Refuses the value of a field unless a rule holds.
-
-        Raises:
-          ValueError: naming the field with its section, its value and the rule.
-        """
+        """Raises a ValueError that names a field with its section, its value and the rule, unless that holds."""
         if not holds:
             section = type(self).__name__.removesuffix("Section").lower()
             raise ValueError(f"{section}.{name}={getattr(self, name)!r}: {need}")

@@ -139,9 +139,7 @@ def _select(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> np.n
         if all(bound is None or -size <= bound < size + isinstance(part, slice) for bound in bounds):
             taken[part] = True
         if not taken.any():
-            raise ValueError(
-                f"model.freeze={entry!r}: must be within {path}, whose shape is {shape}, and select some of it"
-            )
+            raise ValueError(f"model.freeze={entry!r}: must be within {path}, of shape {shape}, and select some of it")
         along = (1,) * axis + (-1,) + (1,) * (len(shape) - axis - 1)
         selected = selected & (np.ones(1, bool) if taken.all() else taken).reshape(along)
     return selected
@@ -151,9 +149,7 @@ def _expand(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> list
     """One part an axis: whole axes in place of "...", or behind the last part."""
     given = len(index) - index.count(...)
     if given > len(shape):
-        raise ValueError(
-            f"model.freeze={entry!r}: must have no more indices than {path} has axes: its shape is {shape}"
-        )
+        raise ValueError(f"model.freeze={entry!r}: must have no more indices than {path} has axes, of shape {shape}")
     place = index.index(...) if ... in index else len(index)
     whole = [slice(None)] * (len(shape) - given)
     return [*index[:place], *whole, *index[place + 1 :]]  # pyright: ignore[reportReturnType]

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtern.compression.methods import create_reducer, list_options
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.reducer import Reducer
-from jaxtern.training.recipe.field_types import Natural, Pattern, Positive, Section, Share
+from jaxtern.training.recipe.field_types import Density, Natural, Pattern, Positive, Section
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,10 +17,9 @@ class _MeanSection(Section):
       method: "ternary", "quantized", "top_k", "dgc", "low_rank", "sign", or "float" for a plain mean.
       float_epochs: F: every F-th epoch exchanges float gradients; 0: none does. What a method carries waits meanwhile.
       compress_from: step from which on gradients are compressed; before, they are float.
-      density_warmup: densities of the first epochs, one each, of a method that has a density.
-      devices_per_worker: devices that share a worker's batch; their gradients are averaged as floats before the
-        workers' are exchanged. None: 1; or where each of several processes has more devices than workers, as many as
-        share one evenly.
+      density_warmup: densities of the first epochs, one each, of a method that has a density; float needs none.
+      devices_per_worker: devices that share a worker's batch, whose gradients are averaged as floats first. None: 1, or
+        where each of several processes has more devices than workers, as many as share one evenly.
       delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
       latency: seconds a message takes between workers, for "auto"; None: measured at the start.
       bandwidth: bytes a second that a worker can send, likewise.
@@ -33,7 +32,7 @@ class _MeanSection(Section):
     method: str = "ternary"
     float_epochs: Natural = 0
     compress_from: Natural = 0
-    density_warmup: tuple[Share, ...] = ()
+    density_warmup: tuple[Density, ...] = ()
     devices_per_worker: Positive | None = None
     delayed: bool = False
     latency: float | None = None
@@ -51,15 +50,14 @@ class _MeanSection(Section):
             Network(**self.links)
         except ValueError as error:
             raise ValueError(f"mean.{error}") from None
-        has_density = self.method in _OPTIONS["density"].methods
+        has_density = self.method in ("float", *_OPTIONS["density"].methods)  # float is any recipe's twin
         self.require(has_density or not self.density_warmup, "density_warmup", "must be () of a method without density")
-        if self.delayed:
-            of_others = "must be False where mean.delayed=True, whose means are of other gradients"
-            self.require(not self.statistics, "statistics", of_others)
-        if self.delayed or self.has_momentum:
-            late = "must be 0 where mean.delayed=True or the method has a momentum, which a float step would leave out"
-            self.require(not self.float_epochs, "float_epochs", late)
-            self.require(not self.compress_from, "compress_from", late)
+        late = "where mean.delayed=True, whose means come a step late"
+        self.require(not (self.delayed and self.statistics), "statistics", f"must be False {late}")
+        for name in ("float_epochs", "compress_from"):
+            self.require(not (self.delayed and getattr(self, name)), name, f"must be 0 {late}")
+            need = f"must be 0 where mean.method={self.method!r}, whose momentum a float step would leave out"
+            self.require(not (self.has_momentum and getattr(self, name)), name, need)
 
     @property
     def has_momentum(self) -> bool:
@@ -73,7 +71,7 @@ class _MeanSection(Section):
 
     def create_reducer(self, phase: int = 0, network: Network | None = None) -> Reducer:
         """The reducer of one of them: the method's own, or that of an epoch of the warm-up, the last one first."""
-        options = {name: getattr(self, name) for name in _OPTIONS}
+        options = {name: getattr(self, name) for name, option in _OPTIONS.items() if self.method in option.methods}
         if phase:
             options["density"] = self.density_warmup[-phase]
         return create_reducer(self.method, network, **options)
@@ -86,8 +84,7 @@ class _MeanSection(Section):
     @property
     def links(self) -> dict[str, float]:
         """`latency` and `bandwidth`, where they are given."""
-        given = {"latency": self.latency, "bandwidth": self.bandwidth}
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: given for name in ("latency", "bandwidth") if (given := getattr(self, name)) is not None}
 
     @property
     def needs_links(self) -> bool:

@@ -26,8 +26,8 @@ class ModelSection(Section):
       train_only: regular expressions; only tensors whose whole path ("fc3/kernel") matches one are trained.
       freeze: regular expressions; a tensor whose whole path matches one is not trained. Of "conv2/kernel[:, :, 29, 13]"
         only the slice is not; a class of characters at an end that reads as a slice is put in parentheses, "(w[12])".
-      average_decay: of moving averages of weights and moments, which are evaluated in place of the last ones; in step
-        t, counted from 1, it is min(average_decay, (1 + t) / (10 + t)). 0: none are kept.
+      average_decay: of moving averages of weights and moments, evaluated in place of the last ones; in step t, from 1
+        on, it is min(average_decay, (1 + t) / (10 + t)). 0: none are kept.
     """
 
     name: str = "lenet"

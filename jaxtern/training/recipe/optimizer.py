@@ -19,8 +19,7 @@ class OptimizerSection(Section):
       momentum: of "momentum", "nesterov" and "lars".
       trust_coefficient: of "lars".
       learning_rate: at the start.
-      rate_batch_size: the batch for which the rate is meant: it is multiplied by batch_size / rate_batch_size; None: it
-        is meant for any.
+      rate_batch_size: the batch that the rate is meant for: it is times batch_size / rate_batch_size; None: for any.
       schedule: "fixed", "exponential" (a staircase), "piecewise", "polynomial" or "cosine" (both to `end_rate` at the
         last step); or rates over epochs, in place of `learning_rate`: "5:0.01->0.4,30:0.4,60:0.04" rises to .4 in 5
         epochs ("->" linearly, "=>" exponentially), stays there until epoch 30, then is .04 (from 60 on, too).
@@ -61,9 +60,8 @@ class OptimizerSection(Section):
         super().__post_init__()
         if is_rate_string(self.schedule):
             parse_rates(self.schedule)
-        else:
-            choices = f"must be one of {', '.join(SCHEDULES)}, or rates over epochs"
-            self.require(self.schedule in SCHEDULES, "schedule", choices)
+        is_known = is_rate_string(self.schedule) or self.schedule in SCHEDULES
+        self.require(is_known, "schedule", f"must be one of {', '.join(SCHEDULES)}, or rates over epochs")
         has_stairs = bool(self.boundaries) or self.schedule != "piecewise"
         self.require(has_stairs, "boundaries", "must hold an epoch or more where schedule='piecewise'")
         rises = all(epoch > before for before, epoch in itertools.pairwise((0, *self.boundaries)))

@@ -5,26 +5,18 @@ import difflib
 import json
 from typing import Any
 
+from flax.traverse_util import flatten_dict
+
 from jaxtern.training.recipe.data import DataSection
 from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.recipe.optimizer import OptimizerSection
 from jaxtern.training.recipe.run import RunSection
 
-_TO_LAST_STEP = ("polynomial", "cosine")  # schedules that fall until num_steps
-
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A run's settings; `configs/` holds ready ones, and a command line may override any field.
-
-    Attributes:
-      data: what is trained on.
-      model: the network.
-      mean: how the workers' gradients become their mean.
-      optimizer: how that moves the weights.
-      run: workers, steps, and what is written when.
-    """
+    """A run's settings in sections; `configs/` holds ready ones, and a command line may override any field of them."""
 
     data: DataSection = dataclasses.field(default_factory=DataSection)
     model: ModelSection = dataclasses.field(default_factory=ModelSection)
@@ -33,26 +25,20 @@ class Recipe:
     run: RunSection = dataclasses.field(default_factory=RunSection)
 
     def __post_init__(self):
-        """Refuses sections that do not go together.
-
-        Raises:
-          ValueError: naming a field, its value and the rule.
-        """
+        """Refuses sections that do not go together."""
         run, fast, schedule = self.run, self.mean.worker_devices, self.optimizer.schedule
         of_device = run.batch_size // run.num_workers // fast
         need = f"each worker's part must be a multiple of mean.devices_per_worker={fast}"
         run.require(run.batch_size // run.num_workers % fast == 0, "batch_size", need)
         need = f"must divide the {of_device} examples that a device has of a batch"
         run.require(of_device % run.accumulation == 0, "accumulation", need)
-        need = (
-            "must be another where mean.delayed=True: a mean comes in a step that may be skipped for another's overflow"
-        )
+        need = "must be another where mean.delayed=True, whose means come in steps that others' overflow may skip"
         self.model.require(not (self.mean.delayed and self.model.precision == "float16"), "precision", need)
         has_two = self.mean.has_momentum and self.optimizer.name in ("momentum", "nesterov", "lars")
         need = f"must be another, as sgd, where mean.method={self.mean.method!r}, which has the momentum"
         self.optimizer.require(not has_two, "name", need)
-        # the rate would rise to what these schedules have at their end, which is mostly 0
-        is_over = schedule in _TO_LAST_STEP and self.optimizer.warmup_steps >= run.num_steps
+        # the rate would rise to what these schedules have at the last step, which is mostly 0
+        is_over = schedule in ("polynomial", "cosine") and self.optimizer.warmup_steps >= run.num_steps
         need = f"must be below run.num_steps={run.num_steps} where schedule={schedule!r}"
         self.optimizer.require(not is_over, "warmup_steps", need)
 
@@ -68,17 +54,15 @@ class Recipe:
                 require_field(section)  # as which no section goes
             for name in fields:
                 require_field(f"{section}.{name}")
-        tuples = {
-            section: {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-            for section, fields in values.items()
-        }
-        return cls().replace(**tuples)
+        return cls().replace(**values)
 
     def replace(self, **sections: dict[str, Any]) -> "Recipe":
-        """The recipe with other values for these fields: replace(mean={"method": "float"}, run={"num_workers": 1})."""
-        return dataclasses.replace(
-            self, **{name: dataclasses.replace(getattr(self, name), **fields) for name, fields in sections.items()}
-        )
+        """The recipe with other values, as by replace(mean={"method": "float"}); a list will do for a tuple."""
+        changed = {}
+        for section, fields in sections.items():
+            values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+            changed[section] = dataclasses.replace(getattr(self, section), **values)
+        return dataclasses.replace(self, **changed)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The fields by section, as JSON has them."""
@@ -86,9 +70,7 @@ class Recipe:
 
     def by_name(self) -> dict[str, Any]:
         """The same by whole names, "run.num_workers"."""
-        return {
-            f"{section}.{name}": value for section, fields in self.to_dict().items() for name, value in fields.items()
-        }
+        return flatten_dict(self.to_dict(), sep=".")
 
 
 _SECTIONS = [field.name for field in dataclasses.fields(Recipe)]
@@ -106,6 +88,6 @@ def require_field(name: str) -> None:
     if len(same) == 1 and leaf == name:
         raise ValueError(f"{name!r} is {same[0]} now: fields are named with their sections")
     names = {each.partition(".")[2]: each for each in known} | {each: each for each in known}
-    near = [names[each] for each in difflib.get_close_matches(name[:80], names, cutoff=0.5)]
+    near = [names[each] for each in difflib.get_close_matches(name[:80], names, cutoff=0.55)]
     hint = f"; nearest: {', '.join(same or dict.fromkeys(near))}" if same or near else ""
     raise ValueError(f"{name!r} is no field of a recipe{hint} (--help names all)")

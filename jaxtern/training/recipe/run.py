@@ -11,18 +11,15 @@ class RunSection(Section):
     """How many workers train for how many steps, and what is logged, evaluated and saved on the way.
 
     Attributes:
-      dry_run: only say what would be trained, and train three small steps of it on made data; nothing is read but data
-        that are there, and nothing is written.
+      dry_run: only say what would be trained, and train three small steps of it on made data; nothing is written.
       num_workers: N, workers whose gradients are averaged; more than one may live on a device.
       num_devices: devices to spread them over; None: as many as there are on which the workers divide.
-      virtual_workers: how the workers of one device are run: "unrolled" (bit-identical on any number of devices) or
-        "vmapped" (compiles faster).
+      virtual_workers: of one device: "unrolled" (same bits on any number of devices) or "vmapped" (compiles faster).
       batch_size: examples of one step over all workers.
       accumulation: parts of a worker's batch whose gradients are added one behind another, before one exchange.
       num_steps: updates of the weights.
       steps_per_call: that the devices take without the host, at most; the feed must be resident. What is left of them
-        before an evaluation, a checkpoint, or a change from or to float gradients goes step by step. CPUs run them
-        unrolled.
+        before an evaluation, a checkpoint, or a change from or to float gradients goes step by step.
       seed: of the weights, the order of the examples and the noise.
       log_every: steps between lines of the log; those of a call are written when it has ended.
       evaluate_every: steps between evaluations on the test split; 0: only at the end.
@@ -30,8 +27,7 @@ class RunSection(Section):
         which stop the run where one differs; they are compared before every checkpoint, too. 0: never.
       checkpoint_every: steps between checkpoints.
       keep_checkpoints: how many of the last ones to keep.
-      keep_best: how many to keep besides, of those that were evaluated when they were written: those of best
-        precision@1, of equals the later.
+      keep_best: how many besides, of best precision@1, of equals the later, of those evaluated when they were written.
     """
 
     dry_run: bool = False

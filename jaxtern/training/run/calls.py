@@ -33,10 +33,15 @@ def plan_calls(run: RunSection, mean: MeanSection, num_examples: int, step: int,
       step: steps that were taken.
       examples_seen: in them.
     """
-    longest = _longest_call(run, mean, num_examples)
+    stops = [period for period in (run.evaluate_every, run.checkpoint_every) if period]
+    epoch = num_examples // run.batch_size if mean.float_epochs or mean.density_warmup else 0
+    longest = min(run.steps_per_call, run.num_steps, *stops, epoch or run.num_steps)
     while step < run.num_steps:
-        go_together = _go_together(run, mean, num_examples, step, examples_seen, longest)
-        count = longest if go_together else 1
+        # of what lies in between, the host needs no state; what it logs, each step tells it
+        goes_on = all((step + longest - 1) // period == step // period for period in stops)
+        places = ((step + taken, examples_seen + taken * run.batch_size) for taken in range(longest))
+        phases = {phase_at(mean, num_examples, *place) for place in places}
+        count = longest if goes_on and step + longest <= run.num_steps and len(phases) == 1 else 1
         yield Call(count, phase_at(mean, num_examples, step, examples_seen))
         step, examples_seen = step + count, examples_seen + count * run.batch_size
 
@@ -48,27 +53,3 @@ def phase_at(mean: MeanSection, num_examples: int, step: int, examples_seen: int
     if mean.method == "float" or step < mean.compress_from or in_float_epoch:
         return 0
     return 1 + max(0, len(mean.density_warmup) - epoch)
-
-
-def _longest_call(run: RunSection, mean: MeanSection, num_examples: int) -> int:
-    """Steps of a call of several: at most what lies between two stops, as else all steps would be single ones."""
-    epoch = num_examples // run.batch_size if mean.float_epochs or mean.density_warmup else 0
-    periods = run.evaluate_every, run.checkpoint_every, epoch
-    return min(run.steps_per_call, run.num_steps, *(period for period in periods if period))
-
-
-def _go_together(
-    run: RunSection, mean: MeanSection, num_examples: int, step: int, examples_seen: int, count: int
-) -> bool:
-    """Whether the next `count` steps are there, need the host at most behind the last, and go by the same mean."""
-    phase = phase_at(mean, num_examples, step, examples_seen)
-    return step + count <= run.num_steps and all(
-        phase_at(mean, num_examples, step + taken, examples_seen + taken * run.batch_size) == phase
-        and not _needs_state(run, step + taken)
-        for taken in range(1, count)
-    )
-
-
-def _needs_state(run: RunSection, step: int) -> bool:
-    """Whether the host evaluates or saves after so many steps; what it logs, each step has told it."""
-    return any(period and step % period == 0 for period in (run.evaluate_every, run.checkpoint_every))

@@ -1,12 +1,10 @@
 """A run's curves as a picture, and a plan's."""
 
+import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from jaxtern.planning.forecast import Forecast
 from jaxtern.training.run.metrics import read_metrics
-
-if TYPE_CHECKING:
-    from jaxtern.planning.forecast import Forecast
 
 
 def plot_curves(workdir: Path, title: str) -> Path:
@@ -42,8 +40,8 @@ def plot_curves(workdir: Path, title: str) -> Path:
     return path
 
 
-def plot_speed_up(forecast: "Forecast", title: str, path: Path) -> Path:
-    """Draws throughput over one worker's against workers, a line for every exchange, into `path`."""
+def plot_speed_up(forecast: Forecast, title: str, path: Path) -> Path:
+    """Draws throughput over one worker's against workers, a line for every method, into `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -52,12 +50,12 @@ def plot_speed_up(forecast: "Forecast", title: str, path: Path) -> Path:
     axes = figure.subplots()
     counts = list(forecast.scaling)
     axes.plot(counts, counts, color="0.7", linestyle=":", label="linear")
-    colours = dict(zip(dict.fromkeys(way.exchange for way in forecast.ways), _COLOURS, strict=True))
+    colours = dict(zip(forecast.methods, itertools.cycle(_COLOURS), strict=False))
     for way in forecast.ways:
         known = [count for count in counts if way in forecast.scaling[count]]
         speed_ups = [forecast.speed_up(count, way) for count in known]
         style = "s--" if way.hierarchical else "o-"
-        axes.plot(known, speed_ups, style, label=str(way), color=colours[way.exchange], markersize=4)
+        axes.plot(known, speed_ups, style, label=str(way), color=colours[way.method], markersize=4)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):
@@ -69,4 +67,4 @@ def plot_speed_up(forecast: "Forecast", title: str, path: Path) -> Path:
     return path
 
 
-_COLOURS = ("black", "tab:blue", "tab:orange", "tab:green", "tab:red")
+_COLOURS = ("black", "tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")

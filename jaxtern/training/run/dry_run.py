@@ -20,9 +20,7 @@ from jaxtern.data.rendering import whole_image_shape
 from jaxtern.data.sources import load_dataset
 from jaxtern.models import create_model
 from jaxtern.training.recipe.data import DataSection
-from jaxtern.training.recipe.optimizer import OptimizerSection
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.recipe.selection import path_of, require_match
 from jaxtern.training.run.inputs import Feed, Inputs, create_network, open_inputs, require_feed
 from jaxtern.training.run.loop import NonFiniteError
@@ -75,9 +73,8 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
     small = shrink(recipe, facts)
     mesh, inputs = create_mesh(small), open_inputs(small.data)
     shape, num_classes = inputs.input_shape, facts.num_classes
-    model = nnx.eval_shape(
-        lambda: create_model(recipe.model.name, shape, num_classes, recipe.run.seed, recipe.model.dropout_rate)
-    )
+    named, seed = recipe.model, recipe.run.seed
+    model = nnx.eval_shape(lambda: create_model(named.name, shape, num_classes, seed, named.dropout_rate))
     _, params, frozen, moments = split_variables(model, recipe)
     paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path((params, frozen, moments))[0]]
     for pattern in recipe.model.init_exclude:
@@ -134,7 +131,7 @@ def describe(run: DryRun) -> str:
     epochs = f": {recipe.run.num_steps * recipe.run.batch_size / facts.num_examples:.1f} epochs"
     if facts.source == _UNKNOWN:
         data, epochs = f"is not there, and taken to have {facts.num_classes:,} classes", ""
-    first, highest, last = find_rates(recipe.optimizer, recipe.run, facts.num_examples)
+    first, highest, last = find_rates(recipe, facts.num_examples)
     split = f", in {recipe.run.accumulation} parts" if recipe.run.accumulation > 1 else ""
     return (
         f"{recipe.model.name}: {trained + frozen:,} parameters, {trained:,} trained and {frozen:,} frozen\n"
@@ -146,11 +143,13 @@ def describe(run: DryRun) -> str:
     )
 
 
-def find_rates(optimizer: OptimizerSection, run: RunSection, num_examples: int) -> tuple[float, float, float]:
+def find_rates(recipe: Recipe, num_examples: int) -> tuple[float, float, float]:
     """Learning rates of the first step, the highest of any, and of the last."""
-    steps = np.linspace(0, run.num_steps - 1, min(run.num_steps, _RATES)).round().astype(np.int32)
-    turn = [min(max(step, 0), run.num_steps - 1) for step in (optimizer.warmup_steps - 1, optimizer.warmup_steps)]
-    rates = np.asarray(create_schedule(optimizer, run, num_examples)(np.append(steps, np.array(turn, np.int32))))
+    num_steps, warmup = recipe.run.num_steps, recipe.optimizer.warmup_steps
+    steps = np.linspace(0, num_steps - 1, min(num_steps, _RATES)).round().astype(np.int32)
+    turn = [min(max(step, 0), num_steps - 1) for step in (warmup - 1, warmup)]
+    schedule = create_schedule(recipe.optimizer, recipe.run, num_examples)
+    rates = np.asarray(schedule(np.append(steps, np.array(turn, np.int32))))
     return float(rates[0]), float(rates.max()), float(rates[len(steps) - 1])
 
 

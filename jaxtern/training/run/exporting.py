@@ -12,7 +12,6 @@ from jaxtern import __version__
 from jaxtern.artifact.storage import Artifact, Manifest
 from jaxtern.data.facts import Facts
 from jaxtern.data.preprocessing.families import get_preprocessing
-from jaxtern.models.model import Model
 from jaxtern.training.recipe.data import DataSection
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import path_of
@@ -44,7 +43,10 @@ def export_run(
     if recipe.data.preprocessing == "text":
         raise ValueError(f"workdir={str(workdir)!r}: networks of text (data.preprocessing) cannot be exported yet")
     facts = _find_facts(workdir, recipe.data, data_dir)
-    run = SavedNetwork(workdir, recipe, _create_network(recipe, facts), facts.num_examples)
+    shape, size = raw_shape_of(recipe.data, facts), recipe.data.image_size
+    input_shape = get_preprocessing(recipe.data.preprocessing).output_shape(shape, size)
+    network = create_network_for(recipe.model, input_shape, facts.num_classes, recipe.run.seed)
+    run = SavedNetwork(workdir, recipe, network, facts.num_examples)
     if best:
         step = run.best_step()
     if step is None:
@@ -105,9 +107,3 @@ def _find_facts(workdir: Path, data: DataSection, data_dir: str | None) -> Facts
     """Of the run's dataset, which is opened where `data_dir` asks for that, or the run is older than its facts."""
     facts = read_facts(workdir) if data_dir is None else None
     return facts_of(open_inputs(data, data_dir=data_dir)) if facts is None else facts
-
-
-def _create_network(recipe: Recipe, facts: Facts) -> Model:
-    data, raw_shape = recipe.data, raw_shape_of(recipe.data, facts)
-    shape = get_preprocessing(data.preprocessing).output_shape(raw_shape, data.image_size)
-    return create_network_for(recipe.model, shape, facts.num_classes, recipe.run.seed)

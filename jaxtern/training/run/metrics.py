@@ -11,8 +11,8 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[re
 from tensorboardX.summary import scalar
 from tqdm import tqdm
 
+from jaxtern.data.durable import replace_durably, sync
 from jaxtern.data.json_files import parse_json
-from jaxtern.training.saved.durable import replace_durably, sync
 
 Scalars = dict[str, float]
 

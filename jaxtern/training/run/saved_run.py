@@ -47,8 +47,9 @@ class SavedNetwork:
         """
         self.recipe = recipe
         alone = recipe.replace(run={"num_devices": 1}, mean={"devices_per_worker": 1}, model={"batch_norm": "local"})
+        unsent = recipe.replace(mean={"method": "float", "delayed": False})  # what workers carry may be large
         mesh, network = create_mesh(alone), read_network(workdir)
-        program, self._like = create_run(recipe, model, num_examples, mesh, network)
+        program, self._like = create_run(unsent, model, num_examples, mesh, network)
         self.graph = program.graph
         self._workdir, self._checkpoints = workdir, Checkpoints(workdir)
 

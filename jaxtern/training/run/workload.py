@@ -1,6 +1,5 @@
 """What a recipe asks of the links: its tensors, and the seconds of a step without exchange."""
 
-import functools
 import statistics
 import time
 from typing import NamedTuple
@@ -9,7 +8,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxtern.compression import buckets
+from jaxtern.compression.reducer import Layout
+from jaxtern.compression.transform import describe
 from jaxtern.data.rendering import Batch
 from jaxtern.models import create_model
 from jaxtern.training.recipe.recipe import Recipe
@@ -26,13 +26,13 @@ class Workload(NamedTuple):
     """A recipe's gradients.
 
     Attributes:
-      sizes: elements of each tensor that is compressed.
-      floats: likewise of those that stay float.
+      layout: of the tensors that are compressed.
+      num_floats: elements of those that stay float.
       examples: of one device in a step.
     """
 
-    sizes: tuple[int, ...]
-    floats: tuple[int, ...]
+    layout: Layout
+    num_floats: int
     examples: int
 
 
@@ -46,11 +46,12 @@ def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
         lambda: create_model(recipe.model.name, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
     )
     _, params, _, _ = split_variables(model, recipe)
-    is_excluded = functools.partial(stays_float, recipe.mean, model.last_layer)
-    layout = buckets.plan_layout(params, recipe.mean.min_size, is_excluded, None)
-    (bucket,) = layout.buckets
+    layout = describe(params)
+    named = enumerate(zip(layout.paths, layout.sizes, strict=True))
+    large = [(place, path) for place, (path, size) in named if size >= recipe.mean.min_size]
+    compressed = layout.select([place for place, path in large if not stays_float(recipe.mean, model.last_layer, path)])
     examples = recipe.run.batch_size // recipe.run.num_workers // recipe.mean.worker_devices
-    return Workload(layout.sizes(bucket.compressed), layout.sizes(bucket.floats), examples)
+    return Workload(compressed, sum(layout.sizes) - sum(compressed.sizes), examples)
 
 
 def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:

@@ -12,17 +12,17 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo
 
 from jaxtern.training.saved.arrange import MisfitError, arrange
 from jaxtern.training.saved.digests import digest_of_all
-from jaxtern.training.saved.retention import LastAndBest
 
 BEST_BY = "precision_at_1"
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             create=False,
             read_only=not self._writes,
-            preservation_policy=LastAndBest(keep, keep_best, self._score) if keep else None,
+            preservation_policy=_LastAndBest(keep, keep_best, self._rank) if keep else None,
             multiprocessing_options=_this_process_alone(),
         )
         if self._writes:
@@ -129,8 +129,12 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """The step of best `BEST_BY` among those that were evaluated when they were saved; None where none was."""
-        scored = [(score, step) for step in self.steps() if (score := self._score(step)) is not None]
-        return max(scored)[1] if scored else None
+        return next(iter(self._rank(self.steps())), None)
+
+    def _rank(self, steps: Iterable[int]) -> list[int]:
+        """Sorts the evaluated ones of some steps, the best by `BEST_BY` first, of equals the later."""
+        scored = [(score, step) for step in steps if (score := self._score(step)) is not None]
+        return [step for _, step in sorted(scored, reverse=True)]
 
     def _score(self, step: int) -> float | None:
         """`BEST_BY` of a checkpoint; None where it was not evaluated, or does not say."""
@@ -185,7 +189,7 @@ class Checkpoints:
         return Checkpoint(state, metadata)
 
     def use_latest(self, use: Callable[[int], T]) -> T | None:
-        """What `use` makes of the step of the newest checkpoint for which it raises no ValueError; None where none is.
+        """Calls `use` with the newest step for which it raises no ValueError; returns its result, or None without any.
 
         Nothing is moved: for those who read beside the run that writes.
         """
@@ -232,7 +236,7 @@ class Checkpoints:
         self._manager.reload()
 
     def wait(self) -> None:
-        """Until all is written.
+        """Waits until all is written.
 
         Raises:
           CheckpointError: if something could not be, or is gone.
@@ -278,8 +282,25 @@ class Checkpoints:
             raise told from error
 
 
+class _LastAndBest(NamedTuple):
+    """Tells orbax which checkpoints to preserve.
+
+    Its own BestN takes metrics from a file beside the checkpoint that it reads before all else, so that a damaged one
+    would bar the way to all checkpoints.
+    """
+
+    keep: int
+    keep_best: int
+    rank: Callable[[Iterable[int]], list[int]]
+
+    def should_preserve(self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: Any) -> list[bool]:
+        steps = sorted(info.step for info in checkpoints)
+        preserved = {*steps[-self.keep :], *self.rank(steps)[: self.keep_best]}
+        return [info.step in preserved for info in checkpoints]
+
+
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:
-    """For orbax to wait for no other process of a cluster."""
+    """Options by which orbax waits for no other process of a cluster."""
     if jax.process_count() == 1:
         return ocp.options.MultiprocessingOptions()
     own = jax.process_index()
@@ -295,7 +316,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _number(error: BaseException) -> int | None:
-    """The system's, of what went wrong, where it says."""
+    """The system's number of an error, where it has one."""
     if isinstance(error, OSError):
         return error.errno
     code = re.search(r"os_error_code='(\d+)'", str(error))  # tensorstore's, behind all paths that it had to do with
@@ -304,7 +325,7 @@ def _number(error: BaseException) -> int | None:
 
 @functools.cache
 def _ignore_late_answers() -> None:
-    """Where a file fails, orbax closes an event loop to which tensorstore's threads still answer."""
+    """Silences tensorstore's threads, which still answer to an event loop that orbax closes where a file fails."""
     report = sys.unraisablehook
 
     def report_others(unraisable: Any) -> None:

@@ -43,9 +43,11 @@ def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe) -> TrainStat
     try:
         compressor = arrange(sent, own._replace(local=None))._replace(local=_hand_over(local, own.local, recipe, state))
     except MisfitError as error:
-        raise MisfitError(
-            f"of mean.method={_method_of(saved)} does not go on by {recipe.mean.method!r}: {error}"
-        ) from None
+        before, now = (
+            _name_method((saved.metadata.get("recipe") or {}).get("mean", {})),
+            _name_method(vars(recipe.mean)),
+        )
+        raise MisfitError(f"of mean.method={before} does not go on by {now}: {error}") from None
     return state._replace(compressor=compressor)
 
 
@@ -68,7 +70,6 @@ def _hand_over(saved: Any, own: Any, recipe: Recipe, state: TrainState) -> Any:
     return reducer.resize(arrange(saved, like), layout, recipe.run.num_workers)
 
 
-def _method_of(saved: Checkpoint) -> str:
-    """As its metadata tell it."""
-    recipe = saved.metadata.get("recipe") or {}
-    return repr(recipe.get("mean", {}).get("method"))
+def _name_method(mean: dict[str, Any]) -> str:
+    """That of a section's fields."""
+    return f"{mean.get('method')!r}{', delayed,' * bool(mean.get('delayed'))}"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxtern.compression.network.links import Network
+from jaxtern.data.durable import replace_durably
 from jaxtern.data.facts import Facts
 from jaxtern.data.json_files import read_json
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.saved.durable import replace_durably
 
 WITHOUT_EFFECT = ("run.compare_every", "data.decode_threads", "data.decode_processes")  # on any bit of a run
 

@@ -45,10 +45,8 @@ def create_mesh(recipe: Recipe) -> Mesh:
         groups = f"the {size // fast} groups of " if fast > 1 else ""
         raise ValueError(f"run.num_workers={workers}: must be a multiple of {groups}run.num_devices={size}")
     if recipe.model.batch_norm == "sync" and recipe.run.virtual_workers == "unrolled" and workers > size // fast:
-        raise ValueError(
-            "model.batch_norm='sync': with several workers on a device, run.virtual_workers='unrolled' must be"
-            " 'vmapped'"
-        )
+        need = "with several workers on a device, run.virtual_workers='unrolled' must be 'vmapped'"
+        raise ValueError(f"model.batch_norm='sync': {need}")
     return Mesh(devices[:, : size // processes].reshape(-1, fast), (DEVICE_AXIS, FAST_AXIS))
 
 
