@@ -5,7 +5,7 @@
 One worker on one device, so nothing is exchanged: what is timed is what the trainer adds to the network itself. Both
 take examples from images on the device, by indices from the host, and read their metrics one step late. `plain` is the
 step as XLA compiles it by its defaults, `plain, alike` as by the options that the trainer sets. `float` is the trainer
-with codec=float, `ternary` with codec=ternary: its gradients are encoded and decoded. `float, again` is a second
+with mean.method=float, `ternary` with ternary: its gradients are encoded and decoded. `float, again` is a second
 trainer like `float`: how far their ratio is from 1 tells what the machine makes of no difference. All take turns, in a
 random order, some steps each, so that whatever else the machine does meets all; a ratio is the median over the turns.
 """

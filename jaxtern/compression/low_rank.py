@@ -16,7 +16,8 @@ from jaxtern.kernels import derive_key, random_bits
 def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Reducer:
     """One step of subspace iteration towards the best approximation of rank r, from where the last one ended.
 
-    A tensor of shape [n, ...] is a matrix M of n rows. With the mean over the workers in E:
+    A tensor of shape [..., m] is a matrix M of m columns: dense and convolution kernels have their outputs last. With
+    the mean over the workers in E:
 
         P = orthonormalise(E[M Q]),  Q' = E[M^T P],  mean = P Q'^T
 
@@ -82,7 +83,7 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
 
 def _sides(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:
     """Rows, columns and rank of a tensor's matrix."""
-    rows, columns = shape[0], math.prod(shape[1:])
+    rows, columns = math.prod(shape[:-1]), shape[-1]
     return rows, columns, min(rank, rows, columns)
 
 
@@ -105,7 +106,7 @@ def _first_factor(key: jax.Array, shape: tuple[int, ...], rank: int) -> jax.Arra
 
 
 def _as_matrix(tensor: jax.Array) -> jax.Array:
-    return tensor.astype(jnp.float32).reshape(tensor.shape[0], -1)
+    return tensor.astype(jnp.float32).reshape(-1, tensor.shape[-1])
 
 
 def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:

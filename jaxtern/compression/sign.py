@@ -29,7 +29,7 @@ def sign(two_way: bool = False, feedback: bool = True) -> Reducer:
         d = mean of sent + e,  mean = sign(d) mean|d|,  e' = d - mean        of a shard
 
     Args:
-      two_way: whether the mean, too, is sent as signs: 2 bits an element whatever N, in place of N - 1.
+      two_way: whether the mean, too, is sent as signs: below 2 bits an element whatever N, in place of N - 1.
       feedback: whether to wrap it in `error_feedback`. Without it signs do not converge in general.
 
     Returns:
