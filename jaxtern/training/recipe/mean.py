@@ -96,8 +96,10 @@ _OPTIONS = list_options()
 _FIELDS: list[Any] = [
     (name, option.kind, dataclasses.field(default=option.default)) for name, option in _OPTIONS.items()
 ]
-MeanSection = dataclasses.make_dataclass("MeanSection", _FIELDS, bases=(_MeanSection,), frozen=True)
-MeanSection.__doc__ = (_MeanSection.__doc__ or "").rstrip() + "".join(
-    f"\n      {name}: of {', '.join(option.methods)}: {option.meaning}" for name, option in _OPTIONS.items()
-)
-MeanSection.__module__ = __name__
+_WithOptions: Any = dataclasses.make_dataclass("_WithOptions", _FIELDS, bases=(_MeanSection,), frozen=True)
+
+
+class MeanSection(_WithOptions):
+    __doc__ = (_MeanSection.__doc__ or "").rstrip() + "".join(
+        f"\n      {name}: of {', '.join(option.methods)}: {option.meaning}" for name, option in _OPTIONS.items()
+    )
