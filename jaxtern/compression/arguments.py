@@ -4,7 +4,7 @@ import math
 import operator
 from typing import Any
 
-import jax
+from jax.core import Tracer
 
 
 def as_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -13,7 +13,7 @@ def as_integer(name: str, value: Any, least: int, most: int | None = None) -> in
     Raises:
       ValueError: if it is no integer between `least` and `most`, or is known only while a program runs.
     """
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         raise ValueError(
             f"{name} is traced: must be known when a program is compiled; name it in the static_args of"
             " optax.inject_hyperparams"
@@ -43,7 +43,7 @@ def require_number(name: str, value: Any, least: float = 0.0, below: float | Non
       ValueError: naming the argument, its value and the rule.
     """
     number = as_float(value)
-    if isinstance(value, jax.core.Tracer) or (least <= number < math.inf and (below is None or number < below)):
+    if isinstance(value, Tracer) or (least <= number < math.inf and (below is None or number < below)):
         return
     rule = f"of {least:g} or more" if below is None else f"from {least:g} to below {below:g}"
     raise ValueError(f"{name}={value!r}: must be a finite number {rule}")

@@ -43,7 +43,8 @@ class Layout(NamedTuple):
 
     def select(self, places: Sequence[int]) -> "Layout":
         """The tensors at these places."""
-        return Layout(*(tuple(column[place] for place in places) for column in self))
+        columns: list[Any] = [tuple(column[place] for place in places) for column in self]
+        return Layout(*columns)
 
 
 class State(NamedTuple):

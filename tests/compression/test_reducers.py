@@ -472,6 +472,7 @@ def test_tensors_that_vary_over_another_checked_axis_leave_the_others_replicated
     def on_device(steps: Any) -> Any:
         trees = [jax.tree.map(lambda x: x[0], tree) | {"kernel": tree["kernel"][0, 0]} for tree in steps]
         state = transformation.init(trees[0])
+        mean: Any = None
         for tree in trees:
             mean, state = transformation.update(tree, state)
         return mean | {"kernel": mean["kernel"][None]}
@@ -487,7 +488,7 @@ def test_tensors_that_vary_over_another_checked_axis_leave_the_others_replicated
     if ROWS[name].draws:
         return  # noise depends on which tensors travel together
     for other in (0, 1):
-        state, placed = start(name, 2), program(name, "mesh:2")
+        state, placed, mean = start(name, 2), program(name, "mesh:2"), None
         for tree in taken:
             mean, state = placed(tree | {"kernel": tree["kernel"][:, other]}, state)
         assert_bits(found | {"kernel": found["kernel"][other]}, mean)

@@ -96,7 +96,7 @@ def test_numpy_and_python_numbers_are_tensors_too():
 def test_another_seed_gives_other_noise():
     """Of one program, as a seed may be traced; the largest one too."""
 
-    def mean(own: jax.Array, seed: jax.Array) -> jax.Array:
+    def mean(own: jax.Array, seed: jax.Array) -> Any:
         transformation = ternary_mean("data", seed=seed)
         return transformation.update(own, transformation.init(own))[0]
 
