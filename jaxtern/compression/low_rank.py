@@ -109,6 +109,7 @@ def _as_matrix(tensor: jax.Array) -> jax.Array:
     return tensor.astype(jnp.float32).reshape(-1, tensor.shape[-1])
 
 
+@jax.custom_batching.sequential_vmap
 def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:
     """The product by itself: fused with what is around it, its sums would depend on how workers lie on devices."""
     product = jnp.matmul(*lax.optimization_barrier((left, right)), precision=lax.Precision.HIGHEST)

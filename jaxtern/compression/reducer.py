@@ -1,13 +1,16 @@
 """The protocol of a reducer: how the tensors of N workers become their mean."""
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.collectives import Axes
@@ -120,6 +123,14 @@ class Group:
     def shared_key(self) -> jax.Array:
         """uint32[2], the same on every worker."""
         return derive_key(self.seed, self.step, MEAN_WORKER)
+
+    def product(self, left: jax.Array, right: Any) -> jax.Array:
+        """float32 left * right, rounded: no compiler joins it with an addition behind it, as it may or may not else.
+
+        A zero that only the running step knows is added to its bits.
+        """
+        bits = lax.bitcast_convert_type(left * right, jnp.uint32)
+        return lax.bitcast_convert_type(bits + (self.step >> 31).astype(jnp.uint32), jnp.float32)
 
     def maximum(self, arrays: Sequence[jax.Array]) -> jax.Array:
         """The elementwise maximum."""
@@ -240,3 +251,11 @@ def stateless(layout: Layout, num_workers: int) -> State:
 def carry_nothing(group: Group) -> State:
     """`Reduced.state` of a reducer that carries nothing."""
     return State(local=[()] * group.local_workers)
+
+
+def sum_in_order(x: jax.Array) -> jax.Array:
+    """The sum in an order that depends on the size alone, where a compiler's own depends on the program around it."""
+    x = x.reshape(-1) if x.size else jnp.zeros((1,), x.dtype)
+    while x.size > 1:
+        x = functools.reduce(operator.add, list(collectives.fill(x, 16).reshape(16, -1)))
+    return x[0]

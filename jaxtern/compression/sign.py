@@ -1,7 +1,5 @@
 """Signs: one bit an element, and one scale a tensor."""
 
-import functools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +10,17 @@ from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.network.links import Traffic, all_gather, all_to_all
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing, stateless
+from jaxtern.compression.reducer import (
+    Group,
+    Layout,
+    Reduced,
+    Reducer,
+    State,
+    Tensors,
+    carry_nothing,
+    stateless,
+    sum_in_order,
+)
 from jaxtern.compression.wrappers import error_feedback
 
 _BITS = 32  # elements of a word
@@ -149,15 +157,7 @@ def _resize_errors(local: Any, layout: Layout, num_workers: int) -> Any:
 
 def mean_magnitudes(tensors: Tensors) -> jax.Array:
     """float32[n]: mean |x| of each tensor; 0 of a tensor without elements."""
-    return jnp.stack([_total(jnp.abs(own.astype(jnp.float32))) / max(own.size, 1) for own in tensors])
-
-
-def _total(x: jax.Array) -> jax.Array:
-    """The sum in an order that depends on the size alone, where a compiler's own depends on the program around it."""
-    x = x.reshape(-1) if x.size else jnp.zeros((1,), x.dtype)
-    while x.size > 1:
-        x = lax.optimization_barrier(functools.reduce(operator.add, list(collectives.fill(x, 16).reshape(16, -1))))
-    return x[0]
+    return jnp.stack([sum_in_order(jnp.abs(own.astype(jnp.float32))) / max(own.size, 1) for own in tensors])
 
 
 def num_sign_words(size: int) -> int:
