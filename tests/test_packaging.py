@@ -164,7 +164,7 @@ def test_imports_follow_the_arrows():
 def test_public_names_are_those_that_type_checkers_see():
     seen = {name.rpartition(".")[2] for name in list_imports("jaxtern") if lies_in(name, "jaxtern")}
     assert seen == set(dir(jaxtern)) & seen
-    homes = {name: inspect.getmodule(getattr(jaxtern, name)) for name in seen}
+    homes = {name: inspect.getmodule(getattr(jaxtern, name)) for name in seen - {"METHODS"}}  # a dict has none
     assert not [name for name, home in homes.items() if home is None or not lies_in(home.__name__, "jaxtern")]
     with pytest.raises(AttributeError, match="module 'jaxtern' has no attribute 'nothing'"):
         _ = jaxtern.nothing
