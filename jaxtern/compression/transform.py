@@ -164,7 +164,11 @@ def compressed_mean(
         measured = None
         if statistics:
             measured = measure(tensors, reduced, group, axes) if any(layout.sizes) else unknown()
-        mean = [tensor.astype(dtype) for tensor, dtype in zip(reduced.mean, layout.dtypes, strict=True)]
+        # A tensor without elements is sent by nobody, and the same everywhere all the same.
+        mean = [
+            tensor.astype(dtype) if tensor.size else jnp.zeros(tensor.shape, dtype)
+            for tensor, dtype in zip(reduced.mean, layout.dtypes, strict=True)
+        ]
         return treedef.unflatten(mean), new._replace(statistics=measured)
 
     # optax types a state as a tree of arrays, which has no place for None.

@@ -119,9 +119,9 @@ def test_every_bucket_has_a_maximum_and_an_exchange(workers: Callable, wire: Cal
         wire, *_program(workers, "mesh:4", ternary(exchange="gather", bucket_size=300), exclude=lambda p: p == "c")
     )
     gathered = sorted(size for name, _, size in found if name == "all-gather")
-    assert gathered == [4 * _words("b", 3), 4 * (_words("a", 3) + 5)]
+    assert gathered == [4 * 5, 4 * _words("b", 3), 4 * _words("a", 3)]  # floats by themselves
     assert sum(size for name, _, size in found if name == "all-reduce maximum") == 2  # XLA may make one of both
-    assert len(found) <= 4
+    assert len(found) <= 5
 
 
 def test_auto_takes_few_messages_for_small_tensors_and_few_bits_for_large_ones(workers: Callable, wire: Callable):

@@ -254,6 +254,34 @@ def test_who_asks_what_was_sent_must_be_told(reducer: Reducer, rule: str):
         _refused(lambda t=transformation: _update(t)(jnp.ones((2, 3))), f"{asker}: {rule}")
 
 
+@pytest.mark.parametrize(
+    ("reducer", "shape", "message"),
+    [
+        (
+            jaxtern.top_k(0.001),
+            (2**16, 2**15),
+            r"gradient '' has 2147483648 elements: more than the int32 places of this",
+        ),
+        (
+            jaxtern.top_k(1.0),
+            (2**30,),
+            r"gradient '' has 1073741824 elements: more than the int32 places of this method",
+        ),
+        (jaxtern.sign(), (2**31,), r"gradient '' has 2147483648 elements: more than the int32 places of this method"),
+        (jaxtern.sign(two_way=True), (2**31,), r"gradient '' has 2147483648 elements: more than the int32 places of"),
+        (jaxtern.ternary(), (2**32 + 1,), r"gradients: 4294967297 elements: must be fewer than 2\^32"),
+    ],
+)
+def test_tensors_too_large_to_count_are_refused(reducer: Reducer, shape: tuple[int, ...], message: str):
+    update = _update(compressed_mean("data", reducer))
+    _refused(lambda: update(jax.ShapeDtypeStruct((2, *shape), jnp.float32)), message)
+
+
+@pytest.mark.parametrize("reducer", [jaxtern.top_k(0.001), jaxtern.sign(two_way=True), jaxtern.low_rank(2)])
+def test_tensors_of_nearly_2_to_the_31_elements_are_taken(reducer: Reducer):
+    _update(compressed_mean("data", reducer))(jax.ShapeDtypeStruct((2, 2**10, 2**21 - 2**11), jnp.float32))
+
+
 @pytest.mark.parametrize("transform", [jax.grad, lambda f: lambda x: jax.jvp(f, (x,), (x,))])
 def test_the_mean_has_no_derivative(transform: Callable):
     transformation = ternary_mean("data")
