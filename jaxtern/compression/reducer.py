@@ -265,7 +265,7 @@ def require_int32(layout: Layout, counts: Sequence[int]) -> None:
     """
     for path, size, count in zip(layout.paths, layout.sizes, counts, strict=True):
         if count >= 2**31:
-            raise ValueError(f"gradient {path!r} has {size} elements: more than this method has int32 places for")
+            raise ValueError(f"gradient {path!r} has {size} elements: more than the int32 places of this method")
 
 
 def stateless(layout: Layout, num_workers: int) -> State:
