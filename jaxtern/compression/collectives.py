@@ -5,7 +5,7 @@ one tuple, the first the slowest to change. Results are the same on every worker
 it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -92,6 +92,11 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
 def other_axes(x: jax.Array, axes: Axes) -> tuple[str, ...]:
     """The tracked axes besides the workers' own over which `x` differs, sorted."""
     return tuple(sorted(varying_axes(x) - {*axes.workers, *axes.fast}))
+
+
+def that_vary_no_more(arrays: Sequence[jax.Array], x: jax.Array) -> list[jax.Array]:
+    """The arrays that vary over no tracked axis over which `x` does not: what depends on others would vary as they."""
+    return [each for each in arrays if varying_axes(each) <= varying_axes(x)]
 
 
 def maximum(x: jax.Array, names: AxisNames) -> jax.Array:

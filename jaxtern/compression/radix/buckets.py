@@ -42,6 +42,8 @@ def plan_buckets(layout: Layout, bucket_size: int | None) -> list[Bucket]:
             bucket = Bucket(group, tuple(sizes[place] for place in group), position)
             buckets.append(bucket)
             position += -(-bucket.size // (LANES * RUN)) * LANES * RUN
+    if position > 2**32:
+        raise ValueError(f"gradients: {sum(sizes)} elements: must be fewer than 2^32, in parts of which noise is drawn")
     return buckets
 
 

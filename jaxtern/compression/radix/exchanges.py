@@ -163,7 +163,8 @@ class Scatter:
         self, quantizer: Quantizer, sent: Received | Shards, size: int, group: Group, position: int, after: jax.Array
     ) -> Received:
         axes, num_added = group.axes, self._added_in_shards(group.size)
-        result = follow(self._middle(quantizer, sent.words, group, position), [after])[None]
+        result = self._middle(quantizer, sent.words, group, position)
+        result = follow(result, collectives.that_vary_no_more([after], result))[None]
         joined = collectives.gather_words(result, axes.fast + axes.workers).reshape(1, -1)
         words = joined[:, : quantizer.num_words(size, num_added)]
         return Received(words, num_added, num_added, kept=(*sent.kept, result))

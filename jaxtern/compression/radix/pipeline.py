@@ -74,7 +74,8 @@ def run(plan: Plan, pieces: Sequence[Piece], store: Store, group: Group) -> None
     for turn, piece in enumerate([*pieces, None]):
         if piece is not None:
             exchange = plan.exchanges[piece.number]
-            sent.append(exchange.send(plan.quantizer, follow(words[turn], before), group, plan.links))
+            ready = follow(words[turn], collectives.that_vary_no_more(before, words[turn]))
+            sent.append(exchange.send(plan.quantizer, ready, group, plan.links))
             if turn + _AHEAD < len(pieces):
                 words.append(store.encode(pieces[turn + _AHEAD], before))
             before = [sent[turn].arrived]
