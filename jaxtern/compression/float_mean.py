@@ -42,11 +42,11 @@ def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
         itemsize = jnp.dtype(dtype).itemsize
         if is_plain:
             return all_reduce(sum(layout.sizes), num_workers)._replace(ways=(way,))
-        total, words = Traffic(), dict.fromkeys(layout.varying, 0)
+        total, sizes = Traffic(), dict.fromkeys(layout.varying, 0)  # of what travels together
         for kind, size in zip(layout.varying, layout.sizes, strict=True):
-            words[kind] += -(-size * itemsize // 4)
-        for count in words.values():
-            total += mean_in_order(count, num_workers)
+            sizes[kind] += size
+        for size in sizes.values():
+            total += mean_in_order(-(-size * itemsize // 4), num_workers)
         return total._replace(ways=(way,))
 
     return Reducer(stateless, reduce, traffic)
