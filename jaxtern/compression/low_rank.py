@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtern.compression.arguments import require_number
+from jaxtern.compression.arguments import as_integer, require_number
 from jaxtern.compression.network.links import Traffic, mean_in_order
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing
 from jaxtern.compression.wrappers import error_feedback
@@ -39,6 +39,7 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
       Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, NeurIPS 2019,
       algorithms 1 and 2.
     """
+    rank = as_integer("rank", rank, 1)
     require_number("min_ratio", min_ratio)
 
     def init(layout: Layout, num_workers: int) -> State:
@@ -107,6 +108,7 @@ def _as_matrix(tensor: jax.Array) -> jax.Array:
     return tensor.astype(jnp.float32).reshape(tensor.shape[0], -1)
 
 
+@jax.custom_batching.sequential_vmap
 def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:
     """The product by itself: fused with what is around it, its sums would depend on how workers lie on devices."""
     product = jnp.matmul(*lax.optimization_barrier((left, right)), precision=lax.Precision.HIGHEST)
