@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxtern.compression.arguments import require_number
 from jaxtern.compression.float_mean import float_mean
-from jaxtern.compression.reducer import Group, Reduced, Reducer, State, Tensors
+from jaxtern.compression.reducer import Group, Reduced, Reducer, State, Tensors, sum_in_order
 from jaxtern.compression.top_k import top_k
 from jaxtern.compression.wrappers import beside, partition, plus, require_sent, zeros
 
@@ -51,9 +51,9 @@ def momentum_correction(
         for gradients, (u, v) in zip(workers, own, strict=True):
             gradients = [tensor.astype(jnp.float32) for tensor in gradients]
             if clip_norm is not None:
-                gradients = _clip(gradients, clip_norm / group.size**0.5)
-            velocity = [momentum * old + g for old, g in zip(u, gradients, strict=True)]
-            moved = [momentum * new + g for new, g in zip(velocity, gradients, strict=True)] if nesterov else velocity
+                gradients = _clip(gradients, clip_norm / group.size**0.5, group)
+            velocity = plus([group.product(old, momentum) for old in u], gradients)
+            moved = plus([group.product(new, momentum) for new in velocity], gradients) if nesterov else velocity
             velocities.append(velocity)
             owed.append(plus(v, moved))
         reduced = reducer.reduce(owed, State(state.shared, list(inner)), dataclasses.replace(group, tracks=True))
@@ -69,11 +69,11 @@ def momentum_correction(
     return Reducer(init, reduce, reducer.traffic, resize)
 
 
-def _clip(tensors: Tensors, most: Any) -> Tensors:
+def _clip(tensors: Tensors, most: Any, group: Group) -> Tensors:
     """Scaled down to a norm of `most`, all together."""
-    norm = jnp.sqrt(sum((jnp.vdot(tensor, tensor) for tensor in tensors), jnp.float32(0)))
+    norm = jnp.sqrt(sum((sum_in_order(group.product(tensor, tensor)) for tensor in tensors), jnp.float32(0)))
     factor = jnp.minimum(1.0, most / jnp.maximum(norm, 1e-30))
-    return [tensor * factor for tensor in tensors]
+    return [group.product(tensor, factor) for tensor in tensors]
 
 
 def dgc(

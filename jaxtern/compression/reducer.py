@@ -1,13 +1,16 @@
 """The protocol of a reducer: how the tensors of N workers become their mean."""
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.collectives import Axes
@@ -120,6 +123,14 @@ class Group:
         """uint32[2], the same on every worker."""
         return derive_key(self.seed, self.step, MEAN_WORKER)
 
+    def product(self, left: jax.Array, right: Any) -> jax.Array:
+        """float32 left * right, rounded: no compiler joins it with an addition behind it, as it may or may not else.
+
+        A zero that only the running step knows is added to its bits.
+        """
+        bits = lax.bitcast_convert_type(left * right, jnp.uint32)
+        return lax.bitcast_convert_type(bits + (self.step >> 31).astype(jnp.uint32), jnp.float32)
+
     def maximum(self, arrays: Sequence[jax.Array]) -> jax.Array:
         """The elementwise maximum."""
         own = arrays[0]
@@ -139,18 +150,33 @@ class Group:
 
         return self._by_kind(trees, send)
 
-    def scatter(self, shards: Sequence[jax.Array]) -> list[jax.Array]:
-        """Every worker sends row i of its uint32[N, W] to worker i: uint32[N, W] that each worker here receives."""
-        axes, width = self.axes, shards[0].shape[1]
-        words = jnp.stack(shards)
+    def scatter(self, trees: Sequence[Any]) -> list[Any]:
+        """Every worker sends row i of all arrays of its tree, [N, ...], to worker i, one message.
+
+        Returns:
+          For each worker here the tree of what it receives: leaves [N, ...], in the order of the workers.
+        """
+
+        def send(trees: Sequence[list[jax.Array]]) -> list[jax.Array]:
+            restore = collectives.as_words([leaf[0] for leaf in trees[0]])[1]
+            return restore(
+                self._scatter_words([jax.vmap(lambda row: collectives.as_words(row)[0])(own) for own in trees])
+            )
+
+        received = self._by_kind(trees, send)
+        return [jax.tree.map(lambda leaf, w=worker: leaf[w], received) for worker in range(self.local_workers)]
+
+    def _scatter_words(self, words: Sequence[jax.Array]) -> jax.Array:
+        """uint32[N, W] of each worker here to uint32[V, N, W]."""
+        axes, width, shards = self.axes, words[0].shape[1], jnp.stack(words)
         if axes.fast:
-            words = collectives.own_slice(collectives.fill(words, collectives.count_workers(axes.fast)), axes.fast)
-        rows = collectives.scatter_words(words.reshape(len(shards), -1), axes.workers)
+            shards = collectives.own_slice(collectives.fill(shards, collectives.count_workers(axes.fast)), axes.fast)
+        rows = collectives.scatter_words(shards.reshape(len(words), -1), axes.workers)
         rows = rows.reshape(self.size, self.local_workers, -1)
         if axes.fast:
             joined = collectives.gather_words(rows.reshape(1, -1), axes.fast).reshape(-1, *rows.shape)
             rows = jnp.moveaxis(joined, 0, 2).reshape(self.size, self.local_workers, -1)
-        return [rows[:, worker, :width] for worker in range(self.local_workers)]
+        return jnp.moveaxis(rows[..., :width], 1, 0)
 
     def mean(self, trees: Sequence[Any], dtype: Any = jnp.float32) -> Any:
         """The mean of trees of float arrays, added as float32 in the order of the workers; leaves float32.
@@ -230,6 +256,17 @@ class Reducer(NamedTuple):
     floats: "Reducer | None" = None
 
 
+def require_int32(layout: Layout, counts: Sequence[int]) -> None:
+    """Refuses tensors of which so many places cannot be told apart by an int32.
+
+    Raises:
+      ValueError: naming the first of them.
+    """
+    for path, size, count in zip(layout.paths, layout.sizes, counts, strict=True):
+        if count >= 2**31:
+            raise ValueError(f"gradient {path!r} has {size} elements: more than this method has int32 places for")
+
+
 def stateless(layout: Layout, num_workers: int) -> State:
     """`init` of a reducer that carries nothing."""
     del layout, num_workers
@@ -239,3 +276,11 @@ def stateless(layout: Layout, num_workers: int) -> State:
 def carry_nothing(group: Group) -> State:
     """`Reduced.state` of a reducer that carries nothing."""
     return State(local=[()] * group.local_workers)
+
+
+def sum_in_order(x: jax.Array) -> jax.Array:
+    """The sum in an order that depends on the size alone, where a compiler's own depends on the program around it."""
+    x = x.reshape(-1) if x.size else jnp.zeros((1,), x.dtype)
+    while x.size > 1:
+        x = functools.reduce(operator.add, list(collectives.fill(x, 16).reshape(16, -1)))
+    return x[0]

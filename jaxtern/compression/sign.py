@@ -1,7 +1,5 @@
 """Signs: one bit an element, and one scale a tensor."""
 
-import functools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +10,23 @@ from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.network.links import Traffic, all_gather, all_to_all
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing, stateless
+from jaxtern.compression.reducer import (
+    Group,
+    Layout,
+    Reduced,
+    Reducer,
+    State,
+    Tensors,
+    carry_nothing,
+    require_int32,
+    stateless,
+    sum_in_order,
+)
 from jaxtern.compression.wrappers import error_feedback
 
 _BITS = 32  # elements of a word
+
+Signs = tuple[jax.Array, jax.Array]  # words of a tensor's signs, and what they are worth
 
 
 def sign(two_way: bool = False, feedback: bool = True) -> Reducer:
@@ -45,18 +56,13 @@ def sign(two_way: bool = False, feedback: bool = True) -> Reducer:
 
 def _one_way() -> Reducer:
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        sizes, shapes = group.layout.sizes, group.layout.shapes
-        scales = [mean_magnitudes(own) for own in workers]
-        words = [[pack_signs(tensor.reshape(-1)) for tensor in own] for own in workers]
-        rows, all_scales = group.gather(list(zip(words, scales, strict=True)))
+        layout, signs = group.layout, [_pack(own, group.layout) for own in workers]
+        rows = zip(group.gather(signs), layout.sizes, layout.shapes, strict=True)
         mean = [
-            _add_signs(own, all_scales[:, i], sizes[i]).reshape(shapes[i]) / group.size for i, own in enumerate(rows)
+            _from_planes(_add_planes(words, scales), size).reshape(shape) / group.size
+            for (words, scales), size, shape in rows
         ]
-        sent = [
-            [scale[i] * unpack_signs(own, sizes[i]).reshape(shapes[i]) for i, own in enumerate(packed)]
-            for packed, scale in zip(words, scales, strict=True)
-        ]
-        return Reduced(mean, carry_nothing(group), sent)
+        return Reduced(mean, carry_nothing(group), [_unpack(own, layout) for own in signs])
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         words = sum(num_sign_words(size) for size in layout.sizes) + len(layout.sizes)
@@ -71,24 +77,18 @@ def _two_way() -> Reducer:
         return State(local=[jnp.zeros((_BITS, width), jnp.float32) for width in widths])
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        sizes, shapes, count = group.layout.sizes, group.layout.shapes, group.size
-        scales = [mean_magnitudes(own) for own in workers]
-        words = [[pack_signs(tensor.reshape(-1)) for tensor in own] for own in workers]
-        shards = [_cut(own, scale, count) for own, scale in zip(words, scales, strict=True)]
-        answers, errors = [], []
-        for rows, error, index in zip(group.scatter(shards), state.local, group.indices(), strict=True):
-            answer, left = _serve(rows, error, index, sizes)
-            answers.append(answer)
-            errors.append(left)
-        mean = []
-        for (back, scale), size, shape in zip(group.gather(answers), sizes, shapes, strict=True):
-            joined = unpack_planes(back) * scale[:, None, None]
-            mean.append(_from_planes(jnp.moveaxis(joined, 0, 1).reshape(_BITS, -1), size).reshape(shape))
-        sent = [
-            [scale[i] * unpack_signs(own, sizes[i]).reshape(shapes[i]) for i, own in enumerate(packed)]
-            for packed, scale in zip(words, scales, strict=True)
+        layout, signs = group.layout, [_pack(own, group.layout) for own in workers]
+        received = group.scatter([[_cut(*tensor, group.size) for tensor in own] for own in signs])
+        served = [
+            [_serve(*each, index) for each in zip(tensors, errors, layout.sizes, strict=True)]
+            for tensors, errors, index in zip(received, state.local, group.indices(), strict=True)
         ]
-        return Reduced(mean, State(local=errors), sent)
+        answers, errors = ([[each[part] for each in own] for own in served] for part in (0, 1))
+        mean = []
+        for (words, scale), size, shape in zip(group.gather(answers), layout.sizes, layout.shapes, strict=True):
+            joined = unpack_planes(words) * scale[:, None, None]
+            mean.append(_from_planes(jnp.moveaxis(joined, 0, 1).reshape(_BITS, -1), size).reshape(shape))
+        return Reduced(mean, State(local=errors), [_unpack(own, layout) for own in signs])
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         back = sum(_shard_words(size, num_workers) + 1 for size in layout.sizes)
@@ -98,41 +98,40 @@ def _two_way() -> Reducer:
     return Reducer(init, reduce, traffic, _resize_errors)
 
 
-def _serve(
-    rows: jax.Array, errors: Sequence[jax.Array], index: jax.Array, sizes: Sequence[int]
-) -> tuple[list[tuple[jax.Array, jax.Array]], list[jax.Array]]:
-    """One worker's shard of every tensor: the signs and scales that go back, and the errors that stay.
+def _pack(tensors: Tensors, layout: Layout) -> list[Signs]:
+    """Of each tensor its signs and its mean magnitude, 0 of one without elements."""
+    require_int32(layout, layout.sizes)
+    return [(pack_signs(x.reshape(-1)), sum_in_order(jnp.abs(x.astype(jnp.float32))) / max(x.size, 1)) for x in tensors]
+
+
+def _unpack(signs: Sequence[Signs], layout: Layout) -> Tensors:
+    """What these signs stand for."""
+    parts = zip(signs, layout.sizes, layout.shapes, strict=True)
+    return [scale * unpack_signs(words, size).reshape(shape) for (words, scale), size, shape in parts]
+
+
+def _cut(words: jax.Array, scale: jax.Array, num_shards: int) -> Signs:
+    """To each shard's worker: its words, uint32[N, w], and the scale, float32[N]."""
+    return collectives.fill(words, num_shards).reshape(num_shards, -1), jnp.broadcast_to(scale, (num_shards,))
+
+
+def _serve(received: Signs, error: jax.Array, size: int, index: jax.Array) -> tuple[Signs, jax.Array]:
+    """One worker's shard of a tensor: the signs that go back, and the error that stays.
 
     Args:
-      rows: uint32[N, W], all workers' words of the shards, tensor after tensor, and behind them their scales.
-      errors: float32[32, w] of each tensor.
-      index: number of the worker, and so of its shards.
-      sizes: elements of the tensors.
+      received: all workers' words of the shard, uint32[N, w], and their scales, float32[N].
+      error: float32[32, w].
+      size: elements of the tensor.
+      index: number of the worker, and so of its shard.
     """
-    count, answers, left, start = rows.shape[0], [], [], 0
-    scales = lax.bitcast_convert_type(rows[:, rows.shape[1] - len(sizes) :], jnp.float32)
-    for place, (size, error) in enumerate(zip(sizes, errors, strict=True)):
-        width = error.shape[1]
-        total = _add_planes(rows[:, start : start + width], scales[:, place])
-        owed = total / count + error
-        plane, column = (lax.broadcasted_iota(jnp.int32, owed.shape, axis) for axis in (0, 1))
-        column = column + index * width
-        is_there = (column < num_sign_words(size)) & (plane * num_sign_words(size) + column < size)
-        owed = jnp.where(is_there, owed, 0.0)
-        share = jnp.maximum(jnp.sum(is_there.astype(jnp.float32)), 1)
-        scale = mean_magnitudes([owed])[0] * (owed.size / share)
-        words = pack_planes(owed >= 0)
-        answers.append((words, scale))
-        left.append(jnp.where(is_there, owed - unpack_planes(words) * scale, 0.0))
-        start += width
-    return answers, left
-
-
-def _cut(words: Sequence[jax.Array], scales: jax.Array, num_shards: int) -> jax.Array:
-    """The message to each shard's worker: uint32[N, W], words of every tensor and all scales."""
-    parts = [collectives.fill(own, num_shards).reshape(num_shards, -1) for own in words]
-    bits = lax.bitcast_convert_type(scales, jnp.uint32)
-    return jnp.concatenate([*parts, jnp.broadcast_to(bits, (num_shards, bits.size))], axis=1)
+    owed = _add_planes(*received) / received[1].size + error
+    plane, column = (lax.broadcasted_iota(jnp.int32, owed.shape, axis) for axis in (0, 1))
+    column = column + index * owed.shape[1]
+    is_there = (column < num_sign_words(size)) & (plane * num_sign_words(size) + column < size)
+    owed = jnp.where(is_there, owed, 0.0)
+    share = jnp.maximum(jnp.sum(is_there, dtype=jnp.int32), 1).astype(jnp.float32)
+    words, scale = pack_planes(owed >= 0), sum_in_order(jnp.abs(owed)) / share
+    return (words, scale), jnp.where(is_there, owed - unpack_planes(words) * scale, 0.0)
 
 
 def _resize_errors(local: Any, layout: Layout, num_workers: int) -> Any:
@@ -145,19 +144,6 @@ def _resize_errors(local: Any, layout: Layout, num_workers: int) -> Any:
         return np.moveaxis(filled.reshape(_BITS, num_workers, width), 1, 0)
 
     return [cut(leaf, size) for leaf, size in zip(local, layout.sizes, strict=True)]
-
-
-def mean_magnitudes(tensors: Tensors) -> jax.Array:
-    """float32[n]: mean |x| of each tensor; 0 of a tensor without elements."""
-    return jnp.stack([_total(jnp.abs(own.astype(jnp.float32))) / max(own.size, 1) for own in tensors])
-
-
-def _total(x: jax.Array) -> jax.Array:
-    """The sum in an order that depends on the size alone, where a compiler's own depends on the program around it."""
-    x = x.reshape(-1) if x.size else jnp.zeros((1,), x.dtype)
-    while x.size > 1:
-        x = lax.optimization_barrier(functools.reduce(operator.add, list(collectives.fill(x, 16).reshape(16, -1))))
-    return x[0]
 
 
 def num_sign_words(size: int) -> int:
@@ -211,7 +197,3 @@ def _add_planes(rows: jax.Array, scales: jax.Array) -> jax.Array:
 
     # Zeros like the scales vary over what other axes they do, as what a loop carries must.
     return lax.scan(add, jnp.zeros_like(scales, shape=(_BITS, rows.shape[1])), (rows, scales))[0]
-
-
-def _add_signs(rows: jax.Array, scales: jax.Array, size: int) -> jax.Array:
-    return _from_planes(_add_planes(rows, scales), size)

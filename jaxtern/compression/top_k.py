@@ -1,5 +1,7 @@
 """Top-k: of every tensor the elements of largest magnitude, as offsets and values."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,17 @@ from jax import lax
 
 from jaxtern.compression.arguments import require_density
 from jaxtern.compression.network.links import Traffic, all_gather
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing, stateless
+from jaxtern.compression.reducer import (
+    Group,
+    Layout,
+    Reduced,
+    Reducer,
+    State,
+    Tensors,
+    carry_nothing,
+    require_int32,
+    stateless,
+)
 from jaxtern.compression.wrappers import error_feedback
 
 _VALUES = ("float32", "bfloat16")
@@ -46,8 +58,9 @@ def top_k(
         raise ValueError(f"value_dtype={value_dtype!r}: must be one of {', '.join(_VALUES)}")
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        chosen = [[_choose(tensor.reshape(-1), density, sampled, value_dtype) for tensor in own] for own in workers]
         sizes = group.layout.sizes
+        require_int32(group.layout, [size + count_sent(size, density) for size in sizes])
+        chosen = [[_choose(tensor.reshape(-1), density, sampled, value_dtype) for tensor in own] for own in workers]
         packed = [[(pack_places(p, n), v) for (p, v), n in zip(own, sizes, strict=True)] for own in chosen]
         rows, mean = group.gather(packed), []
         for (bits, values), size, shape in zip(rows, sizes, group.layout.shapes, strict=True):
@@ -74,7 +87,7 @@ def top_k(
 
 def count_sent(size: int, density: float) -> int:
     """k of a tensor of so many elements."""
-    return min(size, int(np.ceil(density * size)))
+    return min(size, max(1, math.ceil(density * size - 1e-6)))  # a hair above a whole number is rounding
 
 
 def _choose(flat: jax.Array, density: float, sampled: bool, value_dtype: str) -> tuple[jax.Array, jax.Array]:
