@@ -83,7 +83,7 @@ def test_exclude_sees_paths_and_floats_of_a_reducer_go_its_own_way(updates_over:
         return first, transformation.update(local, state)[0]
 
     first, second = jax.vmap(twice, axis_name="data")(gradients["conv"])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(b, 1.5 * a, rtol=1e-6), first, second)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(b, 1.5 * a, atol=1e-6), first, second)
 
 
 def test_numpy_and_python_numbers_are_tensors_too():
