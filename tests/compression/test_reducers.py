@@ -477,9 +477,8 @@ def test_tensors_that_vary_over_another_checked_axis_leave_the_others_replicated
 
     def on_device(steps: Any, count: jax.Array) -> Any:
         trees = [{k: x if x is None else x[0, 0] if k in cut else x[0] for k, x in tree.items()} for tree in steps]
-        state = transformation.init(trees[0])._replace(count=count)
-        for tree in trees:
-            mean, state = transformation.update(tree, state)
+        _, state = transformation.update(trees[0], transformation.init(trees[0])._replace(count=count))
+        mean, _ = transformation.update(trees[1], state)
         return mean | {key: mean[key][None] for key in cut}
 
     mesh = mesh_of(data=2, other=2)
@@ -494,7 +493,7 @@ def test_tensors_that_vary_over_another_checked_axis_leave_the_others_replicated
     found = jax.device_get(jax.jit(mapped)(steps, np.int32(0)))
     assert {key: x.shape[key in cut :] for key, x in found.items() if x is not None} == row.shapes
     for other in (0, 1) if not row.draws else ():  # which noise is drawn depends on which tensors travel together
-        state, placed = start(name, 2), program(name, "mesh:2")
+        state, placed, mean = start(name, 2), program(name, "mesh:2"), None
         for tree in steps:
             mean, state = placed(tree | {key: tree[key][:, other] for key in cut}, state)
         assert_bits(found | {key: found[key][other] for key in cut}, mean)
