@@ -26,8 +26,8 @@ VARIANTS = {
     "block64": {"block_size": 64, "clip_sigmas": 2.5},
     "block64_1.25": {"block_size": 64, "clip_sigmas": 1.25},
     "block64_unclipped": {"block_size": 64, "clip_sigmas": 0.0},
-    "levels2": {"block_size": None, "levels": 2, "clip_sigmas": 2.5},
-    "levels7": {"block_size": None, "levels": 7, "clip_sigmas": 2.5},
+    "levels2": {"method": "quantized", "block_size": None, "levels": 2, "clip_sigmas": 2.5},
+    "levels7": {"method": "quantized", "block_size": None, "levels": 7, "clip_sigmas": 2.5},
 }
 NAMES = {
     "float": "float",

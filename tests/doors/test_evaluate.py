@@ -72,7 +72,7 @@ def test_evaluator_takes_the_best_of_what_was_evaluated_in_training(workdir: Pat
     none = run_door("evaluate", f"--workdir={workdir}", "--best")
     assert (none.returncode, none.stdout) == (2, "")
     assert none.stderr.endswith(
-        "holds no checkpoint that was evaluated when it was saved (evaluate_every, checkpoint_every)\n"
+        "holds no checkpoint that was evaluated when it was saved (run.evaluate_every, run.checkpoint_every)\n"
     )
 
 

@@ -289,11 +289,11 @@ def _launches(program: str) -> int:
 def test_a_step_launches_each_op_once_a_bucket(
     monkeypatch: pytest.MonkeyPatch, workers: Callable, exchange: str, check_vma: bool
 ):
-    from jaxtern import Ternary, compressed_mean
+    from jaxtern import compressed_mean, ternary
 
     monkeypatch.setattr(dispatch, "why_not_mosaic", lambda: "")
     placed = workers("mesh:4")
-    transformation = compressed_mean(placed.names, codec=Ternary(implementation="mosaic"), exchange=exchange)
+    transformation = compressed_mean(placed.names, ternary(exchange=exchange, implementation="mosaic"))
     shapes = {"kernel": (4, 100, 50), "bias": (4, 50)}
     gradients = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     step = placed.replicated(transformation.update, check_vma=check_vma)

@@ -189,15 +189,15 @@ def test_what_native_lacks_is_refused():
 def test_a_step_on_many_devices_gives_the_bits_of_the_reference(
     workers: Callable, layout: str, exchange: str, check_vma: bool
 ):
-    from jaxtern import Ternary, compressed_mean
+    from jaxtern import compressed_mean, ternary
 
     placed = workers(layout)
     unrolled = {} if placed.virtual_workers is None else {"virtual_workers": placed.virtual_workers}
     gradients = {"kernel": _gradient(4 * 90_000).reshape(4, 300, 300), "bias": _gradient(4 * 50).reshape(4, 50)}
 
     def update(implementation: str) -> Any:
-        codec = Ternary(implementation=implementation)
-        transformation = compressed_mean(placed.names, codec=codec, exchange=exchange, **unrolled)
+        method = ternary(exchange=exchange, implementation=implementation)
+        transformation = compressed_mean(placed.names, method, **unrolled)
         return placed.replicated(transformation.update, check_vma=check_vma)(gradients, transformation.init(None))[0]
 
     _assert_same(update("native"), update("reference"))
