@@ -13,8 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxtern.kernels import follow
+
 AxisNames = tuple[str, ...]
 
+_RUN = 2**20  # floats that are sent together, while others are rounded or averaged
 _GATHERED_BYTES = 2**16  # up to so many sent, one collective is better than two that send fewer
 
 
@@ -133,9 +136,13 @@ def _gather_two(words: jax.Array, names: AxisNames) -> jax.Array:
     An all-reduce of two sends as much as an all-gather. Over gloo it fills both directions of a link, where several
     all-gathers in a row take up to 1.5 times as long. (JAX cannot know that the result is the same on both.)
     """
-    other = lax.psum(words, names) - words
-    is_first = worker_index(names) == 0
-    return jnp.concatenate([jnp.where(is_first, words, other), jnp.where(is_first, other, words)])
+    return jnp.concatenate(_both(words, lax.psum(words, names), names))
+
+
+def _both(words: jax.Array, total: jax.Array, names: AxisNames) -> list[jax.Array]:
+    """The words of two devices, from this one's and the sum."""
+    other, is_first = total - words, worker_index(names) == 0
+    return [jnp.where(is_first, words, other), jnp.where(is_first, other, words)]
 
 
 def scatter_words(words: jax.Array, names: AxisNames, *, in_pairs: bool = False) -> jax.Array:
@@ -219,7 +226,7 @@ def pmean(tree: Any, names: AxisNames) -> Any:
     return _reduce(lax.pmean, tree, names)
 
 
-def mean_floats(values: jax.Array, axes: Axes) -> jax.Array:
+def mean_floats(values: jax.Array, axes: Axes, after: Sequence[jax.Array] = ()) -> tuple[jax.Array, jax.Array]:
     """The mean of floats of 16 or 32 bits, added as float32 in the order of the workers wherever they lie.
 
     Few are gathered. Of many, each device averages a shard, and all gather the shards: as an all-reduce sends. The mean
@@ -228,25 +235,30 @@ def mean_floats(values: jax.Array, axes: Axes) -> jax.Array:
     Args:
       values: [V, n] of the workers on this device.
       axes: where the workers lie.
+      after: words that exist before anything is sent.
 
     Returns:
-      float32[n].
+      float32[n], and words that exist once all has arrived.
     """
     words, restore = jax.vmap(lambda row: as_words(row)[0])(values), as_words(values[0])[1]
-    width, num_workers = words.shape[-1], count_workers(axes.workers) * words.shape[0]
+    words, width, num_workers = follow(words, after), words.shape[-1], count_workers(axes.workers) * words.shape[0]
 
     def to_floats(own: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(own, values.dtype).reshape(own.shape[0], -1).astype(jnp.float32)
 
+    if num_workers == 2 and width and words.shape[0] == 1 and not axes.fast and is_mutual(axes.workers):
+        total = add_words(words[0], axes.workers)  # XLA would write the words of both out to make rows of them
+        return mean_in_order([to_floats(row) for row in _both(words, total, axes.workers)])[0, : values.shape[1]], total
     if gathers_mean(width, num_workers):
         rows = through_fast(lambda own: gather_words(own, axes.workers), words, axes)
         mean = mean_in_order(restore(rows).astype(jnp.float32))
-        return mean.astype(values.dtype).astype(jnp.float32) if num_workers > 2 else mean
+        return mean.astype(values.dtype).astype(jnp.float32) if num_workers > 2 else mean, rows
     places = axes.fast + axes.workers
     filled = fill(words, count_workers(places))
     rows = scatter_words(own_slice(filled, axes.fast) if axes.fast else filled, axes.workers)
     mean = as_words(mean_in_order(to_floats(rows)).astype(values.dtype))[0]
-    return restore(gather_words(mean[None], places).reshape(-1)[:width]).astype(jnp.float32)
+    joined = gather_words(mean[None], places)
+    return restore(joined.reshape(-1)[:width]).astype(jnp.float32), joined
 
 
 def gathers_mean(num_words: int, num_workers: int) -> bool:
@@ -254,12 +266,24 @@ def gathers_mean(num_words: int, num_workers: int) -> bool:
     return num_workers <= 2 or 4 * num_words * (num_workers - 1) <= _GATHERED_BYTES
 
 
-def mean_in_order(rows: jax.Array) -> jax.Array:
+def runs_of(sizes: Sequence[int]) -> list[list[int]]:
+    """Places of float tensors that are sent together: neighbours until they have `_RUN` elements."""
+    runs, elements = [], _RUN
+    for place, size in enumerate(sizes):
+        if elements >= _RUN:
+            runs.append([])
+            elements = 0
+        runs[-1].append(place)
+        elements += size
+    return runs
+
+
+def mean_in_order(rows: jax.Array | Sequence[jax.Array]) -> jax.Array:
     """float32[N, ...] to the mean over N, added one worker after the other."""
-    if rows.shape[0] <= 2:
-        return (rows[0] + rows[-1]) / 2 if rows.shape[0] == 2 else rows[0] / 1
+    if len(rows) <= 2:
+        return (rows[0] + rows[-1]) / 2 if len(rows) == 2 else rows[0] / 1
     total, _ = lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(rows[0]), rows)
-    return total / rows.shape[0]
+    return total / len(rows)
 
 
 def as_words(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:

@@ -39,14 +39,10 @@ def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
         return Reduced(mean, carry_nothing(group), rounded)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
-        itemsize = jnp.dtype(dtype).itemsize
-        if is_plain:
-            return all_reduce(sum(layout.sizes), num_workers)._replace(ways=(way,))
-        total, sizes = Traffic(), dict.fromkeys(layout.varying, 0)  # of what travels together
-        for kind, size in zip(layout.varying, layout.sizes, strict=True):
-            sizes[kind] += size
-        for size in sizes.values():
-            total += mean_in_order(-(-size * itemsize // 4), num_workers)
+        total = all_reduce(sum(layout.sizes), num_workers) if is_plain else Traffic()
+        for kind in [] if is_plain else dict.fromkeys(layout.varying):
+            sizes = [size for own, size in zip(layout.varying, layout.sizes, strict=True) if own == kind]
+            total += mean_in_order(sizes, num_workers, jnp.dtype(dtype).itemsize)
         return total._replace(ways=(way,))
 
     return Reducer(stateless, reduce, traffic)

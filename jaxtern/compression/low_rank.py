@@ -11,6 +11,7 @@ from jaxtern.compression.network.links import Traffic, mean_in_order
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing
 from jaxtern.compression.wrappers import error_feedback
 from jaxtern.kernels import derive_key, random_bits
+from jaxtern.kernels.rounding import settle
 
 
 def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Reducer:
@@ -69,12 +70,10 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         places, others = _split(layout, rank, min_ratio)
-        left = right = 0
-        for place in places:
-            rows, columns, own = _sides(layout.shapes[place], rank)
-            left, right = left + rows * own, right + columns * own
-        floats = sum(layout.sizes[place] for place in others)
-        total = mean_in_order(left + floats, num_workers) + mean_in_order(right, num_workers)
+        sides = [_sides(layout.shapes[place], rank) for place in places]
+        lefts = [rows * own for rows, _, own in sides] + [layout.sizes[place] for place in others]
+        rights = [columns * own for _, columns, own in sides]
+        total = mean_in_order(lefts, num_workers) + mean_in_order(rights, num_workers)
         return total._replace(ways=("low_rank",))
 
     reducer = Reducer(init, reduce, traffic)
@@ -112,8 +111,7 @@ def _as_matrix(tensor: jax.Array) -> jax.Array:
 @jax.custom_batching.sequential_vmap
 def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:
     """The product by itself: fused with what is around it, its sums would depend on how workers lie on devices."""
-    product = jnp.matmul(*lax.optimization_barrier((left, right)), precision=lax.Precision.HIGHEST)
-    return lax.optimization_barrier(product)
+    return settle(jnp.matmul(*lax.optimization_barrier((left, right)), precision=lax.Precision.HIGHEST))
 
 
 def _orthonormalise(matrix: jax.Array) -> jax.Array:
@@ -128,20 +126,21 @@ def _orthonormalise(matrix: jax.Array) -> jax.Array:
         lengths = [_length(column) for column in columns]
         for index, before in enumerate(lengths):
             for other in columns[:index]:
-                columns[index] = columns[index] - _dot(other, columns[index]) * other
+                columns[index] = columns[index] - settle(_dot(other, columns[index]) * other)
             length = _length(columns[index])
-            columns[index] = jnp.where(length > least * before, columns[index] / jnp.where(length > 0, length, 1.0), 0)
+            share = jnp.where(length > least * before, 1 / jnp.where(length > 0, length, 1.0), 0)
+            columns[index] = settle(columns[index] * share)
     return jnp.stack(columns, axis=1)
 
 
 def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
-    return jnp.vdot(left, right, precision=lax.Precision.HIGHEST)
+    return jnp.sum(settle(left * right))
 
 
 def _length(column: jax.Array) -> jax.Array:
     """The norm, without overflow or underflow of its squares."""
     largest = jnp.max(jnp.abs(column))
-    scaled = column / jnp.where(largest > 0, largest, 1.0)
+    scaled = settle(column * (1 / jnp.where(largest > 0, largest, 1.0)))
     return largest * jnp.sqrt(_dot(scaled, scaled))
 
 

@@ -187,10 +187,12 @@ class Group:
         """
 
         def send(trees: Sequence[list[jax.Array]]) -> list[jax.Array]:
-            vectors = [jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in own]) for own in trees]
-            mean = collectives.mean_floats(jnp.stack(vectors), self.axes)
-            parts = split(mean, tuple(leaf.size for leaf in trees[0]))
-            return [part.reshape(leaf.shape) for part, leaf in zip(parts, trees[0], strict=True)]
+            sizes, found, arrived = [leaf.size for leaf in trees[0]], [], []
+            for run in collectives.runs_of(sizes):
+                vectors = [jnp.concatenate([own[at].reshape(-1).astype(dtype) for at in run]) for own in trees]
+                mean, *arrived = collectives.mean_floats(jnp.stack(vectors), self.axes, arrived)
+                found += split(mean, tuple(sizes[at] for at in run))
+            return [part.reshape(leaf.shape) for part, leaf in zip(found, trees[0], strict=True)]
 
         return self._by_kind(trees, send)
 

@@ -146,7 +146,7 @@ def measured_method(reducer: Reducer, layout: Layout, seconds: float, num_floats
     """
 
     def traffic(placement: Placement) -> Traffic:
-        return reducer.traffic(layout, placement.num_workers) + mean_in_order(num_floats, placement.num_workers)
+        return reducer.traffic(layout, placement.num_workers) + mean_in_order([num_floats], placement.num_workers)
 
     def joined(num_workers: int) -> float:
         total = reducer.traffic(layout, num_workers)
@@ -187,7 +187,7 @@ def _exchange_method(
         workers = placement.num_workers
         scales = quantizer.num_scales(layout.sizes) * placement.sharing if n else 0  # each device shares all of them
         total = all_reduce(scales, workers) + way.traffic(quantizer, n, workers)
-        return total + mean_in_order(num_floats, workers)
+        return total + mean_in_order([num_floats], workers)
 
     def work(placement: Placement) -> float:
         workers = placement.num_workers

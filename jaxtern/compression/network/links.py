@@ -8,9 +8,10 @@ Optimization of Collective Communication Operations in MPICH, 2005.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxtern.compression.collectives import gathers_mean
+from jaxtern.compression.collectives import gathers_mean, runs_of
 
 
 class Traffic(NamedTuple):
@@ -75,12 +76,17 @@ def all_to_all(num_words: float, num_workers: int) -> Traffic:
     return total._replace(direct=total.bytes)
 
 
-def mean_in_order(num_words: int, num_workers: int) -> Traffic:
-    """Of the mean of so many words that stand for floats, as `collectives.mean_floats` takes it."""
-    if gathers_mean(num_words, num_workers):
-        return all_gather(num_words, num_workers)
-    shard = -(-num_words // num_workers)
-    return all_to_all(shard * num_workers, num_workers) + all_gather(shard, num_workers)
+def mean_in_order(sizes: Sequence[int], num_workers: int, itemsize: int = 4) -> Traffic:
+    """Of the mean of float tensors of so many elements, of so many bytes each, as `Group.mean` takes it."""
+    total = Traffic()
+    for run in runs_of(sizes):
+        num_words = -(-sum(sizes[place] for place in run) * itemsize // 4)
+        shard = -(-num_words // num_workers)
+        if gathers_mean(num_words, num_workers):
+            total += all_gather(num_words, num_workers)
+        else:
+            total += all_to_all(shard * num_workers, num_workers) + all_gather(shard, num_workers)
+    return total
 
 
 def _if_any(num_bytes: float, messages: int) -> Traffic:
