@@ -127,13 +127,14 @@ class Evaluator:
     def _measure(self, step: int, predictions: Path | None) -> dict[str, Any]:
         """The record of one checkpoint, measured; where asked for, the predictions that it counts are written."""
         inputs, logits = self._run.inputs, []
+        if predictions is not None and not inputs.task.of_images:
+            raise ValueError(f"--predictions={predictions}: are of images, and this run's data are text")
         split = getattr(inputs.dataset, self._split_name)
         result = evaluate(
             self._run.graph,
             variables_of(self._run.restore(step), averaged=True),
             split,
-            inputs.preprocessing,
-            self._run.recipe.data.image_size,
+            inputs.task,
             inputs.threads,
             collect=None if predictions is None else logits.append,
         )

@@ -108,14 +108,14 @@ def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str,
 
     def differentiate(state: Any, images: Any, batch: Any) -> Any:
         if images is not None:
-            batch = batch._replace(images=images[batch.images])
+            batch = batch._replace(examples=images[batch.examples])
         return local(state, jax.tree.map(lambda leaf: leaf[None], batch), jnp.zeros((), jnp.int32))[0].gradients
 
     specs = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec(), "check_vma": False}
     mapped: Callable = jax.jit(jax.shard_map(differentiate, mesh=mesh, **specs))
     feed = Feed(recipe.data, recipe.run, run.inputs, mesh)
     for batch in feed.batches(0):
-        leaves = jax.tree_util.tree_leaves_with_path(mapped(state, feed.images, batch))
+        leaves = jax.tree_util.tree_leaves_with_path(mapped(state, feed.examples, batch))
         named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
         yield {
             path: leaf

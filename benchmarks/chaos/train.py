@@ -44,7 +44,7 @@ def prepare_run_to_be_disturbed(given: Recipe, workdir: Path, allow_config_chang
 
 def note_examples(step: int, batch: Batch, size: int) -> None:
     """Which examples of an epoch this process's workers take in a step, by their places in the dataset."""
-    own = np.asarray(batch.images.addressable_data(0))  # of images that lie on the devices, their numbers
+    own = np.asarray(batch.examples.addressable_data(0))  # of images that lie on the devices, their numbers
     line = json.dumps({"step": step, "epoch_size": size, "examples": own.tolist()}) + "\n"
     with Path(f"{os.environ[EXAMPLES]}.{jax.process_index()}").open("a") as file:
         file.write(line)

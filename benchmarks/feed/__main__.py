@@ -104,7 +104,7 @@ class Training:
     def run(self) -> float:
         """Seconds of a step, from asking for its batch to the new weights."""
         start = time.perf_counter()
-        self.state, metrics = self.step(self.state, self.feed.images, next(self.batches))
+        self.state, metrics = self.step(self.state, self.feed.examples, next(self.batches))
         jax.block_until_ready((self.state, metrics))
         return time.perf_counter() - start
 

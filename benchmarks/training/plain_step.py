@@ -86,7 +86,7 @@ def our_steps(model: str, batch_size: int, codec: str, workdir: Path) -> Iterato
     metrics = None
     for batch in run.feed.batches(0):
         before = metrics
-        run.state, metrics = run.train_step(run.state, run.feed.images, batch, Call(1, codec != "float"))
+        run.state, metrics = run.train_step(run.state, run.feed.examples, batch, Call(1, codec != "float"))
         jax.device_get(before)
         yield metrics
 

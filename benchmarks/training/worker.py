@@ -23,7 +23,7 @@ from jaxtern import Network, calibrate
 from jaxtern.data.dataset import Split
 from jaxtern.data.idx import load_mnist
 from jaxtern.data.order import ExampleOrder
-from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.data.tasks import create_task
 from jaxtern.training.run.evaluation import evaluate
 
 
@@ -99,7 +99,7 @@ class Worker:
         params = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state.params)
         test = self.data[1]
         own = Split(test.images[self.host :: self.hosts], test.labels[self.host :: self.hosts])
-        found = evaluate(self.graph, params, own, get_preprocessing("mnist"))
+        found = evaluate(self.graph, params, own, create_task("mnist"))
         return {"right": round(found.precision_at_1 * found.num_examples), "examples": found.num_examples}
 
     def distribute(self, images: np.ndarray, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:

@@ -278,8 +278,8 @@ def runs_of(sizes: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def mean_in_order(rows: jax.Array | Sequence[jax.Array]) -> jax.Array:
-    """float32[N, ...] to the mean over N, added one worker after the other."""
+def mean_in_order(rows: Any) -> jax.Array:
+    """float32[N, ...], or N of float32[...], to the mean over N, added one worker after the other."""
     if len(rows) <= 2:
         return (rows[0] + rows[-1]) / 2 if len(rows) == 2 else rows[0] / 1
     total, _ = lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(rows[0]), rows)

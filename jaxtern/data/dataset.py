@@ -1,6 +1,6 @@
 """Labelled images: arrays in memory, or records on disk."""
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -68,6 +68,10 @@ class Split(NamedTuple):
         return len(self.labels)
 
     @property
+    def examples(self) -> np.ndarray:
+        return self.images
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         height, width, channels = self.images.shape[1:]
         return height, width, channels
@@ -83,13 +87,23 @@ class Split(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """A training and a test split of the same classes, whose names may be known."""
+    """A training and a test split of the same classes, whose names may be known.
 
-    train: Split | Records
-    test: Split | Records
+    Splits are `Split` or `Records` of images, or `Windows` of text, which all have a size.
+    """
+
+    train: Any
+    test: Any
     num_classes: int
     class_names: tuple[str, ...] = ()
 
     @property
     def image_shape(self) -> tuple[int | None, int | None, int]:
         return self.train.image_shape
+
+
+def refuse_arguments(name: str, **arguments: str | None) -> None:
+    """Refuses those that are not None, which a dataset does not take."""
+    for argument, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"{argument}={value!r}: dataset={name!r} takes no {argument}")

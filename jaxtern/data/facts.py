@@ -17,7 +17,7 @@ class Facts(NamedTuple):
       class_names: of all classes, or none where they are not known.
     """
 
-    image_shape: tuple[int, int, int] | None
+    image_shape: tuple[int, ...] | None
     num_classes: int
     num_examples: int
     source: str
@@ -45,15 +45,14 @@ class Facts(NamedTuple):
             raise ValueError(f"class_names={names!r}: must be a list of strings")
         if names and len(names) != num_classes:
             raise ValueError(f"class_names: must be as many as num_classes={num_classes}, not {len(names)}")
-        image_shape = None if shape is None else (shape[0], shape[1], shape[2])
-        return cls(image_shape, num_classes, num_examples, source, tuple(names))
+        return cls(None if shape is None else tuple(shape), num_classes, num_examples, source, tuple(names))
 
     def to_dict(self) -> dict[str, Any]:
         """All fields but the source, as JSON can hold them."""
         return {name: value for name, value in self._asdict().items() if name in _KEPT}
 
 
-_PUBLISHED: dict[str, tuple[tuple[int, int, int] | None, int, int]] = {
+_PUBLISHED: dict[str, tuple[tuple[int, ...] | None, int, int]] = {
     "mnist": ((28, 28, 1), 10, 60_000),
     "cifar10": ((32, 32, 3), 10, 50_000),
     "cifar100": ((32, 32, 3), 100, 50_000),

@@ -1,4 +1,4 @@
-"""Batches for a run: from images that lie on the devices, or streamed from disk by Grain.
+"""Batches for a run: from examples that lie on the devices, or streamed from disk by Grain.
 
 Both give each example once an epoch, in the order of `ExampleOrder`, and key every random choice of an example by
 (seed, epoch, place in the epoch). So a batch is the same whatever the number of hosts, threads and processes, and where
@@ -20,6 +20,7 @@ from jaxtern.data.dataset import DataError, Records, Split
 from jaxtern.data.order import ExampleOrder
 from jaxtern.data.preprocessing.families import Preprocessing
 from jaxtern.data.rendering import Batch, EvaluationBatches, Share, TrainingBatches, whole_image_shape
+from jaxtern.data.text import Windows
 from jaxtern.data.worker import deaf_to_signals, follow_parent
 
 _READ_AHEAD = 2  # pieces of a process, or of all threads, that wait to be used
@@ -27,9 +28,9 @@ _LOADED_AT_ONCE = 256  # examples
 
 
 class ResidentFeed:
-    """Batches of a split whose images lie on the devices: only which ones, and their labels, go there every step."""
+    """Batches of a split that lies on the devices: only which examples, and their labels, go there every step."""
 
-    def __init__(self, split: Split, batch_size: int, seed: int, share: Share | None = None):
+    def __init__(self, split: Split | Windows, batch_size: int, seed: int, share: Share | None = None):
         """Takes a split in memory; arguments and errors are those of `StreamingFeed`."""
         self._labels, self._order = split.labels, ExampleOrder(split.size, seed)
         self._batch_size, self._share = batch_size, share or Share()
@@ -40,7 +41,8 @@ class ResidentFeed:
         for first in itertools.count(start, self._batch_size):
             place = self._share.of(first, self._batch_size)
             examples = self._order.batch(*place)
-            yield Batch(examples, self._labels[examples], *self._order.locate(*place))
+            labels = None if self._labels is None else self._labels[examples]
+            yield Batch(examples, labels, *self._order.locate(*place))
 
 
 class StreamingFeed:
@@ -115,10 +117,15 @@ def evaluation_batches(
       ValueError: if there are fewer examples than hosts.
       DataError: naming the example, if one cannot be read.
     """
-    share = share or Share()
-    if split.size < share.num_hosts:
-        raise ValueError(f"a split of {split.size} examples cannot be shared by {share.num_hosts} hosts")
+    share = require_shares(split.size, share or Share())
     return _stream(EvaluationBatches(split, preprocessing, size, batch_size, share), threads, 0)
+
+
+def require_shares(num_examples: int, share: Share) -> Share:
+    """Refuses fewer examples than hosts; returns the share otherwise."""
+    if num_examples < share.num_hosts:
+        raise ValueError(f"a split of {num_examples} examples cannot be shared by {share.num_hosts} hosts")
+    return share
 
 
 def load_split(split: Split | Records, threads: int) -> Split:

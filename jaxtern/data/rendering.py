@@ -23,13 +23,13 @@ class Batch(NamedTuple):
     """A step's examples, those of worker 0 first.
 
     Attributes:
-      images: uint8[B, H, W, C]; or int32[B], which of the images that lie on the devices.
-      labels: int32[B].
+      examples: uint8[B, H, W, C] images, or uint8[B, T + 1] characters; or int32[B], which of those on the devices.
+      labels: int32[B]; None: text has none.
       epochs: int32[B].
       places: int32[B], where in its epoch each example comes.
     """
 
-    images: Any
+    examples: Any
     labels: Any
     epochs: Any
     places: Any

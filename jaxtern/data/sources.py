@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 from jaxtern.data import records
-from jaxtern.data.dataset import Dataset
+from jaxtern.data.dataset import Dataset, refuse_arguments
 from jaxtern.data.digits import load_digits
 from jaxtern.data.idx import load_mnist
-from jaxtern.data.text import load_text
 
 _CONFIG = re.compile(r"[a-z]\w*/[^/]+")  # a name in TFDS with one of its configurations, "cifar10_corrupted/fog_1"
 
@@ -17,37 +16,31 @@ def load_dataset(
     data_dir: str | None = None,
     train_split: str = "train",
     test_split: str | None = None,
-    sequence_length: int | None = None,
 ) -> Dataset:
-    """Opens a dataset; digits, idx files and text come into memory, others stay on disk.
+    """Opens a dataset of images; digits and idx files come into memory, others stay on disk.
 
     Args:
-      name: "digits"; the path of a prepared folder or of a text file, with a slash in it; or a name that TFDS knows.
-        "mnist" is read from its four idx files where `data_dir` is given and is no folder of TFDS's that holds it.
+      name: "digits"; the path of a prepared folder, with a slash in it; or a name that TFDS knows. "mnist" is read from
+        its four idx files where `data_dir` is given and is no folder of TFDS's that holds it.
       data_dir: folder of TFDS's datasets, or of idx files.
       train_split: of a prepared dataset, what to train on, also a part as TFDS writes it: "train[:90%]".
       test_split: what to evaluate on, likewise; None: "test", or "validation" where there is no such split.
-      sequence_length: characters that an example of text predicts; None: images are wanted, not text.
 
     Raises:
       ValueError: for an unknown name, an argument that the dataset does not take, or damaged files.
       FileNotFoundError: if files are missing.
     """
     splits = {"train_split": None if train_split == "train" else train_split, "test_split": test_split}
-    if sequence_length is not None:
-        _require_text(name)
-        _refuse(name, data_dir=data_dir, **splits)
-        return load_text(name, sequence_length)
     if name == "digits":
-        _refuse(name, data_dir=data_dir, **splits)
+        refuse_arguments(name, data_dir=data_dir, **splits)
         return load_digits()
     if "/" in name and (Path(name).exists() or not _CONFIG.fullmatch(name)):
         if Path(name).is_file():
             raise ValueError(f"dataset={name!r}: is a file, which is read as text where preprocessing='text'")
-        _refuse(name, data_dir=data_dir)
+        refuse_arguments(name, data_dir=data_dir)
         return records.open_folder(name, train_split, test_split)
     if name == "mnist" and data_dir is not None and not (Path(data_dir) / name).is_dir():
-        _refuse(name, **splits)
+        refuse_arguments(name, **splits)
         return load_mnist(data_dir)
     try:
         return records.open_named(name, data_dir, train_split, test_split)
@@ -55,19 +48,7 @@ def load_dataset(
         raise ValueError(f"{error}{_hint(name)}") from None
 
 
-def _require_text(name: str) -> None:
-    if "/" not in name or Path(name).is_dir():
-        hint = f"; for the file of that name write ./{name}" if Path(name).is_file() else ""
-        raise ValueError(f"dataset={name!r}: preprocessing='text' takes the path of a text file, with a slash{hint}")
-
-
 def _hint(name: str) -> str:
     if Path(name).is_dir():
         return f"; for the folder of that name write ./{name}"
     return "; or give the folder of its four idx files as data_dir" if name == "mnist" else ""
-
-
-def _refuse(name: str, **arguments: str | None) -> None:
-    for argument, value in arguments.items():
-        if value is not None:
-            raise ValueError(f"{argument}={value!r}: dataset={name!r} takes no {argument}")

@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from jaxtern.data.dataset import Dataset, Split
-from jaxtern.data.text import MAX_CHARACTERS, as_split
+from jaxtern.data.text import MAX_CHARACTERS, Windows
 
 _TEST_SHARE = 4  # a fourth as many test examples
 _SEED = 0
@@ -50,9 +50,9 @@ def make_synthetic_text(sequence_length: int, num_classes: int, num_examples: in
         raise ValueError(f"synthetic_classes={num_classes}: {rule}")
     generator = np.random.default_rng(_SEED)
 
-    def make_split(size: int) -> Split:
+    def make_split(size: int) -> Windows:
         shape = _require_room((size, sequence_length + 1), "sequence_length")
-        return as_split(generator.integers(0, num_classes, shape, np.uint8))
+        return Windows(generator.integers(0, num_classes, shape, np.uint8))
 
     return Dataset(make_split(num_examples), make_split(-(-num_examples // _TEST_SHARE)), num_classes)
 

@@ -1,13 +1,48 @@
 """A text file as windows of characters, each of which is predicted from those before it."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxtern.data.dataset import Dataset, Split
+from jaxtern.data.dataset import Dataset, refuse_arguments
 
 MAX_CHARACTERS = 256  # that a uint8 tells apart
 _TEST_SHARE = 10  # the last tenth
+
+
+class Windows(NamedTuple):
+    """Runs of characters; what labels one is the character after it.
+
+    Attributes:
+      examples: uint8[n, T + 1], classes of characters.
+    """
+
+    examples: np.ndarray
+
+    @property
+    def size(self) -> int:
+        return len(self.examples)
+
+    @property
+    def labels(self) -> None:
+        return None
+
+
+def open_text(
+    name: str, sequence_length: int, data_dir: str | None, train_split: str, test_split: str | None
+) -> Dataset:
+    """`load_text` of a recipe's dataset, which takes none of the other arguments of `load_dataset`.
+
+    Raises:
+      ValueError: for a name without a slash, a folder, or an argument that is not as `load_dataset` has it.
+    """
+    if "/" not in name or Path(name).is_dir():
+        hint = f"; for the file of that name write ./{name}" if Path(name).is_file() else ""
+        raise ValueError(f"dataset={name!r}: preprocessing='text' takes the path of a text file, with a slash{hint}")
+    splits = {"train_split": None if train_split == "train" else train_split, "test_split": test_split}
+    refuse_arguments(name, data_dir=data_dir, **splits)
+    return load_text(name, sequence_length)
 
 
 def load_text(path: str | Path, sequence_length: int) -> Dataset:
@@ -22,7 +57,7 @@ def load_text(path: str | Path, sequence_length: int) -> Dataset:
       sequence_length: T, characters that are predicted in an example.
 
     Returns:
-      Splits of uint8[n, 1, T + 1, 1] and labels 0; the names of the classes are the characters.
+      Splits of `Windows`; the names of the classes are the characters.
 
     Raises:
       FileNotFoundError: if there is no such file.
@@ -45,14 +80,9 @@ def load_text(path: str | Path, sequence_length: int) -> Dataset:
     windows = cut_windows(places.astype(np.uint8), sequence_length)
     first = num_examples - max(1, num_examples // _TEST_SHARE)
     names = tuple(map(chr, characters.tolist()))
-    return Dataset(as_split(windows[:first]), as_split(windows[first:]), len(names), names)
+    return Dataset(Windows(windows[:first]), Windows(windows[first:]), len(names), names)
 
 
 def cut_windows(classes: np.ndarray, sequence_length: int) -> np.ndarray:
     """uint8[characters] to uint8[examples, sequence_length + 1], where a window's last is also the next one's first."""
     return np.lib.stride_tricks.sliding_window_view(classes, sequence_length + 1)[::sequence_length].copy()
-
-
-def as_split(windows: np.ndarray) -> Split:
-    """uint8[n, T + 1] as feeds take them: images of one row and one channel, whose labels say nothing."""
-    return Split(windows[:, None, :, None], np.zeros(len(windows), np.int32))

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxtern.artifact.storage import Artifact
 from jaxtern.data.dataset import Dataset, Split
-from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.data.tasks import create_task
 from jaxtern.models import create_model
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.exporting import export_network
@@ -34,9 +34,9 @@ def make_network(model: str, preprocessing: str, shape: tuple[int, int, int], si
     generator = np.random.default_rng(0)
     labels = generator.integers(0, len(CLASSES), count, np.int32)
     split = Split(generator.integers(0, 256, (count, *shape), np.uint8), labels)
-    family = get_preprocessing(preprocessing)
-    raw = shape if family.takes_whole_images else family.output_shape(None, size)
-    inputs = Inputs(Dataset(split, split, len(CLASSES), CLASSES), family, raw, family.output_shape(raw, size), True, 1)
+    task = create_task(preprocessing, size)
+    given = task.view_shape or shape
+    inputs = Inputs(Dataset(split, split, len(CLASSES), CLASSES), task, given, task.input_shape(given), True, 1)
     data = {"preprocessing": preprocessing, "image_size": size}
     recipe = Recipe.from_dict({"model": {"name": model}, "data": data})
     graph, variables = nnx.split(create_model(model, inputs.input_shape, len(CLASSES), seed=0))

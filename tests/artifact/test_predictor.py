@@ -32,8 +32,7 @@ def test_predictions_have_the_bits_of_evaluation(make_network: Callable, out: Pa
     network = make_network(*NETWORKS[case])
     write_artifact(out, network.artifact)
     expected = []
-    arguments = network.split, network.inputs.preprocessing, network.recipe.data.image_size
-    evaluate(network.graph, network.variables, *arguments, collect=expected.append)
+    evaluate(network.graph, network.variables, network.split, network.inputs.task, collect=expected.append)
     found = Predictor(out).predict_records(network.split, fail)
     assert found.dtype == np.float32
     assert found.shape == (network.split.size, 7)

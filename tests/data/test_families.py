@@ -9,7 +9,6 @@ from jaxtern.data.preprocessing import color
 from jaxtern.data.preprocessing.families import PREPROCESSINGS, Preprocessing, get_preprocessing
 
 WITH_VIEWS = [name for name, each in PREPROCESSINGS.items() if not each.takes_whole_images]
-OF_IMAGES = [name for name, each in PREPROCESSINGS.items() if not each.next_token]
 
 
 def batch(preprocessing: Preprocessing, count: int = 5) -> np.ndarray:
@@ -41,7 +40,7 @@ def test_preprocessing_of_an_unknown_name_is_refused():
         get_preprocessing("resnet")
 
 
-@pytest.mark.parametrize("name", OF_IMAGES)
+@pytest.mark.parametrize("name", PREPROCESSINGS)
 def test_preprocessing_gives_the_shape_it_tells(name: str):
     preprocessing = get_preprocessing(name)
     images = batch(preprocessing)
@@ -51,7 +50,7 @@ def test_preprocessing_gives_the_shape_it_tells(name: str):
         assert result.dtype == np.float32
 
 
-@pytest.mark.parametrize("name", OF_IMAGES)
+@pytest.mark.parametrize("name", PREPROCESSINGS)
 def test_preprocessing_treats_an_image_alike_alone_and_in_any_batch(name: str):
     """To the last bit, but for the colours of Inception: how their many steps are joined, and rounded, is a shape's."""
     images, keys = batch(get_preprocessing(name)), keys_of(5)

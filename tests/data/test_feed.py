@@ -63,7 +63,7 @@ def join(parts: list[list[Batch]]) -> list[Batch]:
 
 def test_streamed_batches_are_uint8_views_with_their_labels(expected: list[Batch]):
     for batch in expected:
-        assert batch.images.shape == (BATCH, SIDE, SIDE, 3)
+        assert batch.examples.shape == (BATCH, SIDE, SIDE, 3)
         assert [leaf.dtype for leaf in batch] == [np.uint8, np.int32, np.int32, np.int32]
     assert np.std(expected[0].images) > 10
 
@@ -116,7 +116,7 @@ def test_resident_batches_are_the_streamed_ones(stamps: tuple, batch: int):
     memory = load_split(train, 2)
     resident = take(ResidentFeed(memory, batch, SEED), steps=40)
     streamed = take(StreamingFeed(train, batch, SEED, None, MNIST), steps=40)
-    assert_equal([place._replace(images=memory.images[place.images]) for place in resident], streamed)
+    assert_equal([place._replace(examples=memory.images[place.images]) for place in resident], streamed)
     examples = np.concatenate([place.images for place in resident])
     for epoch in range(len(examples) // 19):
         assert sorted(examples[epoch * 19 : (epoch + 1) * 19]) == list(range(19))
@@ -153,8 +153,8 @@ def test_evaluation_takes_the_same_views_every_time(dataset: Dataset):
 
 def test_grey_images_are_streamed_in_color_where_views_are_taken(stamps: tuple):
     batch = take(StreamingFeed(open_folder(stamps[0]).train, 4, SEED, None, INCEPTION, 5), steps=1)[0]
-    assert batch.images.shape == (4, 5, 5, 3)
-    np.testing.assert_array_equal(batch.images[..., 0], batch.images[..., 2])
+    assert batch.examples.shape == (4, 5, 5, 3)
+    np.testing.assert_array_equal(batch.examples[..., 0], batch.examples[..., 2])
 
 
 @pytest.mark.parametrize("processes", [0, 1])

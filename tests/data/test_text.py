@@ -2,23 +2,25 @@
 
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtern.data.dataset import Dataset, Split
-from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.data.dataset import Dataset
+from jaxtern.data.rendering import Share
 from jaxtern.data.sources import load_dataset
 from jaxtern.data.synthetic import make_synthetic_text
-from jaxtern.data.text import load_text
+from jaxtern.data.tasks import create_task
+from jaxtern.data.text import Windows, load_text, open_text
 
 SHAKESPEARE = Path(__file__).with_name("shakespeare.txt")
 
 
-def windows_of(split: Split) -> np.ndarray:
-    assert split.images.dtype == np.uint8
-    assert split.images.shape[1::2] == (1, 1)
-    np.testing.assert_array_equal(split.labels, np.zeros(split.size, np.int32))
-    return split.images[:, 0, :, 0]
+def windows_of(split: Windows) -> np.ndarray:
+    assert split.examples.dtype == np.uint8
+    assert split.labels is None
+    return split.examples
 
 
 def spell(dataset: Dataset, classes: np.ndarray) -> str:
@@ -89,23 +91,24 @@ def test_text_that_cannot_be_read_is_refused(tmp_path: Path, text: str | bytes, 
 def test_dataset_of_text_is_a_file_with_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write(tmp_path, "abcdefg")
     monkeypatch.chdir(tmp_path)
-    assert load_dataset("./a.txt", sequence_length=3).train.size == 1
+    assert open_text("./a.txt", 3, None, "train", None).train.size == 1
     refused = {
-        ("a.txt", 3): "takes the path of a text file, with a slash; for the file of that name write ./a.txt",
-        ("digits", 3): "preprocessing='text' takes the path of a text file, with a slash",
-        ("../", 3): "preprocessing='text' takes the path of a text file, with a slash",
-        ("./b.txt", 3): "no such file",
-        ("./a.txt", None): "is a file, which is read as text where preprocessing='text'",
+        "a.txt": "takes the path of a text file, with a slash; for the file of that name write ./a.txt",
+        "digits": "preprocessing='text' takes the path of a text file, with a slash",
+        "../": "preprocessing='text' takes the path of a text file, with a slash",
+        "./b.txt": "no such file",
     }
-    for (name, length), words in refused.items():
+    for name, words in refused.items():
         with pytest.raises((ValueError, FileNotFoundError), match=f"^dataset='{name}': .*{words}$"):
-            load_dataset(name, sequence_length=length)
+            open_text(name, 3, None, "train", None)
+    with pytest.raises(ValueError, match=r"^dataset='./a.txt': is a file, which is read as text where preprocessing"):
+        load_dataset("./a.txt")
 
 
 @pytest.mark.parametrize("option", [{"train_split": "train[:50%]"}, {"test_split": "test"}, {"data_dir": "x"}])
 def test_dataset_of_text_takes_no_splits(option: dict):
     with pytest.raises(ValueError, match=r"=.* takes no (train_split|test_split|data_dir)$"):
-        load_dataset(str(SHAKESPEARE), **option, sequence_length=10)
+        open_text(str(SHAKESPEARE), 10, **{"data_dir": None, "train_split": "train", "test_split": None} | option)
 
 
 def test_made_text_is_random_and_always_the_same():
@@ -119,10 +122,37 @@ def test_made_text_is_random_and_always_the_same():
         make_synthetic_text(9, 257, 40)
 
 
-def test_preprocessing_of_text_gives_characters():
-    dataset, text = make_synthetic_text(9, 200, 4), get_preprocessing("text")
-    assert text.next_token
-    assert text.output_shape((1, 10, 1), None) == (9,)
-    for tokens in (text.augment(dataset.train.images, None, None), text.standardize(dataset.train.images, None)):
-        assert tokens.dtype == np.int32
-        np.testing.assert_array_equal(tokens, windows_of(dataset.train))
+def test_text_asks_for_the_character_that_comes_next():
+    task, keys = create_task("text", sequence_length=9), jax.random.split(jax.random.key(0), 4)
+    windows = windows_of(task.make((1, 1, 1), 200, 4).train)
+    assert (task.example_shape(None), task.input_shape((10,))) == ((10,), (9,))
+    for inputs, targets in (task.in_training(windows, None, keys), task.in_evaluation(windows, None)):
+        assert inputs.dtype == targets.dtype == np.int32
+        np.testing.assert_array_equal(inputs, windows[:, :-1])
+        np.testing.assert_array_equal(targets, windows[:, 1:])
+    with pytest.raises(ValueError, match=r"^image_size=9: preprocessing='text' takes no images$"):
+        create_task("text", 9)
+
+
+def test_images_ask_for_their_labels():
+    task, labels = create_task("mnist"), jnp.array([2, 0, 1])
+    images, keys = jnp.arange(48, dtype=jnp.uint8).reshape(3, 4, 4, 1), jax.random.split(jax.random.key(0), 3)
+    for inputs, targets in (task.in_training(images, labels, keys), task.in_evaluation(images, labels)):
+        np.testing.assert_allclose(inputs, np.asarray(images) / 127.5 - 1, rtol=1e-6)
+        assert targets is labels
+    with pytest.raises(ValueError, match=r"^preprocessing='vgg99': must be one of mnist, .*, text$"):
+        create_task("vgg99")
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_text_is_evaluated_whole_by_all_hosts_together(hosts: int):
+    """In batches of 16,384 characters, the last of each host padded."""
+    task = create_task("text", sequence_length=1000)
+    split, found = task.make((1, 1, 1), 5, 100).train, []
+    for host in range(hosts):
+        for examples, labels, present in task.evaluation_batches(split, share=Share(host, hosts)):
+            assert (examples.shape, labels, present.shape) == ((16, 1001), None, (16,))
+            found.append(examples[present])
+    np.testing.assert_array_equal(np.concatenate(found), split.examples)
+    with pytest.raises(ValueError, match=r"^a split of 100 examples cannot be shared by 101 hosts$"):
+        next(task.evaluation_batches(split, share=Share(0, 101)))

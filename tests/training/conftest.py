@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtern.data.dataset import Split
 from jaxtern.data.digits import load_digits
 from jaxtern.data.feed import ResidentFeed
-from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
+from jaxtern.data.tasks import Task, create_task
 from jaxtern.models import MODELS, create_model
 from jaxtern.models.model import Model
 from jaxtern.training.recipe.recipe import Recipe
@@ -114,7 +114,7 @@ class Trained(NamedTuple):
     states: list[TrainState]
     metrics: list[dict[str, Any]]
     batches: list[np.ndarray]
-    preprocessing: Preprocessing
+    task: Task
 
 
 @pytest.fixture(scope="session")
@@ -143,8 +143,8 @@ def take_steps(digits: Split, small_recipe: Callable[..., Recipe]) -> Callable[.
         recipe = small_recipe(**fields)
         mesh = create_mesh(recipe)
         everywhere = NamedSharding(mesh, PartitionSpec())
-        preprocessing = get_preprocessing(recipe.data.preprocessing)
-        shape = preprocessing.output_shape(digits.image_shape, recipe.data.image_size)
+        task = create_task(recipe.data.preprocessing, recipe.data.image_size)
+        shape = task.input_shape(digits.image_shape)
         model = create_model(recipe.model.name, shape, 10, recipe.run.seed)
         program, state = create_run(recipe, model, digits.size, mesh)
         train_step = create_train_step(recipe, program, mesh)
@@ -152,11 +152,11 @@ def take_steps(digits: Split, small_recipe: Callable[..., Recipe]) -> Callable[.
         images = jax.device_put(digits.images, everywhere)
         states, metrics, batches = [to_host(state)], [], []
         for batch in itertools.islice(feed, num_steps):
-            batches.append(batch.images)
+            batches.append(batch.examples)
             state, measured = train_step(state, images, batch)
             states.append(to_host(state))
             metrics.append(to_host(measured))
-        return Trained(program, states, metrics, batches, preprocessing)
+        return Trained(program, states, metrics, batches, task)
 
     return run
 

@@ -27,7 +27,7 @@ def compile_text(run: Run, num_steps: int | None = None) -> str:
     """The optimised program of a run's step."""
     step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe), num_steps=num_steps)
     batch = next(run.feed.batches(0, [num_steps or 1]))
-    return step.lower(run.state, run.feed.images, batch).compile().as_text()
+    return step.lower(run.state, run.feed.examples, batch).compile().as_text()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -58,7 +58,7 @@ def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: A
     for k in (1, 3):
         run = prepare(tmp_path / str(k), method=method, accumulation=k, **fields)
         step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe))
-        sent.append(wire(step, run.state, run.feed.images, next(run.feed.batches(0))))
+        sent.append(wire(step, run.state, run.feed.examples, next(run.feed.batches(0))))
     assert sent[0] == sent[1]
     assert sent[0]
 
@@ -85,5 +85,5 @@ def test_batch_that_does_not_divide_into_parts_is_refused(recipe_of: Callable):
 
 def test_call_of_one_step_has_no_axis_of_steps(prepare: Callable):
     run = prepare(model="tiny", num_steps=3)
-    _, metrics = run.train_step(run.state, run.feed.images, next(run.feed.batches(0)), Call(1, True))
+    _, metrics = run.train_step(run.state, run.feed.examples, next(run.feed.batches(0)), Call(1, True))
     assert metrics["loss"].shape == ()

@@ -68,11 +68,11 @@ def test_averages_are_what_is_evaluated(prepare: Callable, tmp_path: Path):
     mixed = {**averages.params, "fc2": {**averages.params["fc2"], "bias": state.frozen["fc2"]["bias"]}}
     mixed["norm"] = {**averages.params["norm"], **averages.moments["norm"]}
     assert jax.tree.structure(mixed) == jax.tree.structure(variables_of(state))
-    assert evaluate(graph, mixed, inputs.dataset.test, inputs.preprocessing) == result
-    last = evaluate(graph, variables_of(state, averaged=False), inputs.dataset.test, inputs.preprocessing)
+    assert evaluate(graph, mixed, inputs.dataset.test, inputs.task) == result
+    last = evaluate(graph, variables_of(state, averaged=False), inputs.dataset.test, inputs.task)
     assert last.loss != result.loss
     saved = SavedRun(tmp_path / "run")
     split, variables = saved.inputs.dataset.test, variables_of(saved.restore(3))
-    assert evaluate(saved.graph, variables, split, saved.inputs.preprocessing) == result
+    assert evaluate(saved.graph, variables, split, saved.inputs.task) == result
     record = Evaluator(tmp_path / "run", "test", None).latest()
     assert record == {"step": 3, "split": "test", **result._asdict()}

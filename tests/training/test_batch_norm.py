@@ -108,7 +108,7 @@ def test_evaluation_takes_the_moving_moments(take_steps: Callable, digits: Split
     run = take_steps(3, batch_norm="sync", **PLAIN | LAYOUTS["all"])
     state, split = run.states[3], Split(digits.images[:9], digits.labels[:9])
     logits: list[np.ndarray] = []
-    evaluate(run.program.graph, variables_of(state), split, run.preprocessing, collect=logits.append)
+    evaluate(run.program.graph, variables_of(state), split, run.task, collect=logits.append)
     params, moments = state.params, state.moments["norm"]
     x = (split.images.reshape(9, -1).astype(np.float32) / 127.5 - 1) @ params["fc1"]["kernel"]
     x = (x - moments["mean"]) / np.sqrt(moments["var"] + 1e-5) * params["norm"]["scale"] + params["norm"]["bias"]

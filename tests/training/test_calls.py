@@ -38,7 +38,7 @@ def walk(run: Run) -> Iterator[tuple[Call, Any, Any, Any]]:
     batches = run.feed.batches(0, (call.num_steps for call in calls))
     for call, batch in zip(calls, batches, strict=True):
         before = jax.tree.map(np.array, run.state)
-        run.state, _ = run.train_step(run.state, run.feed.images, batch, call)
+        run.state, _ = run.train_step(run.state, run.feed.examples, batch, call)
         yield call, before, jax.tree.map(np.array, run.state), batch
 
 
@@ -129,7 +129,7 @@ def test_float_steps_are_those_of_a_float_run_and_the_others_of_a_ternary_one(
     for i, (call, before, after, batch) in enumerate(walk(run)):
         other = others[call.phase]
         state = jax.device_put(before, jax.tree.map(lambda leaf: leaf.sharding, other.state))
-        state, _ = other.train_step(state, run.feed.images, batch, Call(1, call.phase))
+        state, _ = other.train_step(state, run.feed.examples, batch, Call(1, call.phase))
         assert digest(jax.device_get(state)) == digest(after)
         assert int(after.compressor.count) == i + 1
         seen.add(call.phase)

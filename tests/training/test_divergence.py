@@ -235,7 +235,7 @@ def test_run_undisturbed_holds_one_state(prepare: Callable, extra: dict[str, Any
     run = prepare(**FOUR | extra)
     batches, seen, call = run.feed.batches(0, iter([1] * 5)), set(), Call(1, int(run.recipe.mean.method != "float"))
     for step in range(5):
-        run.state, _ = run.train_step(run.state, run.feed.images, next(batches), call)
+        run.state, _ = run.train_step(run.state, run.feed.examples, next(batches), call)
         digests = run.guard.compare(run.state, step, step + 1, False)
         assert digests.shape == (4, 8, 2)
         assert run.guard.find_difference(np.asarray(digests)) is None

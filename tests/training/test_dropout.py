@@ -67,7 +67,7 @@ def dropped_by_workers(run: Run, step: int) -> list[tuple]:
     specs = specs_of_state(), PartitionSpec(DEVICE_AXIS)
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
     batch = next(run.feed.batches(0))
-    batch = batch._replace(images=np.asarray(run.feed.images)[np.asarray(batch.images)])
+    batch = batch._replace(examples=np.asarray(run.feed.examples)[np.asarray(batch.examples)])
     kernels = jax.jit(mapped)(run.state._replace(step=np.int32(step)), batch)
     return [tuple(np.all(kernel == 0, axis=1)) for kernel in np.asarray(kernels)]
 

@@ -36,8 +36,8 @@ def take(run: Run, num_steps: int) -> tuple[list[np.ndarray], list[float]]:
         if len(examples) >= num_steps:
             break
         batch = next(batches)
-        examples.append(np.asarray(batch.images))
-        run.state, metrics = run.train_step(run.state, run.feed.images, batch, call)
+        examples.append(np.asarray(batch.examples))
+        run.state, metrics = run.train_step(run.state, run.feed.examples, batch, call)
         losses.append(float(metrics["loss"]))
         run.examples_seen += run.recipe.run.batch_size
     batches.close()

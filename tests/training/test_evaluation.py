@@ -8,11 +8,11 @@ import pytest
 from flax import nnx
 
 from jaxtern.data.dataset import Split
-from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.data.tasks import create_task
 from jaxtern.models import create_model
 from jaxtern.training.run.evaluation import Evaluation, evaluate
 
-MNIST = get_preprocessing("mnist")
+MNIST = create_task("mnist")
 
 
 class Planted(nnx.Module):

@@ -89,7 +89,7 @@ def test_gradients_of_slices_do_not_enter_the_scale(prepare: Callable, tmp_path:
         batch = next(run.feed.batches(0))
         call = Call(1, 1)
         before = np.array(params["fc2"]["kernel"])
-        state, _ = run.train_step(run.state._replace(params=params), run.feed.images, batch, call)
+        state, _ = run.train_step(run.state._replace(params=params), run.feed.examples, batch, call)
         moved.append(np.abs(state.params["fc2"]["kernel"] - before).max())
     assert 0 < 1000 * moved[0] < moved[1]
 

@@ -12,7 +12,7 @@ from jaxtern.data.dataset import Split
 from jaxtern.data.facts import Facts
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run import inputs, loop
-from jaxtern.training.run.inputs import Feed, facts_of, open_inputs, own_share, raw_shape_of
+from jaxtern.training.run.inputs import Feed, example_shape_of, facts_of, open_inputs, own_share
 from jaxtern.training.run.run import Run
 from jaxtern.training.step.mesh import create_mesh
 
@@ -22,7 +22,7 @@ MADE = {"data": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_classes"
 
 
 @pytest.mark.parametrize(
-    ("fields", "raw_shape", "input_shape", "resident"),
+    ("fields", "example_shape", "input_shape", "resident"),
     [
         ({}, (8, 8, 1), (8, 8, 1), True),
         ({"feed": "streaming"}, (8, 8, 1), (8, 8, 1), False),
@@ -37,10 +37,14 @@ MADE = {"data": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_classes"
     ],
 )
 def test_inputs_are_resident_where_whole_images_are_taken(
-    small_recipe: Callable[..., Recipe], fields: dict[str, Any], raw_shape: tuple, input_shape: tuple, resident: bool
+    small_recipe: Callable[..., Recipe],
+    fields: dict[str, Any],
+    example_shape: tuple,
+    input_shape: tuple,
+    resident: bool,
 ):
     opened = open_inputs(small_recipe(**fields).data)
-    assert (opened.raw_shape, opened.input_shape, opened.resident) == (raw_shape, input_shape, resident)
+    assert (opened.example_shape, opened.input_shape, opened.resident) == (example_shape, input_shape, resident)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def test_facts_tell_the_shape_of_images_when_these_are_gone(
     data = small_recipe(**fields).data
     opened = open_inputs(data)
     facts = facts_of(opened)
-    assert raw_shape_of(data, facts) == opened.raw_shape
+    assert example_shape_of(data, facts) == opened.example_shape
     assert (facts.num_classes, facts.num_examples) == (opened.dataset.num_classes, opened.dataset.train.size)
     assert facts.class_names == opened.dataset.class_names
 
@@ -70,7 +74,7 @@ def test_facts_without_a_shape_are_refused_where_images_are_taken_whole(small_re
     with pytest.raises(
         ValueError, match=r"run/dataset.json: image_shape=None: must be known, as data.preprocessing='mnist'"
     ):
-        raw_shape_of(small_recipe().data, facts)
+        example_shape_of(small_recipe().data, facts)
 
 
 def test_inputs_too_large_for_the_devices_are_streamed(
@@ -112,7 +116,7 @@ def test_feed_puts_batches_on_the_devices_of_their_workers(small_recipe: Callabl
         stream = feed.batches(24)
         batch = next(stream)
         stream.close()
-        images: Any = batch.images if feed.images is None else np.asarray(feed.images)[np.asarray(batch.images)]
+        images: Any = batch.examples if feed.examples is None else np.asarray(feed.examples)[np.asarray(batch.examples)]
         batches.append((np.asarray(images), *map(np.asarray, batch[1:])))
         assert {shard.data.shape[0] for shard in batch.labels.addressable_shards} == {8 // num_devices}
     jax.tree.map(np.testing.assert_array_equal, *batches)
@@ -126,7 +130,7 @@ def test_run_that_goes_on_with_another_batch_size_misses_no_example(prepare: Cal
         step = run.train_step
 
         def note(state: Any, images: Any, batch: Any, *others: Any) -> Any:
-            seen.append(np.asarray(batch.images))
+            seen.append(np.asarray(batch.examples))
             return step(state, images, batch, *others)
 
         run.train_step = note

@@ -1,12 +1,10 @@
 """Losses against their formulas in float64: of classes, of the next character, smoothed, and with auxiliary logits."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxtern.data.preprocessing.families import get_preprocessing
-from jaxtern.training.step.loss import cross_entropy, inputs_and_targets, measure
+from jaxtern.training.step.loss import cross_entropy, measure
 
 CLASSES = 7
 SHAPES = pytest.mark.parametrize("shape", [(6,), (4, 5)], ids=["classes", "characters"])
@@ -61,17 +59,3 @@ def test_loss_adds_that_of_auxiliary_logits_by_its_weight():
     expected = expect(logits, targets, 0.1).mean() + 0.4 * expect(auxiliary, targets, 0.1).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     assert accuracy == measure(logits, targets).accuracy
-
-
-def test_targets_of_text_are_the_characters_that_come_next():
-    tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
-    inputs, targets = inputs_and_targets(get_preprocessing("text"), tokens, jnp.zeros(2, jnp.int32))
-    np.testing.assert_array_equal(inputs, [[0, 1, 2, 3, 4], [6, 7, 8, 9, 10]])
-    np.testing.assert_array_equal(targets, [[1, 2, 3, 4, 5], [7, 8, 9, 10, 11]])
-
-
-def test_targets_of_images_are_their_labels():
-    images, labels = jax.random.normal(jax.random.key(0), (3, 4, 4, 1)), jnp.array([2, 0, 1])
-    inputs, targets = inputs_and_targets(get_preprocessing("mnist"), images, labels)
-    assert inputs is images
-    assert targets is labels

@@ -44,7 +44,7 @@ def walk(run: Run, num_steps: int) -> list[Any]:
     calls = plan_calls(run.recipe.run, run.recipe.mean, run.inputs.dataset.train.size, 0, 0)
     batches, states = run.feed.batches(0), [to_host(run.state.compressor)]
     for call, batch, _ in zip(calls, batches, range(num_steps), strict=False):
-        run.state, _ = run.train_step(run.state, run.feed.images, batch, call)
+        run.state, _ = run.train_step(run.state, run.feed.examples, batch, call)
         states.append(to_host(run.state.compressor))
     batches.close()
     return states
@@ -131,7 +131,7 @@ def test_other_workers_owe_together_what_those_before_did(prepare: Callable, nam
         assert any(np.any(expected) for expected in owed(name, before.local, count))
         for found, expected in zip(owed(name, after.local, workers), owed(name, before.local, count), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
-        run.state, metrics = run.train_step(run.state, run.feed.images, next(run.feed.batches(24)), Call(1, 1))
+        run.state, metrics = run.train_step(run.state, run.feed.examples, next(run.feed.batches(24)), Call(1, 1))
         assert np.isfinite(metrics["loss"])
         run.close()
 

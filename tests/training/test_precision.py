@@ -59,7 +59,7 @@ def walk(run: Run, num_steps: int) -> tuple[list[Any], list[dict[str, Any]]]:
     """States, the first among them, and metrics."""
     states, metrics, batches = [jax.tree.map(np.array, run.state)], [], run.feed.batches(0)
     for _ in range(num_steps):
-        run.state, measured = run.train_step(run.state, run.feed.images, next(batches), Call(1, 1))
+        run.state, measured = run.train_step(run.state, run.feed.examples, next(batches), Call(1, 1))
         states.append(jax.tree.map(np.array, run.state))
         metrics.append(jax.device_get(measured))
     batches.close()
@@ -70,7 +70,7 @@ def walk(run: Run, num_steps: int) -> tuple[list[Any], list[dict[str, Any]]]:
 def test_products_are_of_that_precision_and_weights_are_float32(prepare: Callable, precision: str, name: str):
     run = prepare(model="tiny_norm", precision=precision, method="float")
     step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe))
-    text = step.lower(run.state, run.feed.images, next(run.feed.batches(0))).as_text()
+    text = step.lower(run.state, run.feed.examples, next(run.feed.batches(0))).as_text()
     products = re.findall(r"stablehlo\.dot_general .*? : \(tensor<\S*x(\w+)>, tensor<\S*x(\w+)>\)", text)
     assert products == [(name, name)] * 5  # two layers, their weights' gradients, one of activations
     for part in (run.state.params, run.state.moments, run.state.optimizer):

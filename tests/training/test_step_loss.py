@@ -50,6 +50,6 @@ def test_evaluation_has_neither(take_steps: Callable, digits: Split):
     run = take_steps(1, label_smoothing=SMOOTHING, **FIELDS)
     logits: list[np.ndarray] = []
     split = Split(digits.images[:20], digits.labels[:20])
-    result = evaluate(run.program.graph, variables_of(run.states[1]), split, run.preprocessing, collect=logits.append)
+    result = evaluate(run.program.graph, variables_of(run.states[1]), split, run.task, collect=logits.append)
     log = jax.nn.log_softmax(np.concatenate(logits))
     assert result.loss == pytest.approx(-float(np.mean(log[np.arange(20), split.labels])), rel=1e-5)

@@ -49,8 +49,8 @@ def test_text_is_learnt_and_goes_on_where_it_stopped(prepare: Callable[..., Run]
 def test_evaluation_of_text_is_over_all_characters(prepare: Callable[..., Run], tmp_path: Path):
     run = prepare(**FIELDS, data=small(tmp_path))
     split = run.inputs.dataset.train
-    result = evaluate(run.program.graph, run.state.params, split, run.inputs.preprocessing)
-    tokens = split.images[:, 0, :, 0].astype(np.int32)
+    result = evaluate(run.program.graph, run.state.params, split, run.inputs.task)
+    tokens = split.examples.astype(np.int32)
     model = nnx.merge(run.program.graph, run.state.params)
     assert isinstance(model, Transformer)
     logits = np.asarray(model(jnp.asarray(tokens[:, :-1])), np.float64)

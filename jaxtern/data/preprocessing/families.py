@@ -36,8 +36,6 @@ class Preprocessing:
       evaluation_view: (height, width, size) -> View; None: whole images.
       augment: (uint8[B, H, W, C], keys [B], size) -> float32[B, size, size, C], for training. Same key, same bits.
       standardize: (uint8[B, H, W, C], size) -> float32[B, size, size, C], for evaluation.
-      next_token: whether it makes text of what is no image: uint8[B, 1, T + 1, 1] to int32[B, T + 1], of which each but
-        the last is to foretell the next.
     """
 
     name: str
@@ -46,7 +44,6 @@ class Preprocessing:
     evaluation_view: EvaluationView | None
     augment: Callable[[jax.Array, jax.Array, int | None], jax.Array]
     standardize: Callable[[jax.Array, int | None], jax.Array]
-    next_token: bool = False
 
     def __reduce__(self) -> tuple:
         """Pickled by name, for the processes that draw views."""
@@ -57,8 +54,8 @@ class Preprocessing:
         """Whether all images have one shape and need no view, so that a dataset may lie in memory as it is."""
         return self.train_view is None
 
-    def output_shape(self, image_shape: tuple[int, int, int] | None, size: int | None) -> tuple[int, ...]:
-        """Height, width and channels of the model's input; of text, how many characters.
+    def output_shape(self, image_shape: tuple[int, ...] | None, size: int | None) -> tuple[int, ...]:
+        """Height, width and channels of the model's input.
 
         Args:
           image_shape: of the images of the dataset; None where it varies, which families that take views allow.
@@ -76,8 +73,6 @@ class Preprocessing:
             return size, size, _RGB
         if image_shape is None:
             raise ValueError(f"preprocessing={self.name!r}: takes whole images, which must all have one shape")
-        if self.next_token:
-            return (image_shape[1] - 1,)
         if size is None:
             return image_shape
         if size > min(image_shape[:2]):
@@ -95,11 +90,6 @@ def get_preprocessing(name: str) -> Preprocessing:
     if name not in PREPROCESSINGS:
         raise ValueError(f"preprocessing={name!r}: must be one of {', '.join(PREPROCESSINGS)}")
     return PREPROCESSINGS[name]
-
-
-def _to_tokens(windows: jax.Array, size: int | None) -> jax.Array:
-    """uint8[B, 1, T + 1, 1] as int32[B, T + 1]."""
-    return windows[:, 0, :, 0].astype(jnp.int32)
 
 
 def _to_unit_range(images: jax.Array, size: int | None) -> jax.Array:
@@ -189,6 +179,5 @@ PREPROCESSINGS = {
             _without_randomness(_standardize_channels),
             _standardize_channels,
         ),
-        Preprocessing("text", None, None, None, _without_randomness(_to_tokens), _to_tokens, next_token=True),
     )
 }

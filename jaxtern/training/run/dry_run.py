@@ -15,14 +15,19 @@ from jax.sharding import Mesh
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.report import WireReport
 from jaxtern.data.facts import Facts, published_facts
-from jaxtern.data.preprocessing.families import get_preprocessing
-from jaxtern.data.rendering import whole_image_shape
-from jaxtern.data.sources import load_dataset
 from jaxtern.models import create_model
 from jaxtern.training.recipe.data import DataSection
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import path_of, require_match
-from jaxtern.training.run.inputs import Feed, Inputs, create_network, open_inputs, require_feed
+from jaxtern.training.run.inputs import (
+    Feed,
+    Inputs,
+    create_network,
+    open_inputs,
+    require_feed,
+    task_of,
+    whole_image_shape_of,
+)
 from jaxtern.training.run.loop import NonFiniteError
 from jaxtern.training.step.mean import report_wire
 from jaxtern.training.step.mesh import create_mesh
@@ -68,7 +73,7 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
     Raises:
       ValueError, OSError: for a recipe that does not fit together, or data that are there and do not fit it.
     """
-    require_feed(recipe.data, get_preprocessing(recipe.data.preprocessing), recipe.run.steps_per_call)
+    require_feed(recipe.data, task_of(recipe.data), recipe.run.steps_per_call)
     facts = find_facts(recipe.data)
     small = shrink(recipe, facts)
     mesh, inputs = create_mesh(small), open_inputs(small.data)
@@ -86,14 +91,12 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
 
 def find_facts(data: DataSection) -> Facts:
     """Of a dataset if it is there, as published if its name is known, else of its synthetic_... fields."""
-    preprocessing, is_text = get_preprocessing(data.preprocessing), data.preprocessing == "text"
+    task = task_of(data)
     is_path = "/" in data.name and Path(data.name).exists()
     if data.name == "digits" or is_path or data.dir is not None:
-        options = data.dir, data.train_split, data.test_split, data.sequence_length if is_text else None
-        dataset = load_dataset(data.name, *options)
-        shape = whole_image_shape(dataset.train) if preprocessing.takes_whole_images and not is_text else None
-        return Facts(shape, dataset.num_classes, dataset.train.size, "which are there")
-    published = None if is_text else published_facts(data.name)
+        dataset = task.open(data.name, data.dir, data.train_split, data.test_split)
+        return Facts(whole_image_shape_of(task, dataset), dataset.num_classes, dataset.train.size, "which are there")
+    published = published_facts(data.name) if task.of_images else None
     if published is not None:
         return published
     source = "which are made" if data.name == "synthetic" else _UNKNOWN
@@ -102,15 +105,13 @@ def find_facts(data: DataSection) -> Facts:
 
 def shrink(recipe: Recipe, facts: Facts) -> Recipe:
     """The recipe with a few made examples, on the devices that are here; weights of `init_from` are not read."""
-    preprocessing = get_preprocessing(recipe.data.preprocessing)
-    size = recipe.data.image_size or preprocessing.size
-    shape = facts.image_shape if preprocessing.takes_whole_images else (size, size, 3)
+    shape = task_of(recipe.data).view_shape or facts.image_shape or recipe.data.synthetic_shape
     workers, parts = min(recipe.run.num_workers, _WORKERS), min(recipe.run.accumulation, _PARTS)
     fast = min(recipe.mean.worker_devices, len(jax.devices()))
     batch_size = workers * fast * parts * _EXAMPLES
     return recipe.replace(
         data={
-            "name": "synthetic", "dir": None, "feed": "auto", "synthetic_shape": shape or recipe.data.synthetic_shape,
+            "name": "synthetic", "dir": None, "feed": "auto", "synthetic_shape": shape,
             "synthetic_classes": facts.num_classes, "synthetic_examples": batch_size,
         },
         model={"init_from": None, "loss_scale": min(recipe.model.loss_scale, _LOSS_SCALE)},
@@ -172,13 +173,13 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
     step = create_train_step(small, program, run.mesh, phase=int(small.mean.method != "float"))
     with contextlib.closing(feed.batches(0)) as batches:
         batch = next(batches)
-        compiled = step.lower(state, feed.images, batch).compile(compiler_options)
+        compiled = step.lower(state, feed.examples, batch).compile(compiler_options)
         measured = compiled.memory_analysis()
         size = "not told by this backend" if measured is None else _bytes(measured.temp_size_in_bytes)
         yield f"the compiled step takes besides: {size}, for these {small.run.batch_size} examples"
         for number in range(1, _STEPS + 1):
             begin = time.perf_counter()
-            state, metrics = compiled(*step.arguments(state, feed.images, batch))
+            state, metrics = compiled(*step.arguments(state, feed.examples, batch))
             metrics = jax.device_get(metrics)
             seconds = time.perf_counter() - begin
             skipped += bool(metrics.get("overflow"))

@@ -9,14 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxtern.data.dataset import Records, Split
-from jaxtern.data.feed import evaluation_batches
-from jaxtern.data.preprocessing.families import Preprocessing
-from jaxtern.data.rendering import Share, evaluation_batch_size, whole_image_shape
+from jaxtern.data.rendering import Share
+from jaxtern.data.tasks import Task
 from jaxtern.hosts.messages import gather_json
-from jaxtern.training.step.loss import cross_entropy, inputs_and_targets
-
-_CHARACTERS_AT_ONCE = 1 << 14  # of text, for each of which there are logits
+from jaxtern.training.step.loss import cross_entropy
 
 
 class Evaluation(NamedTuple):
@@ -38,9 +34,8 @@ class Evaluation(NamedTuple):
 def evaluate(
     graph: Any,
     variables: Any,
-    split: Split | Records,
-    preprocessing: Preprocessing,
-    size: int | None = None,
+    split: Any,
+    task: Task,
     threads: int = 1,
     collect: Callable[[np.ndarray], None] | None = None,
     share: Share | None = None,
@@ -50,9 +45,8 @@ def evaluate(
     Args:
       graph: static part of the model.
       variables: its weights and moments.
-      split: uint8 images and labels.
-      preprocessing: of the images.
-      size: pixels, side of the images after it; None: as the preprocessing has it.
+      split: of the task's examples.
+      task: what the model is asked.
       threads: that decode images on disk at the same time.
       collect: is handed the float32[n, K] logits of every batch, in the order of the examples.
       share: of this process, where all processes evaluate a part each; None: it evaluates all.
@@ -64,16 +58,11 @@ def evaluate(
       DataError: naming the example, if one on disk cannot be read.
     """
     loss, first, five, count = 0.0, 0, 0, 0
-    whole = preprocessing.takes_whole_images
-    height, width, _ = whole_image_shape(split) if whole else preprocessing.output_shape(None, size)
-    batch_size = evaluation_batch_size(split.size, height, width)
-    if preprocessing.next_token:
-        batch_size = max(1, min(batch_size, _CHARACTERS_AT_ONCE // width))
-    for images, labels, mask in evaluation_batches(split, batch_size, preprocessing, size, threads, share):
-        logits = compute_logits(graph, preprocessing, size, variables, images)
+    for examples, labels, mask in task.evaluation_batches(split, threads, share):
+        logits = compute_logits(graph, task, variables, examples)
         if collect is not None:
             collect(np.asarray(logits)[mask])
-        batch_loss, *counts = _compare(preprocessing, size, logits, images, labels, mask)
+        batch_loss, *counts = _compare(task, logits, examples, labels, mask)
         loss += float(np.sum(np.asarray(batch_loss, np.float64)))
         first, five, count = (total + int(n) for total, n in zip((first, five, count), counts, strict=True))
     if share is not None:
@@ -81,27 +70,25 @@ def evaluate(
     return Evaluation(loss / count, first / count, five / count, count)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def compute_logits(
-    graph: Any, preprocessing: Preprocessing, size: int | None, variables: Any, images: jax.Array
-) -> jax.Array:
-    """float32[B, K] of uint8[B, H, W, C]: the program that is evaluated, and the one that is exported.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def compute_logits(graph: Any, task: Task, variables: Any, examples: jax.Array) -> jax.Array:
+    """float32[B, K] of uint8[B, H, W, C] images, or [B, T, K] of uint8[B, T + 1] characters: the program that is
+    evaluated, and the one that is exported.
 
     It is compiled alone, as the exported one is: with losses in it, it might have other bits.
     """
-    inputs, _ = inputs_and_targets(preprocessing, preprocessing.standardize(images, size), None)
+    inputs, _ = task.in_evaluation(examples, None)
     return nnx.merge(graph, variables)(inputs).astype(jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=0)
 def _compare(
-    preprocessing: Preprocessing, size: int | None, logits: jax.Array, images: jax.Array, labels: jax.Array,
-    mask: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:  # fmt: skip
+    task: Task, logits: jax.Array, examples: jax.Array, labels: Any, mask: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Losses of all targets, 0 where the example is masked; and of how many of the others the right class is first, is
     among five, and how many they are.
     """
-    _, targets = inputs_and_targets(preprocessing, preprocessing.standardize(images, size), labels)
+    _, targets = task.in_evaluation(examples, labels)
     present = jnp.broadcast_to(jnp.expand_dims(mask, tuple(range(1, targets.ndim))), targets.shape)
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     right = (best == targets[..., None]) & present[..., None]

@@ -11,12 +11,11 @@ import numpy as np
 from jaxtern import __version__
 from jaxtern.artifact.storage import Artifact, Manifest
 from jaxtern.data.facts import Facts
-from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.training.recipe.data import DataSection
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import path_of
 from jaxtern.training.run.evaluation import compute_logits
-from jaxtern.training.run.inputs import create_network_for, facts_of, open_inputs, raw_shape_of
+from jaxtern.training.run.inputs import create_network_for, example_shape_of, facts_of, open_inputs, task_of
 from jaxtern.training.run.saved_run import SavedNetwork
 from jaxtern.training.saved.workdir import read_facts, read_recipe
 from jaxtern.training.step.state import variables_of
@@ -40,11 +39,11 @@ def export_run(
       ValueError, OSError: if there is no such run or checkpoint, what its data were cannot be read, or they are text.
     """
     recipe = read_recipe(workdir)
-    if recipe.data.preprocessing == "text":
+    task = task_of(recipe.data)
+    if not task.of_images:
         raise ValueError(f"workdir={str(workdir)!r}: networks of text (data.preprocessing) cannot be exported yet")
     facts = _find_facts(workdir, recipe.data, data_dir)
-    shape, size = raw_shape_of(recipe.data, facts), recipe.data.image_size
-    input_shape = get_preprocessing(recipe.data.preprocessing).output_shape(shape, size)
+    input_shape = task.input_shape(example_shape_of(recipe.data, facts))
     network = create_network_for(recipe.model, input_shape, facts.num_classes, recipe.run.seed)
     run = SavedNetwork(workdir, recipe, network, facts.num_examples)
     if best:
@@ -75,14 +74,13 @@ def export_network(
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(variables)
     weights = {path_of(keys): np.asarray(leaf) for keys, leaf in leaves}
-    names, preprocessing = tuple(weights), get_preprocessing(recipe.data.preprocessing)
+    names, task = tuple(weights), task_of(recipe.data)
 
     def predict(weights: dict[str, jax.Array], images: jax.Array) -> jax.Array:
         variables = structure.unflatten([weights[name] for name in names])
-        return compute_logits(graph, preprocessing, recipe.data.image_size, variables, images)
+        return compute_logits(graph, task, variables, images)
 
-    raw_shape = raw_shape_of(recipe.data, facts)
-    height, width, channels = raw_shape
+    height, width, channels = example_shape_of(recipe.data, facts)
     shape = jax.export.symbolic_shape(f"b, {height}, {width}, {channels}")
     likes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
     program = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(likes, jax.ShapeDtypeStruct(shape, jnp.uint8))
@@ -97,7 +95,7 @@ def export_network(
         class_names=facts.class_names,
         preprocessing=recipe.data.preprocessing,
         image_size=recipe.data.image_size,
-        input_shape=raw_shape,
+        input_shape=(height, width, channels),
         platforms=PLATFORMS,
     )
     return Artifact(manifest, bytes(program.serialize()), weights)

@@ -12,13 +12,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxtern.data.dataset import Dataset, Split
+from jaxtern.data.dataset import Dataset
 from jaxtern.data.facts import Facts
 from jaxtern.data.feed import ResidentFeed, StreamingFeed, load_split
-from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
-from jaxtern.data.rendering import Batch, Share, whole_image_shape
-from jaxtern.data.sources import load_dataset
-from jaxtern.data.synthetic import make_synthetic, make_synthetic_text
+from jaxtern.data.rendering import Batch, Share
+from jaxtern.data.tasks import ImageTask, Task, create_task
 from jaxtern.hosts.messages import to_devices
 from jaxtern.models import create_model, draw_weights
 from jaxtern.models.model import Model
@@ -36,16 +34,16 @@ class Inputs(NamedTuple):
 
     Attributes:
       dataset: splits in memory where the feed is resident, else as they were opened.
-      preprocessing: of the images.
-      raw_shape: height, width and channels of the uint8 images that the compiled step takes.
-      input_shape: likewise of what the model is given; of text, how many characters.
-      resident: whether the training images lie on the devices.
+      task: what the model is asked.
+      example_shape: of the uint8 examples that the compiled step takes: height, width and channels, or characters.
+      input_shape: of what the model is given of one.
+      resident: whether the training examples lie on the devices.
       threads: that decode at the same time.
     """
 
     dataset: Dataset
-    preprocessing: Preprocessing
-    raw_shape: tuple[int, int, int]
+    task: Task
+    example_shape: tuple[int, ...]
     input_shape: tuple[int, ...]
     resident: bool
     threads: int
@@ -62,35 +60,38 @@ def open_inputs(data: DataSection, steps_per_call: int = 1, data_dir: str | None
     Raises:
       ValueError, OSError: for a dataset that cannot be read, or a preprocessing or feed that does not fit it.
     """
-    preprocessing = get_preprocessing(data.preprocessing)
-    require_feed(data, preprocessing, steps_per_call)
-    dataset = _open_dataset(data, data_dir, preprocessing.next_token)
-    threads, size = _count_threads(data), data.image_size or preprocessing.size
-    if preprocessing.train_view is not None and (data.name != "synthetic" or data.feed == "streaming"):
-        assert size is not None  # views have one
-        shape = size, size, 3
-        return Inputs(dataset, preprocessing, shape, shape, False, threads)
-    shape = whole_image_shape(dataset.train)
-    if preprocessing.train_view is not None and shape != (size, size, 3):  # made images are taken as views
-        need = f"data.preprocessing={data.preprocessing!r} takes {(size, size, 3)}"
-        raise ValueError(f"data.synthetic_shape={shape}: {need}")
-    always = data.feed == "resident" or preprocessing.next_token
-    resident = always or (data.feed == "auto" and _fits(dataset, shape))
-    if resident:
+    task, threads = task_of(data), _count_threads(data)
+    require_feed(data, task, steps_per_call)
+    dataset, view = _open_dataset(data, data_dir, task), task.view_shape
+    if view is not None and (data.name != "synthetic" or data.feed == "streaming"):
+        return Inputs(dataset, task, view, view, False, threads)
+    shape = task.example_shape(dataset.train)
+    if view not in (None, shape):  # made images are taken as views
+        raise ValueError(f"data.synthetic_shape={shape}: data.preprocessing={data.preprocessing!r} takes {view}")
+    resident = data.feed == "resident" or not task.of_images or (data.feed == "auto" and _fits(dataset, shape))
+    if resident and task.of_images:
         dataset = dataset._replace(train=load_split(dataset.train, threads), test=load_split(dataset.test, threads))
-    input_shape = preprocessing.output_shape(shape, data.image_size)
-    return Inputs(dataset, preprocessing, shape, input_shape, resident, threads)
+    return Inputs(dataset, task, shape, task.input_shape(shape), resident, threads)
 
 
-def require_feed(data: DataSection, preprocessing: Preprocessing, steps_per_call: int) -> None:
+def task_of(data: DataSection) -> Task:
+    """What a network is asked of such data.
+
+    Raises:
+      ValueError: for an unknown preprocessing.
+    """
+    return create_task(data.preprocessing, data.image_size, data.sequence_length)
+
+
+def require_feed(data: DataSection, task: Task, steps_per_call: int) -> None:
     """Refuses, before data are opened, a feed that its preprocessing or the steps of a call do not allow.
 
     Raises:
       ValueError: naming the field, its value and the rule.
     """
-    if preprocessing.next_token and data.feed == "streaming":
+    if not task.of_images and data.feed == "streaming":
         raise ValueError(f"data.feed='streaming': preprocessing={data.preprocessing!r} takes text, which is resident")
-    crops = preprocessing.train_view is not None and data.name != "synthetic"
+    crops = task.view_shape is not None and data.name != "synthetic"
     if crops and data.feed == "resident":
         need = "crops images of any size, for which they must be streamed"
         raise ValueError(f"data.feed='resident': preprocessing={data.preprocessing!r} {need}")
@@ -104,16 +105,14 @@ def _require_single_steps(data: DataSection, steps_per_call: int) -> None:
         raise ValueError(f"run.steps_per_call={steps_per_call}: {need}")
 
 
-def _open_dataset(data: DataSection, data_dir: str | None, text: bool) -> Dataset:
+def _open_dataset(data: DataSection, data_dir: str | None, task: Task) -> Dataset:
     if data.name == "synthetic":
-        made = data.synthetic_classes, data.synthetic_examples
-        if text:
-            return make_synthetic_text(data.sequence_length, *made)
-        return make_synthetic(data.synthetic_shape, *made)
-    options = data.train_split, data.test_split, data.sequence_length if text else None
+        return task.make(data.synthetic_shape, data.synthetic_classes, data.synthetic_examples)
     if data_dir is not None and "/" in data.name:  # a prepared folder, or a text, that has moved
-        return load_dataset(data_dir if "/" in data_dir else f"./{data_dir}", None, *options)
-    return load_dataset(data.name, data_dir or data.dir, *options)
+        name, folder = data_dir if "/" in data_dir else f"./{data_dir}", None
+    else:
+        name, folder = data.name, data_dir or data.dir
+    return task.open(name, folder, data.train_split, data.test_split)
 
 
 def _count_threads(data: DataSection) -> int:
@@ -123,7 +122,7 @@ def _count_threads(data: DataSection) -> int:
     return 1 if data.decode_processes else len(os.sched_getaffinity(0))
 
 
-def _fits(dataset: Dataset, shape: tuple[int, int, int]) -> bool:
+def _fits(dataset: Dataset, shape: tuple[int, ...]) -> bool:
     return (dataset.train.size + dataset.test.size) * math.prod(shape) <= _RESIDENT_BYTES
 
 
@@ -155,25 +154,32 @@ def create_network_for(model: ModelSection, input_shape: tuple[int, ...], num_cl
 
 def facts_of(inputs: Inputs) -> Facts:
     """What is known of them when they are no longer there."""
-    dataset, family = inputs.dataset, inputs.preprocessing
-    shape = inputs.raw_shape if family.takes_whole_images and not family.next_token else None
-    return Facts(shape, dataset.num_classes, dataset.train.size, "which are there", dataset.class_names)
+    dataset = inputs.dataset
+    return Facts(
+        whole_image_shape_of(inputs.task, dataset),
+        dataset.num_classes,
+        dataset.train.size,
+        "which are there",
+        dataset.class_names,
+    )
 
 
-def raw_shape_of(data: DataSection, facts: Facts) -> tuple[int, int, int]:
+def whole_image_shape_of(task: Task, dataset: Dataset) -> tuple[int, ...] | None:
+    """Height, width and channels of images that are taken whole; None for views, and for text."""
+    return task.example_shape(dataset.train) if task.of_images and task.view_shape is None else None
+
+
+def example_shape_of(data: DataSection, facts: Facts) -> tuple[int, ...]:
     """Height, width and channels of the uint8 images that a network takes of such a dataset.
 
     Raises:
       ValueError: if there are none.
     """
-    preprocessing = get_preprocessing(data.preprocessing)
-    if not preprocessing.takes_whole_images:
-        height, width, channels = preprocessing.output_shape(None, data.image_size)
-        return height, width, channels
-    if facts.image_shape is None:
+    shape = task_of(data).view_shape or facts.image_shape
+    if shape is None:
         need = f"must be known, as data.preprocessing={data.preprocessing!r} takes whole images"
         raise ValueError(f"{facts.source}: image_shape=None: {need}")
-    return facts.image_shape
+    return shape
 
 
 class Feed:
@@ -190,16 +196,14 @@ class Feed:
             _require_single_steps(data, run.steps_per_call)
         self._rows = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
         share = own_share(self._rows, run.batch_size)
-        split, self.images = inputs.dataset.train, None
+        split, self.examples = inputs.dataset.train, None
         if inputs.resident:
-            assert isinstance(split, Split)
             self._feed = ResidentFeed(split, run.batch_size, run.seed, share)
-            self.images = to_devices(split.images, NamedSharding(mesh, PartitionSpec()))
+            self.examples = to_devices(split.examples, NamedSharding(mesh, PartitionSpec()))
         else:
-            workers = inputs.threads, data.decode_processes
-            self._feed = StreamingFeed(
-                split, run.batch_size, run.seed, share, inputs.preprocessing, data.image_size, *workers
-            )
+            assert isinstance(inputs.task, ImageTask)
+            made = inputs.task.preprocessing, inputs.task.size, inputs.threads, data.decode_processes
+            self._feed = StreamingFeed(split, run.batch_size, run.seed, share, *made)
 
     def batches(self, start: int, counts: Iterable[int] | None = None) -> Generator[Batch]:
         """After `start` examples have been seen; some are on their way while one is worked on.

@@ -91,7 +91,7 @@ class _Loop:
     def take(self, call: Call) -> Evaluation | None:
         """Runs a call's steps; evaluates and saves where that is due, after the last one, and before a stop."""
         run, recipe, stops = self._run, self._run.recipe, self._signals.tell()
-        run.state, metrics = run.train_step(run.state, run.feed.images, next(self._batches), call, stops)
+        run.state, metrics = run.train_step(run.state, run.feed.examples, next(self._batches), call, stops)
         run.examples_seen += call.num_steps * recipe.run.batch_size
         self._read_pending()
         before, self.taken = self.taken, self.taken + call.num_steps

@@ -101,10 +101,8 @@ class Run:
         """
         inputs, share = self.inputs, Share(jax.process_index(), jax.process_count())
         variables = jax.tree.map(lambda leaf: leaf.addressable_data(0), variables_of(self.state))
-        size = self.recipe.data.image_size
-        return evaluate(
-            self.program.graph, variables, inputs.dataset.test, inputs.preprocessing, size, inputs.threads, share=share
-        )
+        test = inputs.dataset.test
+        return evaluate(self.program.graph, variables, test, inputs.task, inputs.threads, share=share)
 
     def close(self) -> None:
         """Waits until all is written, and gives the folder back."""
@@ -215,7 +213,7 @@ def share_start(fresh: TrainState, restored: Checkpoint | None) -> tuple[TrainSt
 
 
 def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:
-    """(state, images, batch or batches, call, stops) -> (state, metrics), compiled for every kind of call."""
+    """(state, examples, batch or batches, call, stops) -> (state, metrics), compiled for every kind of call."""
 
     @functools.cache
     def compiled(call: Call) -> TrainStep:
@@ -223,9 +221,9 @@ def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunc
         return create_train_step(recipe, program, mesh, phase=call.phase, num_steps=num_steps)
 
     def train_step(
-        state: TrainState, images: jax.Array | None, batch: Batch, call: Call, stops: jax.Array | None = None
+        state: TrainState, examples: jax.Array | None, batch: Batch, call: Call, stops: jax.Array | None = None
     ) -> tuple[TrainState, Metrics]:
-        return compiled(call)(state, images, batch, stops)
+        return compiled(call)(state, examples, batch, stops)
 
     return train_step
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtern.data.dataset import Dataset
 from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.sources import load_dataset
+from jaxtern.data.tasks import ImageTask
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.inputs import Feed, Inputs, open_inputs
 from jaxtern.training.step.gradients import example_keys
@@ -52,19 +53,19 @@ def _augmented(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     batches = feed.batches(0)
     batch = next(batches)
     batches.close()
-    images: Any = batch.images if feed.images is None else feed.images[batch.images]
+    images: Any = batch.examples if feed.examples is None else feed.examples[batch.examples]
     keys = example_keys(recipe.run.seed, batch.epochs, batch.places)
-    return np.asarray(inputs.preprocessing.augment(images, keys, recipe.data.image_size)), np.asarray(batch.labels)
+    shown, labels = inputs.task.in_training(images, batch.labels, keys)
+    return np.asarray(shown), np.asarray(labels)
 
 
 def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    batches = evaluation_batches(
-        inputs.dataset.test, recipe.run.batch_size, inputs.preprocessing, recipe.data.image_size, inputs.threads
-    )
+    task, test = inputs.task, inputs.dataset.test
+    assert isinstance(task, ImageTask)
+    batches = evaluation_batches(test, recipe.run.batch_size, task.preprocessing, task.size, inputs.threads)
     images, labels, present = next(batches)
     batches.close()
-    shown = inputs.preprocessing.standardize(jnp.asarray(images[present]), recipe.data.image_size)
-    return np.asarray(shown), labels[present]
+    return np.asarray(task.in_evaluation(jnp.asarray(images[present]), None)[0]), labels[present]
 
 
 def sheet_recipe(folder: str, preprocessing: str | None = None) -> Recipe:

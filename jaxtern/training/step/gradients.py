@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.rendering import Batch
+from jaxtern.data.tasks import create_task
 from jaxtern.models import MODELS
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import mask
-from jaxtern.training.step.loss import Measured, inputs_and_targets, measure
+from jaxtern.training.step.loss import Measured, measure
 from jaxtern.training.step.mesh import FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import decays_in_loss
 from jaxtern.training.step.state import Program, TrainState, merge_trees
@@ -95,14 +95,13 @@ def _accumulate(
 
 
 def _create_loss(recipe: Recipe, program: Program) -> Callable:
-    """(weights, state, batch of uint8 images, key) -> (scaled loss, (measured, moments after it))."""
-    preprocessing = get_preprocessing(recipe.data.preprocessing)
+    """(weights, state, batch of uint8 examples, key) -> (scaled loss, (measured, moments after it))."""
+    task = create_task(recipe.data.preprocessing, recipe.data.image_size, recipe.data.sequence_length)
     auxiliary_weight = MODELS[recipe.model.name].auxiliary_weight
 
     def loss(params: Any, state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Measured, Any]]:
         keys = example_keys(recipe.run.seed, batch.epochs, batch.places)
-        prepared = preprocessing.augment(batch.images, keys, recipe.data.image_size)
-        inputs, targets = inputs_and_targets(preprocessing, prepared, batch.labels)
+        inputs, targets = task.in_training(batch.examples, batch.labels, keys)
         model = nnx.merge(program.graph, merge_trees(params, state.frozen, state.moments))
         measured = measure(model(inputs, key), targets, recipe.model.label_smoothing, auxiliary_weight)
         if decays_in_loss(recipe.optimizer):

@@ -1,12 +1,10 @@
-"""What a network is asked, and how wrong its answer is: classes of images, or the next character of text."""
+"""How wrong the answers of a network are."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-
-from jaxtern.data.preprocessing.families import Preprocessing
 
 
 class Measured(NamedTuple):
@@ -19,22 +17,6 @@ class Measured(NamedTuple):
 
     loss: jax.Array
     accuracy: jax.Array
-
-
-def inputs_and_targets(preprocessing: Preprocessing, prepared: jax.Array, labels: Any) -> tuple[jax.Array, jax.Array]:
-    """What a network is given, and the classes that are right.
-
-    Args:
-      preprocessing: whose `augment` or `standardize` made `prepared`.
-      prepared: float32[B, H, W, C] images; or, where `preprocessing.next_token`, int32[B, T + 1] characters.
-      labels: int32[B]; text does without.
-
-    Returns:
-      The images and int32[B] labels; or int32[B, T] characters and the one that comes after each, int32[B, T].
-    """
-    if preprocessing.next_token:
-        return prepared[:, :-1], prepared[:, 1:]
-    return prepared, labels
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0) -> jax.Array:

@@ -16,7 +16,7 @@ from jaxtern.training.step.update import Metrics, create_update
 
 
 class TrainStep:
-    """A compiled step: called with a state, the images that lie on the devices or None, a batch, and where several
+    """A compiled step: called with a state, the examples that lie on the devices or None, a batch, and where several
     processes train float32[devices of different workers], 1 on those that ask for a stop.
 
     It gives the next state and metrics, and takes the memory of the state that it is given; on CPUs only of what the
@@ -33,25 +33,25 @@ class TrainStep:
         self._jitted = jax.jit(step_of_parts, donate_argnums=donated, compiler_options=step_options(platform))
 
     def __call__(
-        self, state: TrainState, images: jax.Array | None, batch: Batch, stops: jax.Array | None = None
+        self, state: TrainState, examples: jax.Array | None, batch: Batch, stops: jax.Array | None = None
     ) -> tuple[TrainState, Metrics]:
-        return self._jitted(*self.arguments(state, images, batch, stops))
+        return self._jitted(*self.arguments(state, examples, batch, stops))
 
-    def lower(self, state: TrainState, images: jax.Array | None, batch: Batch) -> jax.stages.Lowered:
+    def lower(self, state: TrainState, examples: jax.Array | None, batch: Batch) -> jax.stages.Lowered:
         """As that of a jitted function; what it compiles to takes the `arguments` of a call."""
-        return self._jitted.lower(*self.arguments(state, images, batch))
+        return self._jitted.lower(*self.arguments(state, examples, batch))
 
     def arguments(
-        self, state: TrainState, images: jax.Array | None, batch: Batch, stops: jax.Array | None = None
+        self, state: TrainState, examples: jax.Array | None, batch: Batch, stops: jax.Array | None = None
     ) -> tuple:
         """What the program takes: what the compressor carries apart from the rest of the state."""
-        return state.compressor, state._replace(compressor=None), images, batch, stops
+        return state.compressor, state._replace(compressor=None), examples, batch, stops
 
 
 def create_train_step(
     recipe: Recipe, program: Program, mesh: Mesh, *, phase: int = 1, num_steps: int | None = None
 ) -> TrainStep:
-    """The compiled step (state, images that lie on the devices or None, batch) -> (state, metrics).
+    """The compiled step (state, examples that lie on the devices or None, batch) -> (state, metrics).
 
     Of the batch, worker w takes the w-th of N equal runs, each of its devices an equal part of that. Every example is
     augmented by a key of its own. Metrics, means over all workers: loss (with weight decay in it) and accuracy;
@@ -78,16 +78,16 @@ def create_train_step(
         by_worker = leaf.reshape(local_workers, -1, *leaf.shape[1:])
         return jax.lax.dynamic_slice_in_dim(by_worker, first, own_examples, axis=1)
 
-    def step(state: TrainState, images: Any, batch: Batch, stops: Any) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, examples: Any, batch: Batch, stops: Any) -> tuple[TrainState, Metrics]:
         batch = jax.tree.map(take_own, batch)
-        if images is not None:
-            batch = batch._replace(images=images[batch.images])
+        if examples is not None:
+            batch = batch._replace(examples=examples[batch.examples])
         return update(state, local_gradients(state, batch, jax.lax.axis_index(DEVICE_AXIS) * local_workers), stops)
 
-    def steps(state: TrainState, images: Any, batches: Batch, stops: Any) -> tuple[TrainState, Metrics]:
+    def steps(state: TrainState, examples: Any, batches: Batch, stops: Any) -> tuple[TrainState, Metrics]:
         # a convolution in a loop is slow on CPUs
         unroll = num_steps if is_cpu and num_steps else 1
-        return jax.lax.scan(lambda state, batch: step(state, images, batch, stops), state, batches, unroll=unroll)
+        return jax.lax.scan(lambda state, batch: step(state, examples, batch, stops), state, batches, unroll=unroll)
 
     replicated, state_specs = PartitionSpec(), specs_of_state()
     sharded = PartitionSpec(DEVICE_AXIS) if num_steps is None else PartitionSpec(None, DEVICE_AXIS)

@@ -1,0 +1,142 @@
+"""What a network is asked: the class of an image, or the next character of a text.
+
+A task owns its examples: how they are opened or made, what a network is given of them, and the targets that its answers
+are held to.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtern.data.dataset import Dataset
+from jaxtern.data.feed import evaluation_batches, require_shares
+from jaxtern.data.preprocessing.families import PREPROCESSINGS, Preprocessing, get_preprocessing
+from jaxtern.data.rendering import Share, evaluation_batch_size, whole_image_shape
+from jaxtern.data.sources import load_dataset
+from jaxtern.data.synthetic import make_synthetic, make_synthetic_text
+from jaxtern.data.text import open_text
+
+TEXT = "text"  # by what name a recipe's preprocessing asks for it
+_CHARACTERS_AT_ONCE = 1 << 14  # in evaluation, for each of which there are logits
+EvaluationBatches = Generator[tuple[np.ndarray, Any, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class ImageTask:
+    """The class of an image: of uint8[B, H, W, C] images float32[B, H', W', C] inputs, and as targets int32[B] labels.
+
+    Attributes:
+      preprocessing: of the images.
+      size: pixels, side of the images after it; None: as the preprocessing has it.
+    """
+
+    preprocessing: Preprocessing
+    size: int | None = None
+
+    of_images = True
+
+    @property
+    def view_shape(self) -> tuple[int, ...] | None:
+        """Of the views that are cut out of images of any shape; None: examples are taken whole."""
+        own = self.preprocessing
+        return None if own.takes_whole_images else own.output_shape(None, self.size)
+
+    def open(self, name: str, data_dir: str | None, train_split: str, test_split: str | None) -> Dataset:
+        """Arguments and errors are those of `load_dataset`."""
+        return load_dataset(name, data_dir, train_split, test_split)
+
+    def make(self, image_shape: tuple[int, ...], num_classes: int, num_examples: int) -> Dataset:
+        """Arguments and errors are those of `make_synthetic`."""
+        return make_synthetic(image_shape, num_classes, num_examples)
+
+    def example_shape(self, split: Any) -> tuple[int, ...]:
+        """Of the uint8 examples of a split that are taken whole."""
+        return whole_image_shape(split)
+
+    def input_shape(self, example_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of what a network is given of an example; errors are those of `Preprocessing.output_shape`."""
+        return self.preprocessing.output_shape(example_shape, self.size)
+
+    def in_training(self, examples: jax.Array, labels: Any, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Inputs, which are augmented by a key each, and targets."""
+        return self.preprocessing.augment(examples, keys, self.size), labels
+
+    def in_evaluation(self, examples: jax.Array, labels: Any) -> tuple[jax.Array, jax.Array]:
+        """Inputs and targets."""
+        return self.preprocessing.standardize(examples, self.size), labels
+
+    def evaluation_batches(self, split: Any, threads: int = 1, share: Share | None = None) -> EvaluationBatches:
+        """This host's part of a split, every example once: examples, labels, and bool[B], false where padded."""
+        height, width, *_ = self.view_shape or whole_image_shape(split)
+        size = evaluation_batch_size(split.size, height, width)
+        return evaluation_batches(split, size, self.preprocessing, self.size, threads, share)
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """The next character: of uint8[B, T + 1] windows int32[B, T] inputs, and as targets what comes after each.
+
+    Its methods are those of `ImageTask`.
+
+    Attributes:
+      sequence_length: T.
+    """
+
+    sequence_length: int
+
+    of_images = False
+    view_shape = None
+
+    def open(self, name: str, data_dir: str | None, train_split: str, test_split: str | None) -> Dataset:
+        return open_text(name, self.sequence_length, data_dir, train_split, test_split)
+
+    def make(self, _: tuple[int, ...], num_classes: int, num_examples: int) -> Dataset:
+        return make_synthetic_text(self.sequence_length, num_classes, num_examples)
+
+    def example_shape(self, _: Any) -> tuple[int, ...]:
+        return (self.sequence_length + 1,)
+
+    def input_shape(self, _: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.sequence_length,)
+
+    def in_training(self, examples: jax.Array, labels: Any, _: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.in_evaluation(examples, labels)
+
+    def in_evaluation(self, examples: jax.Array, _: Any) -> tuple[jax.Array, jax.Array]:
+        characters = examples.astype(jnp.int32)
+        return characters[:, :-1], characters[:, 1:]
+
+    def evaluation_batches(self, split: Any, _: int = 1, share: Share | None = None) -> EvaluationBatches:
+        first, count = require_shares(split.size, share or Share()).of(0, split.size)
+        size = max(1, min(split.size, _CHARACTERS_AT_ONCE // self.sequence_length))
+        for start in range(first, first + count, size):
+            own = split.examples[start : min(start + size, first + count)]
+            yield np.pad(own, [(0, size - len(own)), (0, 0)]), None, np.arange(size) < len(own)
+
+
+Task = ImageTask | TextTask
+
+
+def create_task(preprocessing: str, size: int | None = None, sequence_length: int = 1) -> Task:
+    """The task of a recipe's preprocessing.
+
+    Args:
+      preprocessing: a family's name, or "text".
+      size: pixels, side of the images after it; None: as the family has it.
+      sequence_length: characters that an example of text predicts.
+
+    Raises:
+      ValueError: for an unknown name, or a size of what is no image.
+    """
+    if preprocessing != TEXT:
+        if preprocessing not in PREPROCESSINGS:
+            known = ", ".join((*PREPROCESSINGS, TEXT))
+            raise ValueError(f"preprocessing={preprocessing!r}: must be one of {known}")
+        return ImageTask(get_preprocessing(preprocessing), size)
+    if size is not None:
+        raise ValueError(f"image_size={size}: preprocessing={preprocessing!r} takes no images")
+    return TextTask(sequence_length)
