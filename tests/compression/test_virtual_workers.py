@@ -155,6 +155,7 @@ def test_hierarchical_is_the_flat_exchange_of_the_workers_own_means(
         _assert_same(jax.device_get(found), jax.tree.map(lambda x: x[0], expected))
 
 
+@pytest.mark.slow
 def test_pieces_in_plain_jnp_are_the_same_bits_as_the_whole(updates_over: Callable):
     """Virtual workers do not cut what they send; the others do, also within tensors and where two of them meet."""
     sizes = {"large": 2**17 + 999, "small": 50, "float": 3, "odd": 2**15 + 1, "also": 2**16 - 1}

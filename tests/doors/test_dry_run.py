@@ -34,7 +34,13 @@ def load(name: str, **sections: dict[str, Any]) -> Recipe:
     return Recipe.from_dict(config.to_dict()).replace(run={"dry_run": True}).replace(**sections)
 
 
-@pytest.mark.parametrize("name", sorted(set(INSTALLED) - set(LARGE)))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * name.startswith("cifar10_"))
+        for name in sorted(set(INSTALLED) - set(LARGE))
+    ],
+)
 def test_dry_run_passes_for_every_recipe_of_a_small_network(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     recipe = load(name)

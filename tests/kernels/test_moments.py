@@ -133,7 +133,15 @@ def test_what_is_not_finite_shows_in_its_own_maximum_alone(bad: float, place: in
 
 @pytest.mark.parametrize(
     ("n", "block_size"),
-    [(1, None), (7, None), (1000, 96), (LOOP - 1, None), (LOOP + 1, None), (16 * LOOP + 5, None), (3 * LOOP, LOOP + 1)],
+    [
+        (7, None),
+        (1000, 96),
+        (16 * LOOP + 5, None),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((1, None), (LOOP - 1, None), (LOOP + 1, None), (3 * LOOP, LOOP + 1))
+        ),
+    ],
 )
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_moments_are_the_same_bits_alone_unrolled_and_batched(n: int, block_size: int | None, implementation: str):
@@ -155,7 +163,7 @@ def test_moments_are_the_same_bits_alone_unrolled_and_batched(n: int, block_size
             np.testing.assert_array_equal(again, part)
 
 
-@pytest.mark.parametrize("large", [1, 20_000, 2**20])
+@pytest.mark.parametrize("large", [20_000, *(pytest.param(large, marks=pytest.mark.slow) for large in (1, 2**20))])
 def test_moments_of_a_bucket_are_those_of_its_tensors_alone(monkeypatch: pytest.MonkeyPatch, large: int):
     monkeypatch.setattr(moments_reference, "_LARGE", large)  # from where tensors are read in place
     sizes = (40_000, 5, 0, 16_384, 300, 33_000)

@@ -33,9 +33,10 @@ SHAPES = {
     "resnet_20": (8, 8, 3),
     "resnet_50": (32, 32, 3),
 }
-TRAINED = ["lenet", "cifarnet", "mnistnet", "alexnet", "alexnet_v2", "vgg_a", "vgg_f", "googlenet"]
-NORMALIZED = ["alexnet", "vgg_a", "googlenet"]
-DROPPING = ["mnistnet", "alexnet", "alexnet_v2", "vgg_a", "vgg_f", "googlenet"]
+LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("vgg_a", "vgg_f", "googlenet")]
+TRAINED = ["lenet", "cifarnet", "mnistnet", "alexnet", "alexnet_v2", *LARGE]
+NORMALIZED = ["alexnet", *LARGE[::2]]
+DROPPING = ["mnistnet", "alexnet", "alexnet_v2", *LARGE]
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
@@ -93,7 +94,7 @@ def test_model_names_its_head_and_decays_kernels_alone(name: str, shapes_of: Cal
     assert decayed == ({"fc1/kernel", "fc2/kernel"} if name == "cifarnet" else kernels)
 
 
-@pytest.mark.parametrize("extra", [(0, 0), (9, 30)])
+@pytest.mark.parametrize("extra", [(0, 0), pytest.param((9, 30), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SHAPES)
 def test_model_gives_logits_of_images_of_any_size_above_its_least(name: str, extra: tuple[int, int]):
     height, width, channels = SHAPES[name]

@@ -1,5 +1,6 @@
 """The transformer: what it has, what it may look at, and where its loss starts."""
 
+import functools
 import math
 import re
 from typing import Any
@@ -10,16 +11,21 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxtern.models import MODELS, create_model
+from jaxtern.models import MODELS, create_model, draw_weights
 from jaxtern.models.transformer import Transformer
 from jaxtern.training.recipe.selection import mask, path_of
 
 CLASSES, LENGTH = 11, 12
 
 
+@functools.cache
 def make(dropout_rate: float = 0.5, **sizes: int) -> Transformer:
     options = {"depth": 2, "width": 16, "heads": 2} | sizes
-    return Transformer((LENGTH,), CLASSES, dropout_rate=dropout_rate, **options, rngs=nnx.Rngs(params=3))
+    model = draw_weights(
+        lambda: Transformer((LENGTH,), CLASSES, dropout_rate=dropout_rate, **options, rngs=nnx.Rngs(params=3))
+    )
+    assert isinstance(model, Transformer)
+    return model
 
 
 def weights(model: nnx.Module) -> Any:
@@ -35,7 +41,7 @@ def text(rows: int = 3, length: int = LENGTH) -> np.ndarray:
 
 
 def test_transformer_is_registered():
-    model = create_model("transformer", (128,), 65, seed=0)
+    model = nnx.eval_shape(lambda: create_model("transformer", (128,), 65, seed=0))
     assert MODELS["transformer"] is type(model) is Transformer
     assert sum(leaf.size for leaf in jax.tree.leaves(weights(model))) == 824_385
 
@@ -127,7 +133,7 @@ def test_transformer_gradient_reaches_every_parameter(key: jax.Array | None):
         logits = nnx.merge(graph, params)(inputs, key)
         return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1))
 
-    gradients = by_path(jax.grad(loss)(nnx.to_pure_dict(params)))
+    gradients = by_path(jax.jit(jax.grad(loss))(nnx.to_pure_dict(params)))
     assert gradients.keys() == by_path(weights(model)).keys()
     for path, gradient in gradients.items():
         if path == "positions/embedding":

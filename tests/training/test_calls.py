@@ -179,7 +179,7 @@ def test_float_steps_between_means_that_carry_are_refused(fields: dict[str, Any]
 @pytest.mark.parametrize(
     "extra",
     [
-        {"model": "lenet", "num_devices": 1, "weight_decay": 0.01},
+        pytest.param({"model": "lenet", "num_devices": 1, "weight_decay": 0.01}, marks=pytest.mark.slow),
         {"model": "tiny_drop", "accumulation": 2},
         {"delayed": True},
     ],

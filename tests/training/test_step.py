@@ -39,7 +39,7 @@ def assert_close(tree: Any, other: Any) -> None:
     ("fields", "in_place"),
     [
         pytest.param(GATHERED, True, id="adam-gather-in-place"),
-        pytest.param(ADDED, False, id="momentum-sum"),  # never in place, as it is measured
+        pytest.param(ADDED, False, id="momentum-sum", marks=pytest.mark.slow),  # never in place, as it is measured
         pytest.param(AUGMENTED, False, id="augmented"),
         pytest.param(GATHERED, False, id="adam-gather", marks=pytest.mark.slow),
     ],

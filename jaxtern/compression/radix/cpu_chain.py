@@ -14,7 +14,6 @@ class Memory:
     """The tensors of one worker, which hold gradients at first and means in the end; no bucket is ever joined.
 
     Attributes:
-      tensors: float32.
       sent: None; who asks for it takes `pipeline.Buckets`.
     """
 
@@ -22,17 +21,22 @@ class Memory:
 
     def __init__(self, plan: Plan, tensors: Tensors, group: Group):
         """Shares the scales of all buckets, by one collective."""
-        self.tensors: list[jax.Array] = list(tensors)
+        self._tensors = dict(enumerate(tensors))
         self._plan, self._group, (self._key,) = plan, group, group.keys()
         ordered = [tensors[place] for bucket in plan.buckets for place in bucket.places]
         sizes = [bucket.sizes for bucket in plan.buckets]
         shared = group.maximum([plan.quantizer.local_scales(ordered, sum(sizes, ()))])
         self._scales = split(shared, tuple(plan.quantizer.num_scales(own) for own in sizes))
 
+    @property
+    def tensors(self) -> Tensors:
+        """float32, in their order."""
+        return list(self._tensors.values())
+
     def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
         places, scales, start = self._touched(piece)
         words, tensors = self._plan.quantizer.encode_span(
-            [self.tensors[place] for place in places],
+            [self._tensors[place] for place in places],
             scales,
             self._key,
             (start, piece.size),
@@ -40,7 +44,7 @@ class Memory:
             position=self._plan.buckets[piece.number].position + piece.start,
             after=after,
         )
-        self._put(places, tensors)
+        self._tensors |= zip(places, tensors, strict=True)
         return words[None]
 
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
@@ -49,17 +53,13 @@ class Memory:
             received.words,
             received.total,
             scales,
-            [self.tensors[place] for place in places],
+            [self._tensors[place] for place in places],
             (start, piece.size),
             received.num_added,
             received.num_workers,
             after=after,
         )
-        self._put(places, tensors)
-
-    def _put(self, places: Sequence[int], tensors: Sequence[jax.Array]) -> None:
-        for place, tensor in zip(places, tensors, strict=True):
-            self.tensors[place] = tensor
+        self._tensors |= zip(places, tensors, strict=True)
 
     def _touched(self, piece: Piece) -> tuple[tuple[int, ...], jax.Array, int]:
         """The tensors in which a piece lies, their scales, and where it begins in the first of them."""
