@@ -32,8 +32,8 @@ MADE = {"data": "synthetic", "synthetic_shape": (12, 10, 3), "synthetic_classes"
         (MADE, (12, 10, 3), (12, 10, 3), True),
         (MADE | {"preprocessing": "vgg", "image_size": 6, "feed": "streaming"}, (6, 6, 3), (6, 6, 3), False),
         (MADE | {"preprocessing": "vgg", "image_size": 6, "synthetic_shape": (6, 6, 3)}, (6, 6, 3), (6, 6, 3), True),
-        (TEXT, (1, 21, 1), (20,), True),
-        (TEXT | MADE, (1, 21, 1), (20,), True),
+        (TEXT, (21,), (20,), True),
+        (TEXT | MADE, (21,), (20,), True),
     ],
 )
 def test_inputs_are_resident_where_whole_images_are_taken(
