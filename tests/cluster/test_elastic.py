@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jaxtern.training.run import loop
 from jaxtern.training.run.run import prepare_run
 
@@ -16,6 +18,7 @@ FIELDS: dict[str, Any] = {
 FLAGS = "--config=default", "--allow_config_change"
 
 
+@pytest.mark.slow
 def test_run_of_4_workers_goes_on_in_2_processes_with_2_or_8_as_in_one(
     train: Callable, digests: Callable, end_of: EndOf, tmp_path: Path, recipe_of: Callable
 ):

@@ -57,6 +57,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen]]:
         process.communicate(timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_mpirun_trains_to_the_bits_of_one_process(start: Callable, tmp_path: Path):
     options = ["--config=digits", *(f"--config.run.{field}={value}" for field, value in RUN.items())]
     ends = {}

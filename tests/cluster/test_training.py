@@ -28,7 +28,9 @@ def records(workdir: Path, *names: str) -> list[dict]:
     return [{name: line[name] for name in ("step", *names) if name in line} for line in lines]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.slow] * (name != "hosts of two devices")) for name in LAYOUTS]
+)
 def test_processes_train_to_the_bits_of_one_process(train: Callable, digests: Callable, tmp_path: Path, layout: str):
     processes, devices, fields = LAYOUTS[layout]
     status, out, err = finish(train("many", processes, devices, **fields))
@@ -45,6 +47,7 @@ def test_processes_train_to_the_bits_of_one_process(train: Callable, digests: Ca
     assert (tmp_path / "many" / "curves.png").is_file()
 
 
+@pytest.mark.slow
 def test_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_in_another(
     train: Callable, digests: Callable, tmp_path: Path
 ):

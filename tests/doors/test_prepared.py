@@ -51,6 +51,7 @@ def test_prepare_draws_the_sheet(dataset: Path):
     assert sheet.std() > 20
 
 
+@pytest.mark.slow
 def test_run_on_prepared_images_killed_in_mid_epoch_goes_on_as_if_it_had_not_been(
     dataset: Path,
     tmp_path: Path,

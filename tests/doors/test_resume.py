@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.slow
 NUM_STEPS = 60
 TIMES = ("examples_per_second",)
 

@@ -201,6 +201,7 @@ def test_resnet_101_takes_all_its_blocks(save: Callable):
             np.testing.assert_array_equal(kernel.transpose(3, 2, 0, 1), state[f"layer{stage}.{block}.conv2.weight"])
 
 
+@pytest.mark.slow
 def test_vgg_f_takes_all_but_its_funnel(save: Callable):
     state, network, images = draw_vgg(1000, 2), Network("vgg_f", 64, 7), draw_images(2, 64)
     tensors = network.read(save(state))

@@ -33,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "sign": {"method": "sign", "two_way": True},
     "delayed": {"delayed": True, "exchange": "gather"},
 }
+FEW = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("low_rank", "sign"))) for name in METHODS]
 
 
 def to_host(tree: Any) -> Any:
@@ -79,7 +80,7 @@ def kill() -> None:
     raise Killed
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FEW)
 def test_run_that_is_stopped_and_killed_goes_on_to_the_bit(prepare: Callable, tmp_path: Path, name: str):
     fields = EPOCHS | METHODS[name] | {"checkpoint_every": 3}
     straight = prepare(tmp_path / "straight", **fields)
@@ -115,7 +116,7 @@ def owed(name: str, local: Any, num_workers: int) -> list[Any]:
     return means + [whole[:, :count] for whole, count in zip(wholes, words, strict=True)]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FEW)
 def test_other_workers_owe_together_what_those_before_did(prepare: Callable, name: str):
     fields = EPOCHS | METHODS[name] | {"num_devices": None}
     run = prepare(**fields)

@@ -118,7 +118,10 @@ def test_overflow_of_one_worker_skips_the_step_of_all(prepare: Callable, monkeyp
     assert [tuple(map(float, state.loss_scale)) for state in states] == [(1024, 0), (1024, 1), (512, 0), (512, 1)]
 
 
-@pytest.mark.parametrize("method", ["ternary", "top_k", "dgc", "low_rank", "sign"])
+@pytest.mark.parametrize(
+    "method",
+    ["dgc", "sign", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ternary", "top_k", "low_rank"))],
+)
 def test_overflow_leaves_what_the_method_carries_as_it_was(
     prepare: Callable, monkeypatch: pytest.MonkeyPatch, method: str
 ):
