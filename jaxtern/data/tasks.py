@@ -16,8 +16,7 @@ from jaxtern.data.dataset import Dataset
 from jaxtern.data.feed import evaluation_batches, require_shares
 from jaxtern.data.preprocessing.families import PREPROCESSINGS, Preprocessing, get_preprocessing
 from jaxtern.data.rendering import Share, evaluation_batch_size, whole_image_shape
-from jaxtern.data.sources import load_dataset
-from jaxtern.data.synthetic import make_synthetic, make_synthetic_text
+from jaxtern.data.synthetic import make_synthetic_text
 from jaxtern.data.text import open_text
 
 TEXT = "text"  # by what name a recipe's preprocessing asks for it
@@ -38,24 +37,15 @@ class ImageTask:
     size: int | None = None
 
     of_images = True
+    open = staticmethod(load_dataset)
+    make = staticmethod(make_synthetic)
+    example_shape = staticmethod(whole_image_shape)  # of the uint8 examples of a split that are taken whole
 
     @property
     def view_shape(self) -> tuple[int, ...] | None:
         """Of the views that are cut out of images of any shape; None: examples are taken whole."""
         own = self.preprocessing
         return None if own.takes_whole_images else own.output_shape(None, self.size)
-
-    def open(self, name: str, data_dir: str | None, train_split: str, test_split: str | None) -> Dataset:
-        """Arguments and errors are those of `load_dataset`."""
-        return load_dataset(name, data_dir, train_split, test_split)
-
-    def make(self, image_shape: tuple[int, ...], num_classes: int, num_examples: int) -> Dataset:
-        """Arguments and errors are those of `make_synthetic`."""
-        return make_synthetic(image_shape, num_classes, num_examples)
-
-    def example_shape(self, split: Any) -> tuple[int, ...]:
-        """Of the uint8 examples of a split that are taken whole."""
-        return whole_image_shape(split)
 
     def input_shape(self, example_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Of what a network is given of an example; errors are those of `Preprocessing.output_shape`."""

@@ -4,7 +4,7 @@ Words travel as uint32. What an exchange leaves, `Received`, is the same on ever
 """
 
 import functools
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class Shards(NamedTuple):
         return self.words
 
 
-class Exchange(Protocol):
+class Exchange:
     """One way of the words.
 
     Attributes:
@@ -69,15 +69,15 @@ class Exchange(Protocol):
     """
 
     name: str
-    exact: bool
+    exact = True
 
     def num_added(self, num_workers: int) -> int:
         """Workers whose words are added on the way."""
-        ...
+        return 1
 
     def send(self, quantizer: Quantizer, words: jax.Array, group: Group, links: Network) -> Received | Shards:
         """Starts with uint32[V, W], words of the workers on this device; Shards if there is a second collective."""
-        ...
+        raise NotImplementedError
 
     def receive(
         self, quantizer: Quantizer, sent: Received | Shards, size: int, group: Group, position: int, after: jax.Array
@@ -86,20 +86,18 @@ class Exchange(Protocol):
 
         `size` is the number of elements whose words they are, `position` that of the first one in the noise.
         """
-        ...
+        assert isinstance(sent, Received)
+        return sent
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
         """What one worker sends of the words of so many elements."""
-        ...
+        raise NotImplementedError
 
 
-class Gather:
+class Gather(Exchange):
     """Every worker receives all words: an all-gather."""
 
-    name, exact = "gather", True
-
-    def num_added(self, num_workers: int) -> int:
-        return 1
+    name = "gather"
 
     def send(self, quantizer: Quantizer, words: jax.Array, group: Group, links: Network) -> Received:
         axes = group.axes
@@ -109,20 +107,14 @@ class Gather:
         rows = through_fast(lambda own: collectives.gather_words(own, axes.workers), words, axes)
         return Received(rows, 1, group.size, kept=(words,))
 
-    def receive(
-        self, quantizer: Quantizer, sent: Received | Shards, size: int, group: Group, position: int, after: jax.Array
-    ) -> Received:
-        assert isinstance(sent, Received)
-        return sent
-
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
         return all_gather(quantizer.num_words(size, 1), num_workers)
 
 
-class Sum(Gather):
+class Sum(Exchange):
     """The words are added on the way: an integer all-reduce."""
 
-    name, exact = "sum", True
+    name = "sum"
 
     def num_added(self, num_workers: int) -> int:
         return num_workers
@@ -137,13 +129,10 @@ class Sum(Gather):
         return all_reduce(quantizer.num_words(size, num_workers), num_workers)
 
 
-class Scatter:
+class Scatter(Exchange):
     """Every device adds the words of a shard, and all gather the sums: an all-to-all and an all-gather."""
 
-    name, exact = "scatter", True
-
-    def num_added(self, num_workers: int) -> int:
-        return 1
+    name = "scatter"
 
     def _added_in_shards(self, num_workers: int) -> int:
         """Workers whose digits a word of the second collective adds."""

@@ -1,7 +1,7 @@
 """The pipeline of a reduction: one piece is encoded or decoded while another is on the wire."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,20 +47,8 @@ class Piece(NamedTuple):
     size: int
 
 
-class Store(Protocol):
-    """Where pieces are encoded from, and their means decoded to."""
-
-    def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
-        """uint32[V, W] words of the workers here; where order matters, once `after` exists."""
-        ...
-
-    def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
-        """Keeps the mean of a piece; likewise."""
-        ...
-
-
-def run(plan: Plan, pieces: Sequence[Piece], store: Store, group: Group) -> None:
-    """Exchanges all pieces, one behind another.
+def run(plan: Plan, pieces: Sequence[Piece], store: Any, group: Group) -> None:
+    """Exchanges all pieces, one behind another, out of and into `Buckets`, or `cpu_chain.Memory`.
 
     While piece i is on its way, i + 2 is encoded and i - 1 decoded. Of an exchange of two collectives the second one
     follows the first one of the next piece, which leaves what is computed between them that time. The operands of a
@@ -105,6 +93,7 @@ class Buckets:
         self._scales: dict[int, jax.Array] = {}
 
     def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
+        """uint32[V, W] words of the workers here; where order matters, once `after` exists."""
         quantizer, bucket = self._plan.quantizer, self._plan.buckets[piece.number]
         flats = [concatenate([own[place] for place in bucket.places]) for own in self._workers]
         scales = self._group.maximum([quantizer.local_scales(flat, bucket.sizes) for flat in flats])
@@ -119,6 +108,7 @@ class Buckets:
         return jnp.stack(words)
 
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
+        """Keeps the mean of a piece; likewise."""
         bucket, scales = self._plan.buckets[piece.number], self._scales[piece.number]
         quantizer, counts = self._plan.quantizer, (received.num_added, received.num_workers)
         if self._plan.is_in_place:

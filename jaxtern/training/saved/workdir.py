@@ -3,8 +3,9 @@
 import dataclasses
 import fcntl
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from jaxtern.compression.network.links import Network
 from jaxtern.data.durable import replace_durably
@@ -12,6 +13,7 @@ from jaxtern.data.facts import Facts
 from jaxtern.data.json_files import read_json
 from jaxtern.training.recipe.recipe import Recipe
 
+T = TypeVar("T")
 WITHOUT_EFFECT = ("run.compare_every", "data.decode_threads", "data.decode_processes")  # on any bit of a run
 
 
@@ -66,18 +68,13 @@ def write_recipe(workdir: Path, recipe: Recipe) -> None:
 
 
 def read_facts(workdir: Path) -> Facts | None:
-    """Of the dataset of the run in `workdir`; None where it holds none, as runs of before they were kept.
+    """Of the dataset of the run in `workdir`; None where it holds none.
 
     Raises:
       ValueError: if they cannot be read.
     """
     path = workdir / "dataset.json"
-    if not path.exists():
-        return None
-    try:
-        return Facts.from_dict(read_json(path), str(path))
-    except ValueError as error:
-        raise ValueError(f"{path}: cannot be read: {error}; remove it to have the dataset itself asked") from None
+    return _read(path, lambda values: Facts.from_dict(values, str(path)), "the dataset itself asked")
 
 
 def keep_facts(workdir: Path, facts: Facts, allow_change: bool) -> None:
@@ -98,19 +95,23 @@ def read_network(workdir: Path) -> Network | None:
     Raises:
       ValueError: if it cannot be read.
     """
-    path = workdir / "network.json"
-    if not path.exists():
-        return None
-    try:
-        return Network(**read_json(path))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}; remove it to have the links measured again") from None
+    return _read(workdir / "network.json", lambda values: Network(**values), "the links measured again")
 
 
 def write_network(workdir: Path, network: Network | None) -> None:
     """Keeps the links by which the run in `workdir` chose its exchange."""
     if network is not None:
         _write_json(workdir / "network.json", dataclasses.asdict(network))
+
+
+def _read(path: Path, make: Callable[[Any], T], instead: str) -> T | None:
+    """What `make` makes of a file of JSON, if it is there; whoever removes it has `instead`."""
+    if not path.exists():
+        return None
+    try:
+        return make(read_json(path))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}; remove it to have {instead}") from None
 
 
 def _write_json(path: Path, content: dict) -> None:
