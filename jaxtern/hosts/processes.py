@@ -3,20 +3,21 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
-from jaxtern.hosts.output import copy_lines
 from jaxtern.hosts.settings import for_process
 
 _TIED = Path(__file__).with_name("tied.py")
 _IN_VAIN = 2, 126, 127  # statuses of usage errors, and as in shells of commands that cannot be run or found
 _MOST = 4096  # processes
 _PASSED_ON = signal.SIGINT, signal.SIGTERM
+_GLOO = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[^\n]* : \d+")  # tells nothing, from C++
 
 
 def launch(command: Sequence[str], num_processes: int, *, max_restarts: int = 0, grace_seconds: float = 30.0) -> int:
@@ -112,7 +113,7 @@ class _Team:
             os.close(own_errors)
         self._processes.append(started)
         for pipe, stream in ((out, sys.stdout), (errors, sys.stderr)):
-            copy = copy_lines(await _open_reader(pipe), process, stream)
+            copy = _copy_lines(await _open_reader(pipe), process, stream)
             self._copies.append(asyncio.ensure_future(copy))
 
     async def _wait(self) -> tuple[int | None, int]:
@@ -176,6 +177,24 @@ async def _open_reader(pipe: int) -> asyncio.StreamReader:
     file = open(pipe, "rb", buffering=0)  # noqa: SIM115 the transport closes it
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
     return reader
+
+
+async def _copy_lines(reader: asyncio.StreamReader, process: int, stream: TextIO) -> None:
+    """Prints what a process does, each line behind its number; but for what gloo says of its connections."""
+    rest = b""
+    while chunk := await reader.read(1 << 16):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if (told := _GLOO.sub(b"", line)) or not line:
+                print(f"[{process}] {_as_seen(told)}", file=stream, flush=True)
+    if _as_seen(rest):
+        print(f"[{process}] {_as_seen(rest)}", file=stream, flush=True)
+
+
+def _as_seen(line: bytes) -> str:
+    """The text that a terminal would show of a line with carriage returns: the last part that is not blank."""
+    drawn = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
+    return drawn[-1].rstrip() if drawn else ""
 
 
 def _say(text: str) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jaxtern.hosts.heartbeats import Hub, Side, Spoke, Verdict
 from jaxtern.hosts.settings import shorten, to_line
@@ -57,8 +57,8 @@ class Watch:
         self._verdict.wait(patience)
         with self._lock:
             self._fails = not self._leaves
-        if not self._fails:
-            _wait_to_be_ended()
+        while not self._fails:  # until the watch's thread ends this process
+            time.sleep(60)
         self._call(self._side.tell_failure, reason, status)
         self.wait_for(self._side.told_failure, _TELL_SECONDS)
 
@@ -203,11 +203,6 @@ def before_leaving(hook: Callable[[], Any]) -> None:
     """
     if _watch is not None:
         _watch.hooks.append(hook)
-
-
-def _wait_to_be_ended() -> NoReturn:
-    while True:
-        time.sleep(60)
 
 
 def _speak_last(line: str) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from jaxtern.preparation.detection import Reading, open_source
 from jaxtern.preparation.folder import claim_folder, find_finished, finish_folder, read_finished
 from jaxtern.preparation.plan import Options, Plan, make_plan
-from jaxtern.preparation.shards import ShardResult, Task
+from jaxtern.preparation.shards import ShardResult, Task, group_by_split
 from jaxtern.preparation.source import Source
-from jaxtern.preparation.table import SplitSummary, format_table, remark_on_splits, summarize_split
+from jaxtern.preparation.table import format_table, remark_on_splits
 from jaxtern.preparation.workers import write_shards
 
 logger = logging.getLogger(__name__)
@@ -24,13 +24,11 @@ class Report:
     """What a preparation came to.
 
     Attributes:
-      out: the dataset's folder.
-      splits: a line of the table each.
+      splits: what became of the shards of each.
       remarks: on the source, and on what training will miss.
     """
 
-    out: Path
-    splits: list[SplitSummary]
+    splits: dict[str, list[ShardResult]]
     remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -73,15 +71,15 @@ def prepare(
     claim = claim_folder(out, plan.identity)
     if claim is None:
         say(f"{out} is prepared already")
-        return _report(out, source, plan, read_finished(out, plan))
+        return _report(source, plan, read_finished(out, plan))
     with claim:
         results = _write_missing(out, source, plan, workers, say)
         _require_few_bad(results, max_bad)
-        for split in source.splits:
-            if not any(results[shard.file_name].images for shard in plan.shards if shard.split == split):
+        for split, shards in group_by_split(plan.shards, results).items():
+            if not any(shard.images for shard in shards):
                 raise ValueError(f"SOURCE={str(path)!r}: no image of split {split} can be decoded")
         finish_folder(out, source, plan, results)
-    return _report(out, source, plan, results)
+    return _report(source, plan, results)
 
 
 def _write_missing(
@@ -127,9 +125,5 @@ def _require_few_bad(results: dict[str, ShardResult], max_bad: int) -> None:
         )
 
 
-def _report(out: Path, source: Source, plan: Plan, results: dict[str, ShardResult]) -> Report:
-    summaries = [
-        summarize_split(split, [results[shard.file_name] for shard in plan.shards if shard.split == split])
-        for split in source.splits
-    ]
-    return Report(out, summaries, (*source.remarks, *remark_on_splits(source.splits)))
+def _report(source: Source, plan: Plan, results: dict[str, ShardResult]) -> Report:
+    return Report(group_by_split(plan.shards, results), (*source.remarks, *remark_on_splits(source.splits)))

@@ -119,6 +119,14 @@ def read_result(out: Path, file_name: str) -> ShardResult | None:
     return result if whole else None
 
 
+def group_by_split(shards: list[Shard], results: dict[str, ShardResult]) -> dict[str, list[ShardResult]]:
+    """Results by file name to results by split, in the order of the shards."""
+    found: dict[str, list[ShardResult]] = {}
+    for shard in shards:
+        found.setdefault(shard.split, []).append(results[shard.file_name])
+    return found
+
+
 def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> ShardResult:
     from array_record.python.array_record_module import ArrayRecordWriter
 
