@@ -79,7 +79,8 @@ class _File:
         if name not in self:
             raise ValueError(f"{self.path}: {name}: must be there, as {path} of {self.model}")
         stored = self._opened.get_slice(name)
-        dtype, theirs, expected = stored.get_dtype(), tuple(stored.get_shape()), _their_shape(shape)
+        dtype, theirs = stored.get_dtype(), tuple(stored.get_shape())
+        expected = (*shape[:-3:-1], *shape[:-2])  # OIHW for our HWIO, OI for our IO
         if dtype not in _FLOATS:
             raise ValueError(f"{self.path}: {name}: has type {dtype}, must be one of {', '.join(_FLOATS)}")
         if theirs != expected:
@@ -102,11 +103,6 @@ def _open(path: Path) -> Any:
             remedy = "save its state dict by safetensors.torch.save_file, and give that file"
             raise ValueError(f"{path}: is a pickle of torch, which may run code when it is read: {remedy}") from error
         raise ValueError(f"{path}: must be a .safetensors file: {error}") from error
-
-
-def _their_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in torch: OIHW for our HWIO, OI for our IO."""
-    return (*shape[:-3:-1], *shape[:-2])
 
 
 def _to_our_layout(tensor: np.ndarray, is_behind_convolution: bool) -> np.ndarray:

@@ -61,12 +61,9 @@ def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements
 
 
 def measure_reduce_seconds(reducer: Reducer, layout: Layout, seconds: float = 2.0) -> float:
-    """Seconds of one `reduce` of one worker alone, of random tensors, on this machine's first device: the median.
+    """Seconds of one `reduce` of one worker alone, of random tensors, on this machine's first device.
 
-    Args:
-      reducer: any.
-      layout: of the tensors.
-      seconds: for all calls, compilation left out.
+    This is the median of calls that take `seconds` together, compilation left out.
     """
 
     def reduce(last: tuple[Tensors, State], tensors: Tensors, step: jax.Array) -> tuple[Tensors, State]:

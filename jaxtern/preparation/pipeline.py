@@ -2,21 +2,25 @@
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import tqdm
+
+from jaxtern.data.records import TEST_SPLITS
 from jaxtern.preparation.detection import Reading, open_source
 from jaxtern.preparation.folder import claim_folder, find_finished, finish_folder, read_finished
 from jaxtern.preparation.plan import Options, Plan, make_plan
 from jaxtern.preparation.shards import ShardResult, Task, group_by_split
 from jaxtern.preparation.source import Source
-from jaxtern.preparation.table import format_table, remark_on_splits
 from jaxtern.preparation.workers import write_shards
 
 logger = logging.getLogger(__name__)
 
 _NAMED = 20  # damaged images that get a line of their own
+_HEAD = ("split", "shards", "images", "classes", "images a class", "size", "repaired", "left out")
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,11 @@ class Report:
     remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([format_table(self.splits), *self.remarks])
+        """A line for each split, of what became of its shards, under headings; and the remarks."""
+        rows = [_HEAD, *(_summarize(name, results) for name, results in self.splits.items())]
+        first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+        lines = ["  ".join([name.ljust(first), *map(str.rjust, cells, widths)]) for name, *cells in rows]
+        return "\n".join([*lines, *self.remarks])
 
 
 def prepare(
@@ -126,4 +134,25 @@ def _require_few_bad(results: dict[str, ShardResult], max_bad: int) -> None:
 
 
 def _report(source: Source, plan: Plan, results: dict[str, ShardResult]) -> Report:
-    return Report(group_by_split(plan.shards, results), (*source.remarks, *remark_on_splits(source.splits)))
+    """Remarks too that there is no split to evaluate on, without which training does not take the dataset as it is."""
+    remarks = source.remarks
+    if not set(source.splits) & set(TEST_SPLITS):
+        remedy = "to evaluate on the images it trains on, set --config.data.test_split=train"
+        remarks += (f"no split to evaluate on: training wants {' or '.join(TEST_SPLITS)}; {remedy}",)
+    return Report(group_by_split(plan.shards, results), remarks)
+
+
+def _summarize(name: str, results: list[ShardResult]) -> tuple[str, ...]:
+    """One line's cells."""
+    classes = sum((Counter(result.classes) for result in results), Counter())
+    least, most = min(classes.values(), default=0), max(classes.values(), default=0)
+    return (
+        name,
+        f"{len(results):,}",
+        f"{sum(result.images for result in results):,}",
+        f"{len(classes):,}",
+        f"{least:,}" if least == most else f"{least:,} to {most:,}",
+        tqdm.tqdm.format_sizeof(sum(result.file_bytes for result in results), "B"),
+        f"{sum(len(result.repaired) for result in results):,}",
+        f"{sum(len(result.left_out) for result in results):,}",
+    )

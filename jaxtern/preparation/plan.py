@@ -61,14 +61,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is to be written.
-
-    Attributes:
-      name: of the dataset.
-      rules: how images are stored.
-      shards: of all splits.
-      identity: what tells this plan from another, by name.
-    """
+    """The shards of a dataset of this name, and how their images are stored; `identity` tells it from other plans."""
 
     name: str
     rules: Rules

@@ -50,16 +50,7 @@ class ShardResult:
 
 
 class Task(NamedTuple):
-    """A shard to write, with all that it takes; it can be pickled.
-
-    Attributes:
-      out: the dataset's folder.
-      shard: what goes where.
-      read: of the source.
-      rules: how images are stored.
-      class_names: of the source.
-      has_boxes: whether examples have boxes.
-    """
+    """A shard to write in the folder `out`, with what that takes of its source and its plan; it can be pickled."""
 
     out: Path
     shard: Shard
@@ -136,9 +127,11 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
         try:
             for item in task.shard.items:
                 try:
-                    stored = _store(task, item)
+                    stored = store_image(task.read(item.location), task.rules)
                 except DamagedImage as damage:
                     result.left_out.append([item.name, str(damage)])
+                except ValueError as error:
+                    raise ValueError(f"{item.name}: {error}") from None
                 else:
                     writer.write(serializer.serialize(item, stored))
                     result.add(item, stored)
@@ -150,13 +143,6 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return result
-
-
-def _store(task: Task, item: Item) -> Stored:
-    try:
-        return store_image(task.read(item.location), task.rules)
-    except ValueError as error:
-        raise ValueError(f"{item.name}: {error}") from None
 
 
 class _Serializer:

@@ -166,15 +166,12 @@ static int schedule(const XLA_FFI_CallFrame* frame, Crew* crew) {
 }
 
 static Crew* gather_crew(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job) {
-  Crew* crew = malloc(sizeof *crew);
+  Crew* crew = calloc(1, sizeof *crew);
   if (crew == NULL) return NULL;
   crew->work = work;
   crew->job = job;
-  crew->own_job = NULL;
   crew->items = items;
-  crew->done = 0;
   crew->api = frame->api;
-  crew->future = NULL;
   atomic_init(&crew->next, 0);
   atomic_init(&crew->members, 1);
   fegetenv(&crew->environment);

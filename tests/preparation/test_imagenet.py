@@ -10,9 +10,9 @@ import scipy.io
 import simplejpeg
 from PIL import Image
 
-from jaxtern.preparation.boxes import clean_boxes, read_boxes
 from jaxtern.preparation.detection import Reading
 from jaxtern.preparation.files import list_tar, read_span
+from jaxtern.preparation.imagenet import clean_boxes, read_boxes
 from jaxtern.preparation.pipeline import prepare
 from jaxtern.preparation.plan import Options
 
