@@ -138,11 +138,7 @@ class Evaluator:
         return {"step": step, "split": self._split_name, **result._asdict()}
 
     def _read_records(self) -> list[dict[str, Any]]:
-        """Those of before.
-
-        Raises:
-          ValueError: for a line that is none.
-        """
+        """Those of before; refuses a line that is none."""
         records = []
         for number, line in enumerate(self._read_lines()[0].splitlines(), 1):
             try:

@@ -193,7 +193,7 @@ class Hub(Side):
                 self._send(_as_json(self.verdict), peer)
             await self._listen(process, peer, reader)
             if not peer.finished:
-                self.judge_and_leave(_ended(process, peer.host))
+                self.judge_and_leave(_ended(process, peer))
 
     def _knows(self, hello: dict[str, Any]) -> bool:
         """Whether who connects is one of the cluster, and new."""
@@ -237,8 +237,7 @@ class Spoke(Side):
     async def _listen(self, process: int, peer: _Peer, reader: asyncio.StreamReader) -> None:
         await super()._listen(process, peer, reader)
         if not (self._finished and peer.finished):
-            how = "ended before the others had" if peer.finished else None
-            self.judge_and_leave(_ended(process, peer.host, how))
+            self.judge_and_leave(_ended(process, peer))
 
     def _take_in(self, process: int, peer: _Peer, said: dict[str, Any]) -> None:
         if "welcome" in said:
@@ -264,9 +263,10 @@ def failed(process: int, host: str, reason: str) -> str:
     return f"{named(process, host)} failed: {reason}"
 
 
-def _ended(process: int, host: str, how: str | None = None) -> Verdict:
-    how = how or "ended without a word: it was killed, or its host went down"
-    return Verdict(process, 1, f"{named(process, host)} {how}")
+def _ended(process: int, peer: _Peer) -> Verdict:
+    without_a_word = "ended without a word: it was killed, or its host went down"
+    how = "ended before the others had" if peer.finished else without_a_word
+    return Verdict(process, 1, f"{named(process, peer.host)} {how}")
 
 
 def _expelled(process: int, host: str) -> Verdict:

@@ -146,13 +146,7 @@ def start_hub(listener: socket.socket, token: str, num_processes: int, timeout: 
 
 
 def start_spoke(hosts: list[str], port: int, token: str, process: int, timeout: float) -> None:
-    """In another process likewise.
-
-    Args:
-      hosts: addresses of process 0, of which the first that answers is taken.
-      port, token: as `listen` gives them.
-      process: this one.
-      timeout: as in process 0.
+    """In another process likewise, by the first of process 0's addresses that answers.
 
     Raises:
       OSError: if none answers; of the first.

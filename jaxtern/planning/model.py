@@ -55,8 +55,7 @@ class QuantizerSpeed:
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value < 0:
+            if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name}={value!r}: must be a finite number of 0 or more, seconds an element")
 
 
@@ -150,12 +149,8 @@ def usual_methods(
 ) -> dict[str, Method]:
     """The float mean, and the radix reducer by each of its exchanges.
 
-    Args:
-      quantizer: of the compressed tensors.
-      layout: of the compressed tensors.
-      num_floats: elements of those that stay float.
-      speed: of the quantizer.
-      bucket_size: elements, as in `jaxtern.ternary`; None: all travels at once.
+    Quantizer and layout are of the compressed tensors; others, of `num_floats` elements, stay float. All travels at
+    once, or by buckets of `bucket_size` elements, as in `jaxtern.ternary`.
     """
     elements = sum(layout.sizes) + num_floats
 

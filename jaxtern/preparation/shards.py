@@ -75,9 +75,7 @@ def make_features(class_names: tuple[str, ...], rules: Rules, has_boxes: bool, s
 def write_shard(task: Task, on_image: Callable[[], object]) -> ShardResult:
     """Writes a shard and its result, then gives it its name; the same bytes whenever and wherever it is done.
 
-    Args:
-      task: the shard.
-      on_image: called after every image; what it raises stops the shard.
+    After every image `on_image` is called; what it raises stops the shard.
 
     Raises:
       OSError: if it cannot be written.

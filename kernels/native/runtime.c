@@ -75,12 +75,10 @@ void* create_plain_job(size_t size) {
   return job;
 }
 
-void* create_job(
-    const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, const Layout* layout, Memory* memory) {
-  int is_split = attribute(frame, "is_split") != 0;
-  int64_t count = is_split ? layout->tensors : 1;
+void* create_job(const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, Memory* memory) {
+  *memory = (Memory){.layout = layout_of(frame), .is_split = attribute(frame, "is_split") != 0};
+  int64_t count = memory->is_split ? memory->layout.tensors : 1;
   char* job = create_plain_job(size + (size_t)count * sizeof(float*));
-  memory->starts = is_split ? layout->starts : NULL;
   memory->buffers = (float**)(job + size);
   for (int64_t i = 0; i < count; i++) memory->buffers[i] = ((XLA_FFI_Buffer*)buffers[i])->data;
   return job;
