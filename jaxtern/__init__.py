@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NAMES = {
+_NAMES = {  # by the module of jaxtern.compression that has them
     "dgc": ("dgc", "momentum_correction"),
     "float_mean": ("float_mean",),
     "low_rank": ("low_rank",),

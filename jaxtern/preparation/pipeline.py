@@ -134,7 +134,7 @@ def _require_few_bad(results: dict[str, ShardResult], max_bad: int) -> None:
 
 
 def _report(source: Source, plan: Plan, results: dict[str, ShardResult]) -> Report:
-    """Remarks too that there is no split to evaluate on, without which training does not take the dataset as it is."""
+    """Also remarks where there is no split to evaluate on: training does not take such a dataset as it is."""
     remarks = source.remarks
     if not set(source.splits) & set(TEST_SPLITS):
         remedy = "to evaluate on the images it trains on, set --config.data.test_split=train"
@@ -143,7 +143,7 @@ def _report(source: Source, plan: Plan, results: dict[str, ShardResult]) -> Repo
 
 
 def _summarize(name: str, results: list[ShardResult]) -> tuple[str, ...]:
-    """One line's cells."""
+    """The cells of a split's line."""
     classes = sum((Counter(result.classes) for result in results), Counter())
     least, most = min(classes.values(), default=0), max(classes.values(), default=0)
     return (
