@@ -35,35 +35,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "calibrate": "network.calibration",
-    "dgc": "dgc",
-    "momentum_correction": "dgc",
-    "float_mean": "float_mean",
-    "low_rank": "low_rank",
-    "METHODS": "methods",
-    "Network": "network.links",
-    "Traffic": "network.links",
-    "quantized": "radix.reducer",
-    "ternary": "radix.reducer",
-    "Group": "reducer",
-    "Layout": "reducer",
-    "Reduced": "reducer",
-    "Reducer": "reducer",
-    "State": "reducer",
-    "WireReport": "report",
-    "wire_report": "report",
-    "sign": "sign",
-    "top_k": "top_k",
-    "CompressedMeanState": "transform",
-    "compressed_mean": "transform",
-    "state_specs": "transform",
-    "ternary_mean": "transform",
-    "delayed": "wrappers",
-    "error_feedback": "wrappers",
-    "hierarchical": "wrappers",
-    "partition": "wrappers",
+_NAMES = {  # by the module of jaxtern.compression that has them
+    "dgc": ("dgc", "momentum_correction"),
+    "float_mean": ("float_mean",),
+    "low_rank": ("low_rank",),
+    "methods": ("METHODS",),
+    "network.calibration": ("calibrate",),
+    "network.links": ("Network", "Traffic"),
+    "radix.reducer": ("quantized", "ternary"),
+    "reducer": ("Group", "Layout", "Reduced", "Reducer", "State"),
+    "report": ("WireReport", "wire_report"),
+    "sign": ("sign",),
+    "top_k": ("top_k",),
+    "transform": ("CompressedMeanState", "compressed_mean", "state_specs", "ternary_mean"),
+    "wrappers": ("delayed", "error_feedback", "hierarchical", "partition"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = ("cluster",)
 
 

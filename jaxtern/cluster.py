@@ -28,20 +28,9 @@ from jaxtern.hosts.open_mpi import read_open_mpi
 from jaxtern.hosts.roll_call import StartError, call_roll
 from jaxtern.hosts.settings import ALONE, Cluster, detects, from_environment, from_flags, parse_address
 from jaxtern.hosts.tf_config import Unneeded, read_tf_config
-from jaxtern.hosts.watch import before_leaving, say_goodbye, tell_failure
+from jaxtern.hosts.watch import before_leaving, tell_failure
 
-__all__ = [
-    "Cluster",
-    "StartError",
-    "Unneeded",
-    "before_leaving",
-    "create_mesh",
-    "find_cluster",
-    "join",
-    "leaving_when_failed",
-    "say_goodbye",
-    "tell_failure",
-]
+__all__ = ["StartError", "Unneeded", "before_leaving", "create_mesh", "join", "leaving_when_failed", "tell_failure"]
 
 logger = logging.getLogger(__name__)
 
@@ -125,11 +114,7 @@ def _start_where_told(cluster: Cluster, start_timeout: float, peer_timeout: floa
 def find_cluster(
     coordinator: str | None, process_id: int | None, num_processes: int | None, environment: Mapping[str, str]
 ) -> Cluster | None:
-    """Reads which process this is from the first source of `join` that says anything; None where none does.
-
-    Raises:
-      ValueError, Unneeded: as `join`.
-    """
+    """Reads which process this is from the first source of `join` that says anything; None where none does."""
     if coordinator is not None and process_id is None and num_processes is None:
         found = read_open_mpi(environment, coordinator)
         if found is not None:
@@ -154,11 +139,7 @@ def create_mesh() -> Mesh:
 
 
 def devices_by_process() -> np.ndarray:
-    """Device[P, D].
-
-    Raises:
-      ValueError: if processes have different numbers of them.
-    """
+    """Device[P, D], as `create_mesh` takes them."""
     counts = collections.Counter(device.process_index for device in jax.devices())
     for process, count in counts.items():
         if count != counts[0]:

@@ -40,8 +40,8 @@ def main() -> int:
                 raise ValueError(f"--predictions={PREDICTIONS.value}: are of one checkpoint; leave out --follow")
         if FOLLOW.value and BEST.value:
             raise ValueError("--best: is one checkpoint; leave out --follow")
-        if FOLLOW.value:
-            _wait_for_run(workdir)
+        while FOLLOW.value and not all((workdir / name).exists() for name in ("config.json", "checkpoints")):
+            time.sleep(POLL_SECONDS.value)
         evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value)
         if FOLLOW.value:
             for _ in evaluator.follow(POLL_SECONDS.value):
@@ -53,11 +53,6 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def _wait_for_run(workdir: Path) -> None:
-    while not all((workdir / name).exists() for name in ("config.json", "checkpoints")):
-        time.sleep(POLL_SECONDS.value)
 
 
 class Evaluator:
@@ -85,10 +80,7 @@ class Evaluator:
         return self._run.use_latest(lambda step: self._evaluate(step, predictions))
 
     def best(self, predictions: Path | None = None) -> dict[str, Any]:
-        """The result of the checkpoint that was best in training.
-
-        Args:
-          predictions: as for the latest.
+        """The result of the checkpoint that was best in training, likewise.
 
         Raises:
           ValueError: if none was evaluated there, or the best is damaged.
@@ -111,7 +103,8 @@ class Evaluator:
 
     def _evaluate(self, step: int, predictions: Path | None = None) -> dict[str, Any]:
         """The record of one checkpoint, kept from before or measured now."""
-        record = self._recorded(step)
+        records = self._read_records()
+        record = next((r for r in records if r["step"] == step and r["split"] == self._split_name), None)
         if record is None or predictions is not None:
             result = self._measure(step, predictions)
             if record is None:
@@ -145,15 +138,8 @@ class Evaluator:
             write_predictions(predictions, rank(keys, np.concatenate(logits), labels, _TOP))
         return {"step": step, "split": self._split_name, **result._asdict()}
 
-    def _recorded(self, step: int) -> dict[str, Any] | None:
-        return next((r for r in self._read_records() if r["step"] == step and r["split"] == self._split_name), None)
-
     def _read_records(self) -> list[dict[str, Any]]:
-        """Those of before.
-
-        Raises:
-          ValueError: for a line that is none.
-        """
+        """Those of before; refuses a line that is none."""
         records = []
         for number, line in enumerate(self._read_lines()[0].splitlines(), 1):
             try:

@@ -144,11 +144,7 @@ def _resolve_config(argument: str) -> str:
 
 
 def _recipe_path(name: str) -> Path:
-    """The file of a recipe given by path or by bare name.
-
-    Raises:
-      UsageError: if there is none.
-    """
+    """The file of a recipe given by path or by bare name; refuses what is none."""
     if Path(name).suffix == ".py" or "/" in name:
         if not os.path.isfile(name):  # noqa: PTH113 - Path.is_file raises for a name that is too long
             raise UsageError(f"--config={name}: no such file")

@@ -76,11 +76,7 @@ class Predictor:
         """float32[n, K] logits of examples, which are read beside the work; of damaged ones they mean nothing.
 
         A damaged example leaves its place empty, so that others have the bits that they would have beside it whole.
-
-        Args:
-          split: the examples.
-          on_damage: is told which ones cannot be read, and why.
-          batch_size: as for `predict`.
+        `on_damage` is told which ones cannot be read, and why.
         """
         cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # who calls is told of damage

@@ -65,13 +65,7 @@ class Manifest:
 
 
 class Artifact(NamedTuple):
-    """An exported network.
-
-    Attributes:
-      manifest: what it is.
-      program: jax.export's serialization.
-      weights: arrays by name.
-    """
+    """An exported network: what it is, jax.export's serialization of its program, its weights by name."""
 
     manifest: Manifest
     program: bytes
@@ -89,11 +83,7 @@ def require_new(out: Path) -> None:
 
 
 def write_artifact(out: Path, artifact: Artifact) -> None:
-    """Writes a folder that is whole or not there.
-
-    Raises:
-      ValueError: if it is already there, or cannot be made.
-    """
+    """Writes a folder that is whole or not there; refuses what `require_new` does, and what cannot be written."""
     require_new(out)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **artifact.weights)

@@ -42,7 +42,8 @@ def describe_code() -> dict[str, str]:
     # Path.glob does not follow links
     files = [name for each in _SOURCES for name in glob.glob(each, root_dir=root, recursive=True)]  # noqa: PTH207
     versions = {library: _version(library) for library in _LIBRARIES}
-    return versions | {name: _digest((root / name).read_bytes()) for name in sorted(files)}
+    digests = {name: hashlib.blake2b((root / name).read_bytes(), digest_size=4) for name in sorted(files)}
+    return versions | {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def _version(library: str) -> str:
@@ -51,10 +52,6 @@ def _version(library: str) -> str:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=4).hexdigest()
 
 
 def _differences(here: dict[str, dict[str, Any]], there: dict[str, dict[str, Any]]) -> list[str]:

@@ -30,11 +30,7 @@ def broadcast_json(value: Any) -> Any:
 
 
 def broadcast_arrays(tree: Any) -> Any:
-    """Process 0's arrays, bit for bit.
-
-    Args:
-      tree: of NumPy arrays; of the same structure, shapes and dtypes in all processes.
-    """
+    """Process 0's tree of NumPy arrays, bit for bit; structure, shapes and dtypes are the same in all processes."""
     if jax.process_count() == 1:
         return tree
     leaves, structure = jax.tree.flatten(tree)

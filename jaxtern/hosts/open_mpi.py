@@ -31,7 +31,8 @@ def read_open_mpi(environment: Mapping[str, str], coordinator: str | None = None
         return None
     if size == 1:
         return ALONE
-    rank, local_rank = (_read(environment, name) for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"))
+    names = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"
+    rank, local_rank = (parse_count(name, environment.get(name)) for name in names)
     if rank >= size:
         raise ValueError(f"OMPI_COMM_WORLD_RANK={rank}: must be below OMPI_COMM_WORLD_SIZE={size}")
     shares = count_of(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") > 1 and "JAX_LOCAL_DEVICE_IDS" not in environment
@@ -47,7 +48,3 @@ def _find_loopback(environment: Mapping[str, str], size: int) -> str | None:
     address = f"127.0.0.1:{port}"
     parse_address("JAX_COORDINATOR_PORT", address)
     return address
-
-
-def _read(environment: Mapping[str, str], name: str) -> int:
-    return parse_count(name, environment.get(name))

@@ -3,20 +3,21 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TextIO
 
-from jaxtern.hosts.output import copy_lines
 from jaxtern.hosts.settings import for_process
 
 _TIED = Path(__file__).with_name("tied.py")
 _IN_VAIN = 2, 126, 127  # statuses of usage errors, and as in shells of commands that cannot be run or found
 _MOST = 4096  # processes
 _PASSED_ON = signal.SIGINT, signal.SIGTERM
+_GLOO = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[^\n]* : \d+")  # tells nothing, from C++
 
 
 def launch(command: Sequence[str], num_processes: int, *, max_restarts: int = 0, grace_seconds: float = 30.0) -> int:
@@ -44,20 +45,12 @@ def launch(command: Sequence[str], num_processes: int, *, max_restarts: int = 0,
     return asyncio.run(_launch(command, num_processes, max_restarts, grace_seconds))
 
 
-class _End(NamedTuple):
-    """How the processes ended: the first one to fail and its status, or None and 0; whether a signal was passed on."""
-
-    process: int | None
-    status: int
-    stopped: bool
-
-
 async def _launch(command: Sequence[str], num_processes: int, max_restarts: int, grace: float) -> int:
     restarts = 0
     while True:
-        end = await _Team(command, num_processes, grace).run()
-        if end.status == 0 or end.stopped or end.status in _IN_VAIN or restarts == max_restarts:
-            return end.status
+        status, stopped = await _Team(command, num_processes, grace).run()
+        if status == 0 or stopped or status in _IN_VAIN or restarts == max_restarts:
+            return status
         restarts += 1
         _say(f"starting all again, {restarts} of {max_restarts} times")
 
@@ -73,8 +66,8 @@ class _Team:
         self._signals = 0
         self._killing: asyncio.TimerHandle | None = None
 
-    async def run(self) -> _End:
-        """Starts all, and waits until all have ended."""
+    async def run(self) -> tuple[int, bool]:
+        """Starts all, and waits until all have ended; the first failure's status, and whether a signal was passed on"""
         loop = asyncio.get_running_loop()
         for number in _PASSED_ON:
             loop.add_signal_handler(number, self._pass_on, number)
@@ -82,8 +75,7 @@ class _Team:
             for process in range(self._num_processes):
                 if not self._signals:
                     await self._start(process)
-            failed, status = await self._wait()
-            return _End(failed, status, self._signals > 0)
+            return await self._wait(), self._signals > 0
         finally:
             self._kill()
             await asyncio.gather(*(process.wait() for process in self._processes))
@@ -112,26 +104,26 @@ class _Team:
             os.close(own_errors)
         self._processes.append(started)
         for pipe, stream in ((out, sys.stdout), (errors, sys.stderr)):
-            copy = copy_lines(await _open_reader(pipe), process, stream)
+            copy = _copy_lines(await _open_reader(pipe), process, stream)
             self._copies.append(asyncio.ensure_future(copy))
 
-    async def _wait(self) -> tuple[int | None, int]:
-        """Waits until all have ended; returns the first process to fail, and its status."""
-        first: tuple[int | None, int] = None, 0
+    async def _wait(self) -> int:
+        """Waits until all have ended; returns the status of the first process to fail, or 0."""
+        first = 0
         waiting = {asyncio.ensure_future(started.wait()): i for i, started in enumerate(self._processes)}
         while waiting:
             done, _ = await asyncio.wait([*waiting, *self._broken()], return_when=asyncio.FIRST_COMPLETED)
             statuses = {waiting.pop(task): task.result() for task in done if task in waiting}
             if any(task.exception() for task in done):  # nobody reads what is printed any more
-                return first if first[0] is not None else (0, 1)
+                return first or 1
             failed = [process for process, status in statuses.items() if status]
             if self._signals and statuses:
                 self._kill_later()
-            if first[0] is None and failed:
+            if not first and failed:
                 # JAX aborts those that miss another: where both are found at once, that other one was first.
                 process = min(failed, key=lambda each: statuses[each] == -signal.SIGABRT)
-                first = process, statuses[process] if statuses[process] > 0 else 128 - statuses[process]
-                self._end_others(*first, bool(waiting))
+                first = statuses[process] if statuses[process] > 0 else 128 - statuses[process]
+                self._end_others(process, first, bool(waiting))
         return first
 
     def _broken(self) -> list[asyncio.Task]:
@@ -176,6 +168,24 @@ async def _open_reader(pipe: int) -> asyncio.StreamReader:
     file = open(pipe, "rb", buffering=0)  # noqa: SIM115 the transport closes it
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
     return reader
+
+
+async def _copy_lines(reader: asyncio.StreamReader, process: int, stream: TextIO) -> None:
+    """Prints what a process does, each line behind its number; but for what gloo says of its connections."""
+    rest = b""
+    while chunk := await reader.read(1 << 16):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if (told := _GLOO.sub(b"", line)) or not line:
+                print(f"[{process}] {_as_seen(told)}", file=stream, flush=True)
+    if _as_seen(rest):
+        print(f"[{process}] {_as_seen(rest)}", file=stream, flush=True)
+
+
+def _as_seen(line: bytes) -> str:
+    """The text that a terminal would show of a line with carriage returns: the last part that is not blank."""
+    drawn = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
+    return drawn[-1].rstrip() if drawn else ""
 
 
 def _say(text: str) -> None:

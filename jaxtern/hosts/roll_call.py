@@ -32,16 +32,13 @@ class StartError(Exception):
 
 
 def call_roll(cluster: Cluster, bind_address: str, timeout: float, announce: Callable[[], Any]) -> Any:
-    """Returns in every process once all of them are there.
+    """Waits in every process until all of them are there; returns what process 0 announces.
 
     Args:
       cluster: of several processes; `coordinator` is known.
       bind_address: host:port where process 0 listens.
       timeout: seconds.
       announce: what process 0 tells all, as JSON; called in it alone, once all are there.
-
-    Returns:
-      that.
 
     Raises:
       StartError: if one does not come in time, named where process 0 is there to know.

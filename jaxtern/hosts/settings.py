@@ -39,11 +39,7 @@ def from_flags(coordinator: str | None, process_id: int | None, num_processes: i
 
 
 def from_environment(environment: Mapping[str, str]) -> Cluster | None:
-    """Reads JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES; None where none is set.
-
-    Raises:
-      ValueError: likewise.
-    """
+    """Reads JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES likewise."""
     shown = {name: f"JAXTERN_{name.upper()}" for name in _NAMES}
     given: dict[str, str | int] = {name: environment[shown[name]] for name in _NAMES if shown[name] in environment}
     for name in given.keys() & {PROCESS_ID, NUM_PROCESSES}:

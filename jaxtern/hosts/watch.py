@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jaxtern.hosts.heartbeats import Hub, Side, Spoke, Verdict
 from jaxtern.hosts.settings import shorten, to_line
@@ -34,19 +34,15 @@ _STEP_SECONDS = 0.02
 class Watch:
     """This process's part of the watch."""
 
-    def __init__(self, make_side: Callable[[Callable[[Verdict], None]], Side]):
-        self._side = make_side(self._begin_exit)
+    def __init__(self, side: Side):
+        self._side = side
         self._lock = threading.Lock()
         self._fails = self._leaves = False  # by itself, or as another is lost; never both
         self._verdict = threading.Event()
-        self._hooks: list[Callable[[], Any]] = []
+        self.hooks: list[Callable[[], Any]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
-
-    def before_leaving(self, hook: Callable[[], Any]) -> None:
-        """As the function below."""
-        self._hooks.append(hook)
 
     def say_goodbye(self, awaits_others: bool) -> None:
         """As the function below."""
@@ -61,14 +57,14 @@ class Watch:
         self._verdict.wait(patience)
         with self._lock:
             self._fails = not self._leaves
-        if not self._fails:
-            _wait_to_be_ended()
+        while not self._fails:  # until the watch's thread ends this process
+            time.sleep(60)
         self._call(self._side.tell_failure, reason, status)
         self.wait_for(self._side.told_failure, _TELL_SECONDS)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._side.run())
+        self._loop.run_until_complete(self._side.run(self._begin_exit))
 
     def _call(self, function: Callable, *arguments: object) -> None:
         """Calls a function in the watch's thread, and waits for it."""
@@ -97,12 +93,12 @@ class Watch:
     async def _exit(self, verdict: Verdict) -> None:
         # Should a lock or a full pipe hold up what follows, a thread of C that needs neither ends this process.
         with Path(os.devnull).open("w") as nowhere:
-            limit = _LAST_SECONDS + _ASIDE_SECONDS + (_HOOK_SECONDS if self._hooks else 2.0)
+            limit = _LAST_SECONDS + _ASIDE_SECONDS + (_HOOK_SECONDS if self.hooks else 2.0)
             faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
             _speak_last(f"error: {verdict.reason}")
             os.dup2(nowhere.fileno(), 2)  # what fails in consequence is no news
             await self._stay_for_the_others()
-            for hook in self._hooks:
+            for hook in self.hooks:
                 with contextlib.suppress(Exception):
                     hook()
             sys.stdout.flush()
@@ -146,31 +142,19 @@ def start_hub(listener: socket.socket, token: str, num_processes: int, timeout: 
       timeout: seconds after which a process that says nothing counts as lost.
     """
     global _watch  # noqa: PLW0603
-    host = socket.gethostname()
-    _watch = Watch(lambda leave: Hub(listener, token, num_processes, timeout, host, leave))
+    _watch = Watch(Hub(listener, token, num_processes, timeout, socket.gethostname()))
 
 
 def start_spoke(hosts: list[str], port: int, token: str, process: int, timeout: float) -> None:
-    """In another process likewise.
-
-    Args:
-      hosts: addresses of process 0, of which the first that answers is taken.
-      port, token: as `listen` gives them.
-      process: this one.
-      timeout: as in process 0.
+    """In another process likewise, by the first of process 0's addresses that answers.
 
     Raises:
       OSError: if none answers; of the first.
     """
     global _watch  # noqa: PLW0603
-    connection, spokes = _connect(hosts, port), []
-
-    def make_spoke(leave: Callable[[Verdict], None]) -> Spoke:
-        spokes.append(Spoke(connection, token, process, timeout, socket.gethostname(), leave))
-        return spokes[0]
-
-    _watch = Watch(make_spoke)
-    if not _watch.wait_for(spokes[0].welcomed, _CONNECT_SECONDS):
+    spoke = Spoke(_connect(hosts, port), token, process, timeout, socket.gethostname())
+    _watch = Watch(spoke)
+    if not _watch.wait_for(spoke.welcomed, _CONNECT_SECONDS):
         raise OSError(f"{shorten(hosts[0])}, port {port}: it does not answer")
 
 
@@ -212,12 +196,7 @@ def before_leaving(hook: Callable[[], Any]) -> None:
     It runs in the watch's thread, while the main thread may be anywhere, for ever.
     """
     if _watch is not None:
-        _watch.before_leaving(hook)
-
-
-def _wait_to_be_ended() -> NoReturn:
-    while True:
-        time.sleep(60)
+        _watch.hooks.append(hook)
 
 
 def _speak_last(line: str) -> None:

@@ -58,14 +58,9 @@ class _Groups(nnx.Module):
     """Two convolutions side by side, each with its batch norm and ReLU."""
 
     def __init__(self, channels: int, features: int, size: int, stride: int, rngs: nnx.Rngs):
-        def convolution() -> nnx.Conv:
-            window, strides = (size, size), (stride, stride)
-            options = {"strides": strides, "use_bias": False, "kernel_init": _normal(0.01)}
-            return nnx.Conv(channels, features, window, **options, rngs=rngs)
-
-        def norm() -> nnx.BatchNorm:
-            return nnx.BatchNorm(features, momentum=0.9997, epsilon=0.001, use_scale=False, rngs=rngs)
-
+        options = {"strides": (stride, stride), "use_bias": False, "kernel_init": _normal(0.01), "rngs": rngs}
+        convolution = functools.partial(nnx.Conv, channels, features, (size, size), **options)
+        norm = functools.partial(nnx.BatchNorm, features, momentum=0.9997, epsilon=0.001, use_scale=False, rngs=rngs)
         self.first, self.second = convolution(), convolution()
         self.first_norm, self.second_norm = norm(), norm()
 

@@ -24,6 +24,7 @@ _STAGES = (
 )
 _normal = nnx.initializers.truncated_normal(0.01)  # cut off at two standard deviations
 _pool = functools.partial(max_pool, padding="SAME")
+_Pair = tuple[int, int]
 
 
 class GoogLeNet(Model):
@@ -67,16 +68,7 @@ class GoogLeNet(Model):
 class _Block(nnx.Module):
     """Four branches whose results are joined: conv 1x1; conv 1x1, conv 3x3; the same again; max 3/1, conv 1x1."""
 
-    def __init__(
-        self,
-        channels: int,
-        first: int,
-        second: tuple[int, int],
-        third: tuple[int, int],
-        fourth: int,
-        *,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, channels: int, first: int, second: _Pair, third: _Pair, fourth: int, *, rngs: nnx.Rngs):
         self.branch1 = _Convolution(channels, first, 1, rngs=rngs)
         self.branch2_reduce = _Convolution(channels, second[0], 1, rngs=rngs)
         self.branch2 = _Convolution(*second, 3, rngs=rngs)

@@ -53,7 +53,8 @@ def read_torchvision(
         tensors = {
             ours: file.read(theirs, ours, shapes[ours])
             for ours, theirs in names.items()
-            if not any(re.fullmatch(pattern, ours) for pattern in exclude) and (theirs in file or not allow_missing)
+            if not any(re.fullmatch(pattern, ours) for pattern in exclude)
+            and (theirs in file.names or not allow_missing)
         }
     return traverse_util.unflatten_dict(tensors, sep="/")
 
@@ -63,23 +64,21 @@ class _File:
 
     def __init__(self, path: Path, model: str, opened: Any):
         self.path, self.model, self._opened = path, model, opened
-        self._names = set(opened.keys())
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
+        self.names = set(opened.keys())
 
     def require_known(self, names: set[str]) -> None:
         """Refuses a file that has more than these, as that of a deeper network has."""
-        others = sorted(name for name in self._names - names if not name.endswith(".num_batches_tracked"))
+        others = sorted(name for name in self.names - names if not name.endswith(".num_batches_tracked"))
         if others:
             raise ValueError(f"{self.path}: {others[0]}: torchvision's counterpart of {self.model} has no such tensor")
 
     def read(self, name: str, path: str, shape: tuple[int, ...]) -> np.ndarray:
         """The tensor of this name as float32 array of this shape, laid out as ours of this path."""
-        if name not in self:
+        if name not in self.names:
             raise ValueError(f"{self.path}: {name}: must be there, as {path} of {self.model}")
         stored = self._opened.get_slice(name)
-        dtype, theirs, expected = stored.get_dtype(), tuple(stored.get_shape()), _their_shape(shape)
+        dtype, theirs = stored.get_dtype(), tuple(stored.get_shape())
+        expected = (*shape[:-3:-1], *shape[:-2])  # OIHW for our HWIO, OI for our IO
         if dtype not in _FLOATS:
             raise ValueError(f"{self.path}: {name}: has type {dtype}, must be one of {', '.join(_FLOATS)}")
         if theirs != expected:
@@ -102,11 +101,6 @@ def _open(path: Path) -> Any:
             remedy = "save its state dict by safetensors.torch.save_file, and give that file"
             raise ValueError(f"{path}: is a pickle of torch, which may run code when it is read: {remedy}") from error
         raise ValueError(f"{path}: must be a .safetensors file: {error}") from error
-
-
-def _their_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in torch: OIHW for our HWIO, OI for our IO."""
-    return (*shape[:-3:-1], *shape[:-2])
 
 
 def _to_our_layout(tensor: np.ndarray, is_behind_convolution: bool) -> np.ndarray:

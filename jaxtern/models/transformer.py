@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxtern.models.model import Model
+from jaxtern.models.model import Model, split_key
 
 _normal = functools.partial(nnx.initializers.normal, dtype=jnp.float32)
 _DEVIATION = 0.02  # of initial weights
@@ -72,7 +72,7 @@ class Transformer(Model):
         length, longest = tokens.shape[1], self.positions.num_embeddings
         if length > longest:
             raise ValueError(f"tokens of shape {tokens.shape}: must be {longest} a row at most, the model's positions")
-        own, *keys = [None] * (len(self.blocks) + 1) if key is None else jax.random.split(key, len(self.blocks) + 1)
+        own, *keys = split_key(key, len(self.blocks) + 1)
         x = self.tokens(tokens) + self.positions(jnp.arange(length))[None]
         x = self.dropout(x, deterministic=key is None, rngs=own)
         for block, own in zip(self.blocks, keys, strict=True):
@@ -95,7 +95,7 @@ class _Block(nnx.Module):
         self.dropout = nnx.Dropout(dropout_rate)
 
     def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        keys = (None, None) if key is None else jax.random.split(key)
+        keys = split_key(key, 2)
         drop = functools.partial(self.dropout, deterministic=key is None)
         x += drop(self.attention(self.attention_norm(x), is_causal=True), rngs=keys[0])
         return x + drop(self.narrow(nnx.gelu(self.widen(self.mlp_norm(x)))), rngs=keys[1])

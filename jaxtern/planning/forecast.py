@@ -55,15 +55,12 @@ class Scenario:
 
 
 class Forecast:
-    """Step times of all methods on a cluster and on smaller and larger ones of its kind."""
+    """Step times of all methods, by name, on a cluster and on smaller and larger ones of its kind.
+
+    The method "float" is what the others are compared with.
+    """
 
     def __init__(self, methods: dict[str, Method], scenario: Scenario):
-        """Predicts all of them.
-
-        Args:
-          methods: by name; "float" is what the others are compared with.
-          scenario: where, on what links.
-        """
         self.methods, self.scenario = methods, scenario
         kinds = (False, True) if scenario.devices > 1 else (False,)
         self.ways = [Way(name, hierarchical) for hierarchical in kinds for name in methods]

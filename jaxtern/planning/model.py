@@ -55,8 +55,7 @@ class QuantizerSpeed:
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value < 0:
+            if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name}={value!r}: must be a finite number of 0 or more, seconds an element")
 
 
@@ -98,12 +97,6 @@ class Placement:
     hierarchical: bool = False
     fast: Network = INSIDE_HOST
 
-    def __post_init__(self):
-        for name in ("hosts", "devices"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: must be an integer of 1 or more")
-
     @property
     def num_workers(self) -> int:
         """N, whose gradients are averaged."""
@@ -136,13 +129,9 @@ class Method(NamedTuple):
 
 
 def measured_method(reducer: Reducer, layout: Layout, seconds: float, num_floats: int = 0) -> Method:
-    """Any reducer, of which one worker alone computes so many seconds (see `speed.measure_reduce_seconds`).
+    """Any reducer, of which one worker alone computes so many seconds a step (see `speed.measure_reduce_seconds`).
 
-    Args:
-      reducer: of the compressed tensors.
-      layout: of them.
-      seconds: of one step.
-      num_floats: elements of tensors that stay float.
+    The layout is of the compressed tensors; others, of `num_floats` elements, stay float.
     """
 
     def traffic(placement: Placement) -> Traffic:
@@ -160,12 +149,8 @@ def usual_methods(
 ) -> dict[str, Method]:
     """The float mean, and the radix reducer by each of its exchanges.
 
-    Args:
-      quantizer: of the compressed tensors.
-      layout: of the compressed tensors.
-      num_floats: elements of those that stay float.
-      speed: of the quantizer.
-      bucket_size: elements, as in `jaxtern.ternary`; None: all travels at once.
+    Quantizer and layout are of the compressed tensors; others, of `num_floats` elements, stay float. All travels at
+    once, or by buckets of `bucket_size` elements, as in `jaxtern.ternary`.
     """
     elements = sum(layout.sizes) + num_floats
 
@@ -235,10 +220,8 @@ def predict_step(
         its own, less where a network's own work and the codec share them.
 
     Raises:
-      ValueError: for a method that cannot carry so many workers, or `hidden` beyond its range.
+      ValueError: for a method that cannot carry so many workers.
     """
-    if not 0 <= hidden <= 1:
-        raise ValueError(f"hidden={hidden!r}: must be from 0 to 1")
     if placement.num_workers > method.most_workers:
         raise ValueError(f"placement: {placement.num_workers} workers: must be at most {method.most_workers}")
     wire, work = wire_seconds(method, placement, network), method.work(placement)

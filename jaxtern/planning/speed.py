@@ -24,13 +24,8 @@ _ROWS = 4  # of words, beside one
 def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements: int = _ELEMENTS) -> QuantizerSpeed:
     """Seconds an element of every stage on this machine's first device.
 
-    Each stage is a program of its own whose result takes the place of an argument, as it does inside a training step;
-    the median of its calls counts.
-
-    Args:
-      quantizer: to measure.
-      seconds: for all calls, compilation left out.
-      elements: of the gradient.
+    Each stage is a program of its own whose result takes the place of an argument, as it does inside a training step.
+    The median of its calls counts. All calls together take `seconds`, compilation left out.
     """
     sizes, key = (elements,), derive_key(0, 0, 0)
     gradient = jax.random.normal(jax.random.key(0), sizes)
@@ -61,12 +56,9 @@ def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements
 
 
 def measure_reduce_seconds(reducer: Reducer, layout: Layout, seconds: float = 2.0) -> float:
-    """Seconds of one `reduce` of one worker alone, of random tensors, on this machine's first device: the median.
+    """Seconds of one `reduce` of one worker alone, of random tensors, on this machine's first device.
 
-    Args:
-      reducer: any.
-      layout: of the tensors.
-      seconds: for all calls, compilation left out.
+    This is the median of calls that take `seconds` together, compilation left out.
     """
 
     def reduce(last: tuple[Tensors, State], tensors: Tensors, step: jax.Array) -> tuple[Tensors, State]:

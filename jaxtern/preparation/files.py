@@ -20,7 +20,7 @@ class Member(NamedTuple):
 
     Attributes:
       name: its path within the container, with forward slashes.
-      location: what the container's `read` takes.
+      location: by which it is read.
       size: in bytes; -1 for a folder.
     """
 
@@ -33,15 +33,8 @@ class Member(NamedTuple):
         return self.size < 0
 
 
-class Container(NamedTuple):
-    """Members in order of their names, and the function that reads a member's location."""
-
-    members: list[Member]
-    read: Callable[[tuple], bytes]
-
-
-def list_container(path: Path) -> Container:
-    """What lies in a folder, a zip or a tar.
+def list_container(path: Path) -> tuple[list[Member], Callable[[tuple], bytes]]:
+    """What lies in a folder, a zip or a tar, in order of names; and the function that reads a member's location.
 
     Raises:
       ValueError: if it is none of them, or damaged, or a compressed tar, which cannot be read at random.
@@ -58,7 +51,7 @@ def list_container(path: Path) -> Container:
         )
     else:
         raise ValueError(f"SOURCE={str(path)!r}: is no folder, zip or tar, or is cut short")
-    return Container(sorted(members), read)
+    return sorted(members), read
 
 
 def _list_folder(root: Path) -> list[Member]:

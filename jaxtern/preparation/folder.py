@@ -12,7 +12,7 @@ from typing import IO, Any
 from jaxtern.data.durable import replace_durably
 from jaxtern.data.json_files import read_json
 from jaxtern.preparation.plan import Plan
-from jaxtern.preparation.shards import WORK, ShardResult, make_features, read_result
+from jaxtern.preparation.shards import WORK, ShardResult, group_by_split, make_features, read_result
 from jaxtern.preparation.source import Source
 
 PLAN = "preparation.json"
@@ -126,8 +126,19 @@ def finish_folder(out: Path, source: Source, plan: Plan, results: dict[str, Shar
 def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str, ShardResult]) -> None:
     """features.json, the names of classes, dataset_info.json; nothing in them depends on where or when."""
     import tensorflow_datasets as tfds
+    from etils import epath
     from tensorflow_datasets.core.dataset_info import DatasetIdentity
     from tensorflow_datasets.core.splits import SplitDict
+
+    def describe(split: str, shards: list[ShardResult]) -> tfds.core.SplitInfo:
+        return tfds.core.SplitInfo(
+            name=split,
+            shard_lengths=[shard.images for shard in shards],
+            num_bytes=sum(shard.file_bytes for shard in shards),
+            filename_template=tfds.core.ShardedFileTemplate(
+                data_dir=epath.Path(folder), dataset_name=plan.name, split=split, filetype_suffix="array_record"
+            ),
+        )
 
     shapes = [result.shapes for result in results.values() if result.shapes]
     low_height, high_height, low_width, high_width = zip(*shapes, strict=True)
@@ -138,21 +149,5 @@ def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str,
     )
     info = tfds.core.DatasetInfo(builder=identity, features=features)
     info.set_file_format("array_record")
-    info.set_splits(SplitDict([_describe_split(folder, plan, split, results) for split in source.splits]))
+    info.set_splits(SplitDict([describe(*split) for split in group_by_split(plan.shards, results).items()]))
     info.write_to_directory(folder)
-
-
-def _describe_split(folder: Path, plan: Plan, split: str, results: dict[str, ShardResult]) -> Any:
-    import tensorflow_datasets as tfds
-    from etils import epath
-
-    template = tfds.core.ShardedFileTemplate(
-        data_dir=epath.Path(folder), dataset_name=plan.name, split=split, filetype_suffix="array_record"
-    )
-    of_split = [results[shard.file_name] for shard in plan.shards if shard.split == split]
-    return tfds.core.SplitInfo(
-        name=split,
-        shard_lengths=[result.images for result in of_split],
-        num_bytes=sum(result.file_bytes for result in of_split),
-        filename_template=template,
-    )

@@ -2,21 +2,25 @@
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import tqdm
+
+from jaxtern.data.records import TEST_SPLITS
 from jaxtern.preparation.detection import Reading, open_source
 from jaxtern.preparation.folder import claim_folder, find_finished, finish_folder, read_finished
 from jaxtern.preparation.plan import Options, Plan, make_plan
-from jaxtern.preparation.shards import ShardResult, Task
+from jaxtern.preparation.shards import ShardResult, Task, group_by_split
 from jaxtern.preparation.source import Source
-from jaxtern.preparation.table import SplitSummary, format_table, remark_on_splits, summarize_split
 from jaxtern.preparation.workers import write_shards
 
 logger = logging.getLogger(__name__)
 
 _NAMED = 20  # damaged images that get a line of their own
+_HEAD = ("split", "shards", "images", "classes", "images a class", "size", "repaired", "left out")
 
 
 @dataclass(frozen=True)
@@ -24,17 +28,19 @@ class Report:
     """What a preparation came to.
 
     Attributes:
-      out: the dataset's folder.
-      splits: a line of the table each.
+      splits: what became of the shards of each.
       remarks: on the source, and on what training will miss.
     """
 
-    out: Path
-    splits: list[SplitSummary]
+    splits: dict[str, list[ShardResult]]
     remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([format_table(self.splits), *self.remarks])
+        """A line for each split, of what became of its shards, under headings; and the remarks."""
+        rows = [_HEAD, *(_summarize(name, results) for name, results in self.splits.items())]
+        first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+        lines = ["  ".join([name.ljust(first), *map(str.rjust, cells, widths)]) for name, *cells in rows]
+        return "\n".join([*lines, *self.remarks])
 
 
 def prepare(
@@ -73,15 +79,15 @@ def prepare(
     claim = claim_folder(out, plan.identity)
     if claim is None:
         say(f"{out} is prepared already")
-        return _report(out, source, plan, read_finished(out, plan))
+        return _report(source, plan, read_finished(out, plan))
     with claim:
         results = _write_missing(out, source, plan, workers, say)
         _require_few_bad(results, max_bad)
-        for split in source.splits:
-            if not any(results[shard.file_name].images for shard in plan.shards if shard.split == split):
+        for split, shards in group_by_split(plan.shards, results).items():
+            if not any(shard.images for shard in shards):
                 raise ValueError(f"SOURCE={str(path)!r}: no image of split {split} can be decoded")
         finish_folder(out, source, plan, results)
-    return _report(out, source, plan, results)
+    return _report(source, plan, results)
 
 
 def _write_missing(
@@ -127,9 +133,26 @@ def _require_few_bad(results: dict[str, ShardResult], max_bad: int) -> None:
         )
 
 
-def _report(out: Path, source: Source, plan: Plan, results: dict[str, ShardResult]) -> Report:
-    summaries = [
-        summarize_split(split, [results[shard.file_name] for shard in plan.shards if shard.split == split])
-        for split in source.splits
-    ]
-    return Report(out, summaries, (*source.remarks, *remark_on_splits(source.splits)))
+def _report(source: Source, plan: Plan, results: dict[str, ShardResult]) -> Report:
+    """Also remarks where there is no split to evaluate on: training does not take such a dataset as it is."""
+    remarks = source.remarks
+    if not set(source.splits) & set(TEST_SPLITS):
+        remedy = "to evaluate on the images it trains on, set --config.data.test_split=train"
+        remarks += (f"no split to evaluate on: training wants {' or '.join(TEST_SPLITS)}; {remedy}",)
+    return Report(group_by_split(plan.shards, results), remarks)
+
+
+def _summarize(name: str, results: list[ShardResult]) -> tuple[str, ...]:
+    """The cells of a split's line."""
+    classes = sum((Counter(result.classes) for result in results), Counter())
+    least, most = min(classes.values(), default=0), max(classes.values(), default=0)
+    return (
+        name,
+        f"{len(results):,}",
+        f"{sum(result.images for result in results):,}",
+        f"{len(classes):,}",
+        f"{least:,}" if least == most else f"{least:,} to {most:,}",
+        tqdm.tqdm.format_sizeof(sum(result.file_bytes for result in results), "B"),
+        f"{sum(len(result.repaired) for result in results):,}",
+        f"{sum(len(result.left_out) for result in results):,}",
+    )

@@ -5,6 +5,7 @@ import hashlib
 import math
 import re
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,14 +61,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is to be written.
-
-    Attributes:
-      name: of the dataset.
-      rules: how images are stored.
-      shards: of all splits.
-      identity: what tells this plan from another, by name.
-    """
+    """The shards of a dataset of this name, and how their images are stored; `identity` tells it from other plans."""
 
     name: str
     rules: Rules
@@ -89,8 +83,9 @@ def make_plan(source: Source, path: str, options: Options) -> Plan:
         for split, items in source.splits.items()
         for shard in _cut(name, split, items, _count_shards(source, split, rules, options), options.seed)
     ]
+    counts = dict(Counter(shard.split for shard in shards))
     # what follows from the source is in its digest
-    identity = dataclasses.asdict(options) | {"name": name, "shards": _shard_counts(shards), "source": _digest(source)}
+    identity = dataclasses.asdict(options) | {"name": name, "shards": counts, "source": _digest(source)}
     return Plan(name, rules, shards, identity)
 
 
@@ -154,13 +149,6 @@ def _cut(name: str, split: str, items: list[Item], count: int, seed: int) -> lis
         )
         for i in range(count)
     ]
-
-
-def _shard_counts(shards: list[Shard]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for shard in shards:
-        counts[shard.split] = counts.get(shard.split, 0) + 1
-    return counts
 
 
 def _digest(source: Source) -> str:

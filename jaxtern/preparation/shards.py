@@ -50,16 +50,7 @@ class ShardResult:
 
 
 class Task(NamedTuple):
-    """A shard to write, with all that it takes; it can be pickled.
-
-    Attributes:
-      out: the dataset's folder.
-      shard: what goes where.
-      read: of the source.
-      rules: how images are stored.
-      class_names: of the source.
-      has_boxes: whether examples have boxes.
-    """
+    """A shard to write in the folder `out`, with what that takes of its source and its plan; it can be pickled."""
 
     out: Path
     shard: Shard
@@ -84,9 +75,7 @@ def make_features(class_names: tuple[str, ...], rules: Rules, has_boxes: bool, s
 def write_shard(task: Task, on_image: Callable[[], object]) -> ShardResult:
     """Writes a shard and its result, then gives it its name; the same bytes whenever and wherever it is done.
 
-    Args:
-      task: the shard.
-      on_image: called after every image; what it raises stops the shard.
+    After every image `on_image` is called; what it raises stops the shard.
 
     Raises:
       OSError: if it cannot be written.
@@ -119,6 +108,14 @@ def read_result(out: Path, file_name: str) -> ShardResult | None:
     return result if whole else None
 
 
+def group_by_split(shards: list[Shard], results: dict[str, ShardResult]) -> dict[str, list[ShardResult]]:
+    """Results by file name to results by split, in the order of the shards."""
+    found: dict[str, list[ShardResult]] = {}
+    for shard in shards:
+        found.setdefault(shard.split, []).append(results[shard.file_name])
+    return found
+
+
 def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> ShardResult:
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -128,9 +125,11 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
         try:
             for item in task.shard.items:
                 try:
-                    stored = _store(task, item)
+                    stored = store_image(task.read(item.location), task.rules)
                 except DamagedImage as damage:
                     result.left_out.append([item.name, str(damage)])
+                except ValueError as error:
+                    raise ValueError(f"{item.name}: {error}") from None
                 else:
                     writer.write(serializer.serialize(item, stored))
                     result.add(item, stored)
@@ -142,13 +141,6 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return result
-
-
-def _store(task: Task, item: Item) -> Stored:
-    try:
-        return store_image(task.read(item.location), task.rules)
-    except ValueError as error:
-        raise ValueError(f"{item.name}: {error}") from None
 
 
 class _Serializer:

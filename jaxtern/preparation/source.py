@@ -66,14 +66,13 @@ def require_sound(source: Source, path: str) -> None:
         raise ValueError(f"SOURCE={path!r}: holds no images")
     num_classes = len(source.class_names)
     for split, items in source.splits.items():
-        counts = np.zeros(num_classes, np.int64)
         for item in items:
             if not 0 <= item.label < num_classes:
                 raise ValueError(
                     f"SOURCE={path!r}: {item.name} has label {item.label}, which must be from 0 to {num_classes - 1}"
                 )
-            counts[item.label] += 1
-        missing = [source.class_names[label] for label in np.flatnonzero(counts == 0)]
+        present = {item.label for item in items}
+        missing = [name for label, name in enumerate(source.class_names) if label not in present]
         if missing:
             raise ValueError(
                 f"SOURCE={path!r}: split {split} has no images of {name_some(missing, 'class', 'classes')};"

@@ -95,7 +95,7 @@ def _encode_under_one_scale(item: jax.Array, segment: jax.Array, refs: _Refs, pl
         planes = []
         for run, x in enumerate(loaded, first):
             if run % noise.LANES == 0:
-                halves = _draw(group + jnp.uint32(run // noise.LANES * RUN), refs)
+                halves = noise.draw(refs.key, group + jnp.uint32(run // noise.LANES * RUN))
             planes.append(to_digits(x * step, noise.take(halves, run % noise.LANES), plan.levels))
             if residual is not None:
                 mgpu.store(residual, run * RUN, _left_out(x, planes[-1], unit, plan))
@@ -110,7 +110,7 @@ def _encode_run_by_run(item: jax.Array, segment: jax.Array, refs: _Refs, plan: _
         is_there = mgpu.filled(run, jnp.int32) < plan.runs
         start = jnp.minimum(run, plan.runs - 1) * RUN
         x = jnp.where(is_there, mgpu.load(refs.gradient, start).astype(jnp.float32), 0.0)
-        bits = noise.take(_draw(_group(run, plan), refs), mgpu.filled(run % noise.LANES, jnp.uint32))
+        bits = noise.take(noise.draw(refs.key, _group(run, plan)), mgpu.filled(run % noise.LANES, jnp.uint32))
         digits = to_digits(x * step, bits, plan.levels)
         if refs.residual is not None:
             left_out = _left_out(x, digits, unit, plan)
@@ -131,10 +131,6 @@ def _group(run: jax.Array, plan: _Plan) -> jax.Array:
     """The groups of noise that a run belongs to, each place's own."""
     first = (run // noise.LANES * RUN).astype(jnp.uint32) + jnp.uint32(plan.first_group)
     return mgpu.places(jnp.uint32) + first
-
-
-def _draw(group: jax.Array, refs: _Refs) -> noise.Halves:
-    return noise.draw(refs.key, group)
 
 
 def _left_out(x: jax.Array, digits: jax.Array, unit: jax.Array, plan: _Plan) -> jax.Array:

@@ -83,7 +83,6 @@ typedef struct Decode {
   const uint32_t *words, *total; /* total: of two rows, of which `words` holds the first; else NULL */
   const float* units;
   Memory mean;
-  Layout layout;
   Radix radix;
   int64_t rows, width, start, elements, tiles; /* of the layout's elements those that are decoded */
   int32_t zero;
@@ -108,7 +107,7 @@ static void decode_tile(const Decode* job, int64_t tile, Segment* segment) {
     int64_t run = (tile * job->radix.depth + k) * RUN, begin = job->start + run;
     int64_t end = begin + minimum(RUN, job->elements - run), place = begin;
     while (place < end) {
-      if (place >= segment->end) *segment = segment_at(&job->layout, place);
+      if (place >= segment->end) *segment = segment_at(&job->mean.layout, place);
       int64_t stop = minimum(segment->end, end);
       const float unit = job->units[segment->number];
       float* mean = place_in(&job->mean, segment->tensor, place);
@@ -130,14 +129,12 @@ static void decode_item(const void* data, int64_t item) {
  * the tensors, and what was to be computed before. Result: means, or the tensors. */
 HANDLER jaxtern_ternary_decode(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
-  Layout layout = layout_of(frame);
   Memory mean;
-  Decode* job = create_job(frame, sizeof *job, frame->rets.rets, &layout, &mean);
+  Decode* job = create_job(frame, sizeof *job, frame->rets.rets, &mean);
   *job = (Decode){
       .words = operand(frame, 0),
       .units = operand(frame, 1),
       .mean = mean,
-      .layout = layout,
       .radix = radix_of(attribute(frame, "radix")),
       .rows = dimension(frame, 0, 0),
       .width = dimension(frame, 0, 1),

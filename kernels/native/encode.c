@@ -15,7 +15,6 @@ typedef struct Encode {
   const float* steps;
   const uint32_t* key;
   uint32_t* words;
-  Layout layout;
   int64_t start, elements, radix, tiles; /* of the layout's elements those that are encoded */
   int levels, depth;
   uint32_t first_group;
@@ -96,7 +95,7 @@ INLINE void add_run(
 static void collect_run(const Encode* job, Segment* segment, int64_t begin, int64_t size, float* x, float* steps) {
   int64_t place = 0;
   while (place < size) {
-    if (begin + place >= segment->end) *segment = segment_at(&job->layout, begin + place);
+    if (begin + place >= segment->end) *segment = segment_at(&job->gradient.layout, begin + place);
     int64_t stop = minimum(segment->end - begin, size);
     const float* from = place_in(&job->gradient, segment->tensor, begin + place);
     memcpy(x + place, from, (size_t)(stop - place) * sizeof *x);
@@ -114,7 +113,7 @@ static void encode_run(
   }
   const uint32_t* half = noise_of_run(job->key, job->first_group, run, noise);
   const int shift = run % 2 * 16;
-  if (begin >= segment->end) *segment = segment_at(&job->layout, begin);
+  if (begin >= segment->end) *segment = segment_at(&job->gradient.layout, begin);
   if (size == RUN && begin + RUN <= segment->end) {
     const float* x = place_in(&job->gradient, segment->tensor, begin);
     add_run(job, x, job->steps + segment->number, 0, half, shift, weight, words);
@@ -145,15 +144,13 @@ static void encode_item(const void* data, int64_t item) {
  * where they lie, if they are handed on. */
 HANDLER jaxtern_ternary_encode(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
-  Layout layout = layout_of(frame);
   Memory gradient;
-  Encode* job = create_job(frame, sizeof *job, frame->args.args + 2, &layout, &gradient);
+  Encode* job = create_job(frame, sizeof *job, frame->args.args + 2, &gradient);
   *job = (Encode){
       .gradient = gradient,
       .steps = operand(frame, 0),
       .key = operand(frame, 1),
       .words = result(frame, 0),
-      .layout = layout,
       .start = attribute(frame, "start"),
       .elements = attribute(frame, "elements"),
       .radix = attribute(frame, "radix"),

@@ -8,7 +8,6 @@ enum { LINE = 16, FAN_IN = 16, GROUP = FAN_IN * RUN, CHUNK_RUNS = 128, CHUNK = C
 typedef struct Moments {
   Memory gradient;
   float *centres, *max_abs, *first, *second;
-  Layout layout;
   int64_t chunks;
   const int64_t* first_chunks; /* of every tensor, and behind the last the number of all */
 } Moments;
@@ -124,15 +123,16 @@ static void reduce_short_chunk(const Moments* job, int64_t chunk, const float* x
 
 /* The first element of a chunk. Tensors are cut into blocks, and those into chunks. */
 static int64_t start_of(const Moments* job, int64_t chunk) {
-  int64_t tensor = 0, beyond = job->layout.tensors;
+  const Layout* layout = &job->gradient.layout;
+  int64_t tensor = 0, beyond = layout->tensors;
   while (beyond - tensor > 1) {
     int64_t between = (tensor + beyond) / 2;
     if (job->first_chunks[between] <= chunk) tensor = between;
     else beyond = between;
   }
-  int64_t number = chunk - job->first_chunks[tensor], size = job->layout.starts[tensor + 1] - job->layout.starts[tensor];
-  int64_t chunks_per_block = ceiling(minimum(job->layout.block, size), CHUNK);
-  return job->layout.starts[tensor] + number / chunks_per_block * job->layout.block + number % chunks_per_block * CHUNK;
+  int64_t number = chunk - job->first_chunks[tensor], size = layout->starts[tensor + 1] - layout->starts[tensor];
+  int64_t chunks_per_block = ceiling(minimum(layout->block, size), CHUNK);
+  return layout->starts[tensor] + number / chunks_per_block * layout->block + number % chunks_per_block * CHUNK;
 }
 
 static void reduce_item(const void* data, int64_t item) {
@@ -140,7 +140,7 @@ static void reduce_item(const void* data, int64_t item) {
   int64_t end = minimum((item + 1) * CHUNKS_PER_ITEM, job->chunks);
   for (int64_t chunk = item * CHUNKS_PER_ITEM; chunk < end; chunk++) {
     int64_t start = start_of(job, chunk);
-    Segment segment = segment_at(&job->layout, start);
+    Segment segment = segment_at(&job->gradient.layout, start);
     const float* x = place_in(&job->gradient, segment.tensor, segment.begin);
     float centre = centre_of(x, segment.end - segment.begin);
     if (start == segment.begin) job->centres[segment.number] = centre;
@@ -153,16 +153,14 @@ static void reduce_item(const void* data, int64_t item) {
  * centre of every segment, from which they deviate. */
 HANDLER jaxtern_moments(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
-  Layout layout = layout_of(frame);
   Memory gradient;
-  Moments* job = create_job(frame, sizeof *job, frame->args.args, &layout, &gradient);
+  Moments* job = create_job(frame, sizeof *job, frame->args.args, &gradient);
   *job = (Moments){
       .gradient = gradient,
       .max_abs = result(frame, 0),
       .first = result(frame, 1),
       .second = result(frame, 2),
       .centres = result(frame, 3),
-      .layout = layout,
   };
   int64_t size;
   job->first_chunks = table(frame, "first_chunks", &size);

@@ -46,13 +46,14 @@ Segment segment_at(const Layout* layout, int64_t element);
 
 /* Where the elements of a layout lie: in one buffer, or every tensor in one of its own (attribute "is_split"). */
 typedef struct Memory {
-  const int64_t* starts; /* of the tensors; NULL: all in one buffer */
+  Layout layout;
+  int is_split;
   float** buffers;
 } Memory;
 
 INLINE float* place_in(const Memory* memory, int64_t tensor, int64_t element) {
-  if (memory->starts == NULL) return memory->buffers[0] + element;
-  return memory->buffers[tensor] + (element - memory->starts[tensor]);
+  if (!memory->is_split) return memory->buffers[0] + element;
+  return memory->buffers[tensor] + (element - memory->layout.starts[tensor]);
 }
 
 /* Room for a job of `size` bytes, from malloc, never NULL. */
@@ -60,8 +61,7 @@ void* create_plain_job(size_t size);
 
 /* The same, and behind it the addresses of operands or results, `buffers`, to which `memory` then points: XLA gives the
  * frame to another call when this one returns, but a job may go on. */
-void* create_job(
-    const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, const Layout* layout, Memory* memory);
+void* create_job(const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, Memory* memory);
 
 /* The random bits of four runs: of the first two in `halves[0]`, of the others in `halves[1]`. */
 typedef struct Noise {

@@ -75,12 +75,10 @@ void* create_plain_job(size_t size) {
   return job;
 }
 
-void* create_job(
-    const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, const Layout* layout, Memory* memory) {
-  int is_split = attribute(frame, "is_split") != 0;
-  int64_t count = is_split ? layout->tensors : 1;
+void* create_job(const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, Memory* memory) {
+  *memory = (Memory){.layout = layout_of(frame), .is_split = attribute(frame, "is_split") != 0};
+  int64_t count = memory->is_split ? memory->layout.tensors : 1;
   char* job = create_plain_job(size + (size_t)count * sizeof(float*));
-  memory->starts = is_split ? layout->starts : NULL;
   memory->buffers = (float**)(job + size);
   for (int64_t i = 0; i < count; i++) memory->buffers[i] = ((XLA_FFI_Buffer*)buffers[i])->data;
   return job;
@@ -166,15 +164,12 @@ static int schedule(const XLA_FFI_CallFrame* frame, Crew* crew) {
 }
 
 static Crew* gather_crew(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job) {
-  Crew* crew = malloc(sizeof *crew);
+  Crew* crew = calloc(1, sizeof *crew);
   if (crew == NULL) return NULL;
   crew->work = work;
   crew->job = job;
-  crew->own_job = NULL;
   crew->items = items;
-  crew->done = 0;
   crew->api = frame->api;
-  crew->future = NULL;
   atomic_init(&crew->next, 0);
   atomic_init(&crew->members, 1);
   fegetenv(&crew->environment);

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import signal
 import socket
@@ -181,7 +182,7 @@ class Pair:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.judged: dict[int, Verdict] = {}
-        self.hub = Hub(self.listener, "token", num_processes, timeout, "a", lambda each: self._note(0, each))
+        self.hub = Hub(self.listener, "token", num_processes, timeout, "a")
         self.timeout, self.news = timeout, asyncio.Event()
 
     def _note(self, process: int, verdict: Verdict) -> None:
@@ -190,11 +191,12 @@ class Pair:
 
     def spoke(self, process: int = 1, token: str = "token") -> Spoke:
         connection = socket.create_connection(("127.0.0.1", self.port))
-        return Spoke(connection, token, process, self.timeout, "b", lambda each: self._note(process, each))
+        return Spoke(connection, token, process, self.timeout, "b")
 
     async def run(self, meanwhile: Callable, *spokes: Spoke) -> None:
         """Both sides, until what happens meanwhile is over."""
-        tasks = [asyncio.ensure_future(side.run()) for side in (self.hub, *spokes)]
+        sides = enumerate((self.hub, *spokes))
+        tasks = [asyncio.ensure_future(side.run(functools.partial(self._note, number))) for number, side in sides]
         try:
             await asyncio.wait_for(meanwhile(), 30)
         finally:
