@@ -16,7 +16,8 @@ from jaxtern.data.dataset import Dataset
 from jaxtern.data.feed import evaluation_batches, require_shares
 from jaxtern.data.preprocessing.families import PREPROCESSINGS, Preprocessing, get_preprocessing
 from jaxtern.data.rendering import Share, evaluation_batch_size, whole_image_shape
-from jaxtern.data.synthetic import make_synthetic_text
+from jaxtern.data.sources import load_dataset
+from jaxtern.data.synthetic import make_synthetic, make_synthetic_text
 from jaxtern.data.text import open_text
 
 TEXT = "text"  # by what name a recipe's preprocessing asks for it
