@@ -57,9 +57,7 @@ def _run(num_processes: int) -> list[dict]:
     return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
 
 
-@pytest.mark.parametrize(
-    "num_processes", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("num_processes", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, 4))])
 def test_processes_give_the_same_bits_as_virtual_workers(workers: Callable, worker: ModuleType, num_processes: int):
     found = _run(num_processes)
     placed = workers(f"mesh:1 unrolled:{num_processes}")

@@ -65,7 +65,7 @@ def test_streamed_batches_are_uint8_views_with_their_labels(expected: list[Batch
     for batch in expected:
         assert batch.examples.shape == (BATCH, SIDE, SIDE, 3)
         assert [leaf.dtype for leaf in batch] == [np.uint8, np.int32, np.int32, np.int32]
-    assert np.std(expected[0].images) > 10
+    assert np.std(expected[0].examples) > 10
 
 
 @pytest.mark.parametrize("num_hosts", [2, 4])
@@ -116,8 +116,8 @@ def test_resident_batches_are_the_streamed_ones(stamps: tuple, batch: int):
     memory = load_split(train, 2)
     resident = take(ResidentFeed(memory, batch, SEED), steps=40)
     streamed = take(StreamingFeed(train, batch, SEED, None, MNIST), steps=40)
-    assert_equal([place._replace(examples=memory.images[place.images]) for place in resident], streamed)
-    examples = np.concatenate([place.images for place in resident])
+    assert_equal([place._replace(examples=memory.images[place.examples]) for place in resident], streamed)
+    examples = np.concatenate([place.examples for place in resident])
     for epoch in range(len(examples) // 19):
         assert sorted(examples[epoch * 19 : (epoch + 1) * 19]) == list(range(19))
 
