@@ -17,8 +17,8 @@ from jaxtern.kernels.rounding import settle
 def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Reducer:
     """One step of subspace iteration towards the best approximation of rank r, from where the last one ended.
 
-    A tensor of shape [..., m] is a matrix M of m columns: dense and convolution kernels have their outputs last. With
-    the mean over the workers in E:
+    A tensor is a matrix M, its axes cut in two where both sides together are smallest: a convolution's kernel between
+    its inputs and its outputs, wherever these stand. With the mean over the workers in E:
 
         P = orthonormalise(E[M Q]),  Q' = E[M^T P],  mean = P Q'^T
 
@@ -81,8 +81,9 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
 
 
 def _sides(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:
-    """Rows, columns and rank of a tensor's matrix."""
-    rows, columns = math.prod(shape[:-1]), shape[-1]
+    """Rows, columns and rank of a tensor's matrix, of more than one axis."""
+    cuts = [(math.prod(shape[:place]), math.prod(shape[place:])) for place in range(len(shape) - 1, 0, -1)]
+    rows, columns = min(cuts, key=sum)
     return rows, columns, min(rank, rows, columns)
 
 
@@ -105,7 +106,7 @@ def _first_factor(key: jax.Array, shape: tuple[int, ...], rank: int) -> jax.Arra
 
 
 def _as_matrix(tensor: jax.Array) -> jax.Array:
-    return tensor.astype(jnp.float32).reshape(-1, tensor.shape[-1])
+    return tensor.astype(jnp.float32).reshape(_sides(tensor.shape, 1)[:2])
 
 
 @jax.custom_batching.sequential_vmap

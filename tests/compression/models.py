@@ -79,7 +79,7 @@ def power_sgd(
     """Low-rank means with a warm start and error feedback.
 
     Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019, Algorithm 1 (the compressor) and Algorithm 2 (error feedback,
-    here of gradients, not of steps). With M_w the tensor reshaped to [-1, shape[-1]] and N workers:
+    here of gradients, not of steps). With M_w the tensor as a matrix, of as many columns as Q has rows, and N workers:
 
         A_w = M_w + e_w;  P = orthogonalised(mean_w A_w Q);  Q = mean_w A_w^T P;  mean = P Q^T;  e_w = A_w - mean
 
@@ -100,7 +100,7 @@ def power_sgd(
                 continue
             shape = workers[0][i].shape
             matrices = [
-                (tensors[i] + error[i]).reshape(-1, shape[-1]) for tensors, error in zip(workers, errors, strict=True)
+                (tensors[i] + error[i]).reshape(-1, len(query)) for tensors, error in zip(workers, errors, strict=True)
             ]
             assert query.shape == (matrices[0].shape[1], min(rank, *matrices[0].shape))
             left = orthogonalised(_mean([matrix @ query for matrix in matrices]))

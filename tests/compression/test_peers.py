@@ -4,6 +4,7 @@ Where ours cannot hold what theirs does, because the workers share a scale here,
 asserts what does hold.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -320,3 +321,15 @@ def test_update_keeps_shapes_dtypes_and_the_types_of_its_state(reducer: str, dty
     mean, state, start = jax.eval_shape(_on_device(run, mesh), tree)
     assert [(x.shape, x.dtype) for x in mean] == [(x.shape, x.dtype) for x in tree]
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(lambda x: (x.shape, x.dtype), start)
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns"),
+    [((5, 5, 192, 256), 256), ((256, 192, 5, 5), 4800), ((512, 8, 64), 512), ((8, 64, 512), 512), ((24, 17), 17)],
+)
+def test_low_rank_cuts_a_tensor_where_both_sides_together_are_smallest(shape: tuple[int, ...], columns: int):
+    layout = jaxtern.Layout(("kernel",), (shape,), (np.dtype(np.float32),), ((),))
+    (factor,) = jax.eval_shape(lambda: jaxtern.low_rank(2).init(layout, 1)).shared
+    assert factor.shape == (columns, 2)
+    rows = math.prod(shape) // columns
+    assert jaxtern.low_rank(2).traffic(layout, 2).bytes == 4 * 2 * (rows + columns)
