@@ -15,7 +15,7 @@ from jaxtern.compression.transform import CompressedMeanState, state_specs
 from jaxtern.hosts.messages import to_devices
 from jaxtern.training.recipe import masks
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.recipe.selection import path_of, require_match
+from jaxtern.training.recipe.selection import by_path, require_match
 from jaxtern.training.step import precision
 from jaxtern.training.step.mean import create_mean, create_reducers
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS, VIRTUAL_AXIS
@@ -135,7 +135,7 @@ def split_variables(model: Any, recipe: Recipe) -> tuple[Any, Any, Any, Any]:
     """
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     masks.require_trainable(recipe.model.train_only, recipe.model.freeze, params)
-    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    paths = list(by_path(params))
     for name, patterns in (("optimizer.decay", recipe.optimizer.decay), ("mean.exclude", recipe.mean.exclude)):
         for pattern in patterns:
             require_match(name, pattern, paths)
