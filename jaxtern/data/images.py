@@ -8,7 +8,6 @@ threads run meanwhile.
 
 import io
 import struct
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cv2
@@ -67,7 +66,7 @@ def decode(encoded: bytes, channels: int) -> np.ndarray:
     return _call_simplejpeg(encoded, channels)
 
 
-def render(image: bytes | np.ndarray, view: View | Callable[[int, int], View], size: int, channels: int) -> np.ndarray:
+def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> np.ndarray:
     """uint8[size, size, channels]: what a view shows of an image, resized, rotated and flipped.
 
     Shrinks by means over areas to no less than half the size, and bilinearly from there; enlarges bilinearly. What a
@@ -77,7 +76,7 @@ def render(image: bytes | np.ndarray, view: View | Callable[[int, int], View], s
 
     Args:
       image: a JPEG or PNG, or uint8[H, W, 1 or 3], as `decode` gives it.
-      view: what to show; or a function of height and width that chooses it.
+      view: what to show.
       size: side of the result in pixels.
       channels: 1 for grey, 3 for RGB.
 
@@ -86,16 +85,15 @@ def render(image: bytes | np.ndarray, view: View | Callable[[int, int], View], s
     """
     _check_channels(channels)
     header = _Header(image.shape[0], image.shape[1], None) if isinstance(image, np.ndarray) else _read_header(image)
-    shown = view if isinstance(view, View) else view(header.height, header.width)
-    if not (0 <= shown.top < shown.bottom <= header.height and 0 <= shown.left < shown.right <= header.width):
-        raise ValueError(f"view={shown}: has no pixels, or some outside of {header.height} by {header.width}")
-    pixels, box = _cut(image, header, shown, size, channels)
+    if not (0 <= view.top < view.bottom <= header.height and 0 <= view.left < view.right <= header.width):
+        raise ValueError(f"view={view}: has no pixels, or some outside of {header.height} by {header.width}")
+    pixels, box = _cut(image, header, view, size, channels)
     pixels, box = _shrink(pixels, box, size)
-    if shown.degrees == 0 and box == (0, 0, *pixels.shape[:2]):
+    if view.degrees == 0 and box == (0, 0, *pixels.shape[:2]):
         pixels = cv2.resize(pixels, (size, size), interpolation=cv2.INTER_LINEAR)
-        pixels = cv2.flip(pixels, 1) if shown.flip else pixels
+        pixels = cv2.flip(pixels, 1) if view.flip else pixels
     else:
-        pixels = _turn(pixels, box, shown, size)
+        pixels = _turn(pixels, box, view, size)
     return pixels.reshape(size, size, channels)
 
 
