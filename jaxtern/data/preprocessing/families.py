@@ -100,12 +100,16 @@ def _to_unit_range(images: jax.Array, size: int | None) -> jax.Array:
 
 
 def _subtract_mean(images: jax.Array, size: int | None) -> jax.Array:
-    return images.astype(jnp.float32) - jnp.array(_IMAGENET_MEAN_OF_255, jnp.float32)
+    return images.astype(jnp.float32) - _of_channels(_IMAGENET_MEAN_OF_255)
 
 
 def _standardize_channels(images: jax.Array, size: int | None) -> jax.Array:
     images = images.astype(jnp.float32) / 255.0
-    return (images - jnp.array(_IMAGENET_MEAN, jnp.float32)) / jnp.array(_IMAGENET_DEVIATION, jnp.float32)
+    return (images - _of_channels(_IMAGENET_MEAN)) / _of_channels(_IMAGENET_DEVIATION)
+
+
+def _of_channels(values: tuple[float, ...]) -> jax.Array:
+    return jnp.array(values, jnp.float32).reshape(1, 1, 1, -1)
 
 
 def _augment_cifar10(images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
