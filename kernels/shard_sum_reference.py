@@ -14,8 +14,6 @@ def shard_sum_reference(words: jax.Array, num_elements: int, levels: int, radix:
     sums = sum_digits(words, 2 * levels + 1, zero=0).reshape(-1, RUN)
     missing = radix_lib.num_words(num_elements, radix) // RUN * depth - sums.shape[0]
     # Fewer tiles of sums may hold all runs that there are, without those that the last tile of words lacks.
-    sums = (
-        jnp.pad(sums, [(0, missing), (0, 0)], constant_values=zero) if missing > 0 else sums[: sums.shape[0] + missing]
-    )
+    sums = sums[:missing] if missing < 0 else jnp.pad(sums, [(0, missing), (0, 0)], constant_values=zero)
     tiles = sums.reshape(-1, depth, RUN)
     return radix_lib.pack_planes([tiles[:, k].astype(jnp.uint32) for k in range(depth)], radix).reshape(-1)

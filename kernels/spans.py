@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .concatenate import concatenate
-from .dispatch import pick_implementation, require_levels, require_shape, require_tensors, why_not_float32
+from .dispatch import pick_implementation, require_levels, require_shape, require_tensors
 from .native.calls import decode_span_native, encode_span_native
 from .radix import num_words
 from .segments import Segments, split
@@ -64,7 +64,7 @@ def encode_span(
     require_levels(levels, radix, num_workers=1)
     require_offset(offset, size)
     steps = steps_of(scales, levels)
-    if _picks_native("ternary_encode", tensors, segments, implementation) and size:
+    if pick_implementation("ternary_encode", implementation, segments.num_elements) == "native" and size:
         return encode_span_native(tensors, steps, key, segments, radix, levels, offset, start, size, after)
     scaled = segments.spread(concatenate(tensors), steps)
     span = lax.slice(scaled, (start,), (start + size,))
@@ -115,7 +115,7 @@ def decode_span(
         _require_two(words, total, size, num_workers, radix, levels)
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
     zero, units = num_workers * levels, units_of(scales, num_workers * levels)
-    if _picks_native("ternary_decode", into, segments, implementation) and size:
+    if pick_implementation("ternary_decode", implementation, segments.num_elements) == "native" and size:
         return decode_span_native(words, total, units, segments, into, zero, radix, start, size, after)
     words = words if total is None else jnp.concatenate([words, total - words])
     digits = sum_digits(words, radix, zero).reshape(-1)[:size]
@@ -133,8 +133,3 @@ def _require_two(words: jax.Array, total: jax.Array, size: int, num_workers: int
     if num_workers % 2:
         raise ValueError(f"num_workers={num_workers}: must be even, as a total stands for two rows")
     require_levels(levels, radix, num_workers // 2)
-
-
-def _picks_native(op: str, tensors: Sequence[jax.Array], segments: Segments, implementation: str) -> bool:
-    not_native = next(filter(None, (why_not_float32("tensor.dtype", each.dtype) for each in tensors)), "")
-    return pick_implementation(op, implementation, segments.num_elements, not_native) == "native"

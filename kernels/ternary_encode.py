@@ -85,7 +85,11 @@ def ternary_encode(
     Raises:
       ValueError: if a shape, dtype, the radix, the levels or the implementation do not fit.
     """
-    _require(gradient, scales, key, segments, radix, levels, offset)
+    require_floating(gradient, segments)
+    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
+    require_shape("key", key, (2,), jnp.uint32)
+    require_levels(levels, radix, num_workers=1)
+    require_offset(offset, segments.num_elements)
     steps, units = steps_of(scales, levels), units_of(scales, levels)
     not_native = "it gives no residual" if residual else why_not_float32("gradient.dtype", gradient.dtype)
     picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)
@@ -98,16 +102,6 @@ def ternary_encode(
         return ternary_encode_mgpu(gradient, steps, units, key, *options)
     words = ternary_encode_reference(gradient, steps, key, segments, radix, levels, offset)
     return (words, residual_reference(gradient, words, units, segments, radix, levels)) if residual else words
-
-
-def _require(
-    gradient: jax.Array, scales: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
-) -> None:
-    require_floating(gradient, segments)
-    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    require_shape("key", key, (2,), jnp.uint32)
-    require_levels(levels, radix, num_workers=1)
-    require_offset(offset, segments.num_elements)
 
 
 def steps_of(scales: jax.Array, levels: int) -> jax.Array:

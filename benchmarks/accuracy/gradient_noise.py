@@ -100,8 +100,9 @@ def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str,
         mean={"method": "float", "devices_per_worker": 1, "delayed": False},
         run={"num_workers": 1, "num_devices": 1, "batch_size": batch_size, "steps_per_call": 1},
     )
-    mesh, model = create_mesh(recipe), create_network(recipe.model, run.inputs, recipe.run.seed)
-    program, state = create_run(recipe, model, run.inputs.dataset.train.size, mesh)
+    mesh, shape, dataset = create_mesh(recipe), run.inputs.input_shape, run.inputs.dataset
+    model = create_network(recipe.model, shape, dataset.num_classes, recipe.run.seed)
+    program, state = create_run(recipe, model, dataset.train.size, mesh)
     saved = run.restore(step)
     state = jax.device_put(state._replace(params=saved.params, frozen=saved.frozen, moments=saved.moments))
     local = create_local_gradients(recipe, program, 1, jax.devices()[0].platform == "cpu")

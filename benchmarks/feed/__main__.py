@@ -96,7 +96,7 @@ class Training:
             run=RunSection(batch_size=BATCH, num_workers=4, num_devices=1),
         )  # fmt: skip
         mesh, inputs = create_mesh(recipe), open_inputs(recipe.data)
-        model = create_network(recipe.model, inputs, recipe.run.seed)
+        model = create_network(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
         program, self.state = create_run(recipe, model, EXAMPLES, mesh)
         self.step, self.feed = create_train_step(recipe, program, mesh), Feed(recipe.data, recipe.run, inputs, mesh)
         self.batches = self.feed.batches(0)

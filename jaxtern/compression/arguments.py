@@ -47,13 +47,3 @@ def require_number(name: str, value: Any, least: float = 0.0, below: float | Non
         return
     rule = f"of {least:g} or more" if below is None else f"from {least:g} to below {below:g}"
     raise ValueError(f"{name}={value!r}: must be a finite number {rule}")
-
-
-def require_density(name: str, value: Any) -> None:
-    """Refuses what is no share of elements.
-
-    Raises:
-      ValueError: naming the argument, its value and the rule.
-    """
-    if not 0 < as_float(value) <= 1:
-        raise ValueError(f"{name}={value!r}: must be a number above 0 and at most 1")

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from jaxtern.kernels import follow
+from jaxtern.kernels.segments import fill_up, split
 
 AxisNames = tuple[str, ...]
 
@@ -155,13 +156,11 @@ def scatter_words(words: jax.Array, names: AxisNames, *, in_pairs: bool = False)
     shared = _shared_axes(names)
     if shared and width:
         in_pairs = (in_pairs or shards.shape[1] == 2) and shards.shape[1] % 2 == 0 and _can_pair(shared)
-        shards = _exchange_in_pairs(shards, *shared) if in_pairs else _all_to_all(shards, shared)
+        if in_pairs:
+            shards = _exchange_in_pairs(shards, *shared)
+        else:  # [V, P, W] to [P * V, 1, W], by devices and then by their workers
+            shards = lax.all_to_all(shards, shared, split_axis=1, concat_axis=0)
     return shards.reshape(rows * count_workers(names), -1)
-
-
-def _all_to_all(shards: jax.Array, names: AxisNames) -> jax.Array:
-    """[V, P, W] to [P * V, 1, W], by devices and then by their workers."""
-    return lax.all_to_all(shards, names, split_axis=1, concat_axis=0)
 
 
 def _exchange_in_pairs(shards: jax.Array, name: str) -> jax.Array:
@@ -211,14 +210,9 @@ def through_fast(send: Callable[[jax.Array], jax.Array], words: jax.Array, axes:
     if not axes.fast:
         return send(words)
     devices, width = count_workers(axes.fast), words.shape[-1]
-    sent = send(own_slice(fill(words, devices), axes.fast))
+    sent = send(own_slice(fill_up(words, devices), axes.fast))
     joined = gather_words(sent.reshape(1, -1), axes.fast).reshape(devices, *sent.shape)
     return jnp.moveaxis(joined, 0, 1).reshape(sent.shape[0], -1)[:, :width]
-
-
-def fill(words: jax.Array, multiple: int) -> jax.Array:
-    """Zeros behind the last axis, up to a multiple."""
-    return jnp.pad(words, [(0, 0)] * (words.ndim - 1) + [(0, -words.shape[-1] % multiple)])
 
 
 def pmean(tree: Any, names: AxisNames) -> Any:
@@ -254,7 +248,7 @@ def mean_floats(values: jax.Array, axes: Axes, after: Sequence[jax.Array] = ()) 
         mean = mean_in_order(restore(rows).astype(jnp.float32))
         return mean.astype(values.dtype).astype(jnp.float32) if num_workers > 2 else mean, rows
     places = axes.fast + axes.workers
-    filled = fill(words, count_workers(places))
+    filled = fill_up(words, count_workers(places))
     rows = scatter_words(own_slice(filled, axes.fast) if axes.fast else filled, axes.workers)
     mean = as_words(mean_in_order(to_floats(rows)).astype(values.dtype))[0]
     joined = gather_words(mean[None], places)
@@ -299,11 +293,8 @@ def as_words(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     parts = [_bits(leaf) for leaf in leaves]
 
     def restore(words: jax.Array) -> Any:
-        found, start = [], 0
-        for leaf, part in zip(leaves, parts, strict=True):
-            found.append(_from_bits(words[..., start : start + part.size], leaf))
-            start += part.size
-        return treedef.unflatten(found)
+        own = split(words, tuple(part.size for part in parts))
+        return treedef.unflatten(map(_from_bits, own, leaves))
 
     return (jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.uint32)), restore
 
@@ -313,7 +304,7 @@ def _bits(leaf: jax.Array) -> jax.Array:
     per_word = 4 // leaf.dtype.itemsize
     if per_word == 1:
         return lax.bitcast_convert_type(flat, jnp.uint32)
-    return lax.bitcast_convert_type(fill(flat, per_word).reshape(-1, per_word), jnp.uint32)
+    return lax.bitcast_convert_type(fill_up(flat, per_word).reshape(-1, per_word), jnp.uint32)
 
 
 def _from_bits(words: jax.Array, like: jax.Array) -> jax.Array:

@@ -102,8 +102,4 @@ def dgc(
     sparse = top_k(density, value_dtype, sampled, feedback=False)
     corrected = momentum_correction(sparse, momentum, clip_norm, nesterov)
     floats = momentum_correction(float_mean(in_order=True), momentum, None, nesterov, masked=False)
-    return partition([(_is_vector, floats)], corrected)._replace(floats=floats)
-
-
-def _is_vector(path: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) < 2
+    return partition([(lambda _, shape: len(shape) < 2, floats)], corrected)._replace(floats=floats)

@@ -16,7 +16,7 @@ from jaxtern.compression import collectives
 from jaxtern.compression.collectives import Axes
 from jaxtern.compression.network.links import Traffic
 from jaxtern.kernels import derive_key
-from jaxtern.kernels.segments import split
+from jaxtern.kernels.segments import fill_up, split
 
 MEAN_WORKER = 2**32 - 1  # whose noise is for what is the same on all workers: no worker has this number
 
@@ -134,9 +134,7 @@ class Group:
 
     def maximum(self, arrays: Sequence[jax.Array]) -> jax.Array:
         """The elementwise maximum."""
-        own = arrays[0]
-        for array in arrays[1:]:
-            own = jnp.maximum(own, array)
+        own = functools.reduce(jnp.maximum, arrays)
         return collectives.maximum(own, self.axes.workers) if own.size else own
 
     def gather(self, trees: Sequence[Any]) -> Any:
@@ -171,7 +169,7 @@ class Group:
         """uint32[N, W] of each worker here to uint32[V, N, W]."""
         axes, width, shards = self.axes, words[0].shape[1], jnp.stack(words)
         if axes.fast:
-            shards = collectives.own_slice(collectives.fill(shards, collectives.count_workers(axes.fast)), axes.fast)
+            shards = collectives.own_slice(fill_up(shards, collectives.count_workers(axes.fast)), axes.fast)
         rows = collectives.scatter_words(shards.reshape(len(words), -1), axes.workers)
         rows = rows.reshape(self.size, self.local_workers, -1)
         if axes.fast:
@@ -285,5 +283,5 @@ def sum_in_order(x: jax.Array) -> jax.Array:
     """The sum in an order that depends on the size alone, where a compiler's own depends on the program around it."""
     x = x.reshape(-1) if x.size else jnp.zeros((1,), x.dtype)
     while x.size > 1:
-        x = functools.reduce(operator.add, list(collectives.fill(x, 16).reshape(16, -1)))
+        x = functools.reduce(operator.add, list(fill_up(x, 16).reshape(16, -1)))
     return x[0]

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtern.compression import collectives
 from jaxtern.compression.network.links import Traffic, all_gather, all_to_all
 from jaxtern.compression.reducer import (
     Group,
@@ -23,6 +22,7 @@ from jaxtern.compression.reducer import (
     sum_in_order,
 )
 from jaxtern.compression.wrappers import error_feedback
+from jaxtern.kernels.segments import fill_up
 
 _BITS = 32  # elements of a word
 
@@ -112,7 +112,7 @@ def _unpack(signs: Sequence[Signs], layout: Layout) -> Tensors:
 
 def _cut(words: jax.Array, scale: jax.Array, num_shards: int) -> Signs:
     """To each shard's worker: its words, uint32[N, w], and the scale, float32[N]."""
-    return collectives.fill(words, num_shards).reshape(num_shards, -1), jnp.broadcast_to(scale, (num_shards,))
+    return fill_up(words, num_shards).reshape(num_shards, -1), jnp.broadcast_to(scale, (num_shards,))
 
 
 def _serve(received: Signs, error: jax.Array, size: int, index: jax.Array) -> tuple[Signs, jax.Array]:
@@ -169,7 +169,7 @@ def unpack_signs(words: jax.Array, size: int) -> jax.Array:
 
 
 def _to_planes(flat: jax.Array) -> jax.Array:
-    return collectives.fill(flat, _BITS * num_sign_words(flat.size) or 1).reshape(_BITS, -1)
+    return fill_up(flat, _BITS * num_sign_words(flat.size) or 1).reshape(_BITS, -1)
 
 
 def _from_planes(planes: jax.Array, size: int) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtern.compression.arguments import require_density
+from jaxtern.compression.arguments import as_float
 from jaxtern.compression.network.links import Traffic, all_gather
 from jaxtern.compression.reducer import (
     Group,
@@ -53,7 +53,8 @@ def top_k(
     Reference:
       Lin et al., Deep Gradient Compression, ICLR 2018; Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
     """
-    require_density("density", density)
+    if not 0 < as_float(density) <= 1:
+        raise ValueError(f"density={density!r}: must be a number above 0 and at most 1")
     if value_dtype not in _VALUES:
         raise ValueError(f"value_dtype={value_dtype!r}: must be one of {', '.join(_VALUES)}")
 

@@ -97,10 +97,6 @@ class Dataset(NamedTuple):
     num_classes: int
     class_names: tuple[str, ...] = ()
 
-    @property
-    def image_shape(self) -> tuple[int | None, int | None, int]:
-        return self.train.image_shape
-
 
 def refuse_arguments(name: str, **arguments: str | None) -> None:
     """Refuses those that are not None, which a dataset does not take."""

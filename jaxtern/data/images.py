@@ -7,7 +7,7 @@ threads run meanwhile.
 """
 
 import io
-from collections.abc import Callable
+import struct
 from typing import Any, NamedTuple
 
 import cv2
@@ -66,7 +66,7 @@ def decode(encoded: bytes, channels: int) -> np.ndarray:
     return _call_simplejpeg(encoded, channels)
 
 
-def render(image: bytes | np.ndarray, view: View | Callable[[int, int], View], size: int, channels: int) -> np.ndarray:
+def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> np.ndarray:
     """uint8[size, size, channels]: what a view shows of an image, resized, rotated and flipped.
 
     Shrinks by means over areas to no less than half the size, and bilinearly from there; enlarges bilinearly. What a
@@ -76,7 +76,7 @@ def render(image: bytes | np.ndarray, view: View | Callable[[int, int], View], s
 
     Args:
       image: a JPEG or PNG, or uint8[H, W, 1 or 3], as `decode` gives it.
-      view: what to show; or a function of height and width that chooses it.
+      view: what to show.
       size: side of the result in pixels.
       channels: 1 for grey, 3 for RGB.
 
@@ -85,16 +85,15 @@ def render(image: bytes | np.ndarray, view: View | Callable[[int, int], View], s
     """
     _check_channels(channels)
     header = _Header(image.shape[0], image.shape[1], None) if isinstance(image, np.ndarray) else _read_header(image)
-    shown = view if isinstance(view, View) else view(header.height, header.width)
-    if not (0 <= shown.top < shown.bottom <= header.height and 0 <= shown.left < shown.right <= header.width):
-        raise ValueError(f"view={shown}: has no pixels, or some outside of {header.height} by {header.width}")
-    pixels, box = _cut(image, header, shown, size, channels)
+    if not (0 <= view.top < view.bottom <= header.height and 0 <= view.left < view.right <= header.width):
+        raise ValueError(f"view={view}: has no pixels, or some outside of {header.height} by {header.width}")
+    pixels, box = _cut(image, header, view, size, channels)
     pixels, box = _shrink(pixels, box, size)
-    if shown.degrees == 0 and box == (0, 0, *pixels.shape[:2]):
+    if view.degrees == 0 and box == (0, 0, *pixels.shape[:2]):
         pixels = cv2.resize(pixels, (size, size), interpolation=cv2.INTER_LINEAR)
-        pixels = cv2.flip(pixels, 1) if shown.flip else pixels
+        pixels = cv2.flip(pixels, 1) if view.flip else pixels
     else:
-        pixels = _turn(pixels, box, shown, size)
+        pixels = _turn(pixels, box, view, size)
     return pixels.reshape(size, size, channels)
 
 
@@ -129,8 +128,11 @@ def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, chan
     """
     has_end = encoded[-2:] == _END_OF_JPEG
     height = bottom if has_end else header.height
+    told = bytearray(encoded)
+    assert header.place is not None
+    struct.pack_into(">H", told, header.place, height)
     return _call_simplejpeg(
-        _with_height(encoded, header, height) if height < header.height else encoded,
+        told,
         channels,
         fastupsample=True,  # with frequencies, the fast way gains less and costs more: 2 of 255 at high qualities
         strict=not has_end,
@@ -138,13 +140,6 @@ def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, chan
         min_width=-(-header.width // factor),
         min_factor=factor,
     )
-
-
-def _with_height(encoded: bytes, header: _Header, height: int) -> bytearray:
-    changed = bytearray(encoded)
-    assert header.place is not None
-    changed[header.place : header.place + 2] = height.to_bytes(2, "big")
-    return changed
 
 
 def _call_simplejpeg(encoded: bytes | bytearray, channels: int, **options: Any) -> np.ndarray:
@@ -207,10 +202,8 @@ def _turn(pixels: np.ndarray, box: _Box, view: View, size: int) -> np.ndarray:
     rotated = np.vstack([cv2.getRotationMatrix2D((middle, middle), -view.degrees, 1.0), [0.0, 0.0, 1.0]])
     flipped = np.array([[-1.0, 0.0, size - 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]) if view.flip else np.eye(3)
     from_result = (resized @ rotated @ flipped)[:2]
-    flags, border = (
-        cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
-        cv2.BORDER_CONSTANT if view.degrees else cv2.BORDER_REPLICATE,
-    )
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    border = cv2.BORDER_CONSTANT if view.degrees else cv2.BORDER_REPLICATE
     return cv2.warpAffine(pixels, from_result, (size, size), flags=flags, borderMode=border)
 
 
@@ -219,19 +212,15 @@ def _read_header(encoded: bytes) -> _Header:
     if encoded[:8] == _PNG:
         if encoded[12:16] != b"IHDR" or len(encoded) < 24:
             raise ValueError("the PNG is damaged or cut short: it has no header")
-        height, width = _big_endian(encoded, 20, 4), _big_endian(encoded, 16, 4)
+        width, height = struct.unpack_from(">II", encoded, 16)
         require_few_pixels(height, width)
         return _Header(height, width, None)
     if encoded[:3] != _JPEG:
         raise ValueError(f"starts with {bytes(encoded[:4]).hex()!r}: is neither a JPEG nor a PNG")
     place = _find_frame(encoded)
-    height, width, components = (
-        _big_endian(encoded, place + 5, 2),
-        _big_endian(encoded, place + 7, 2),
-        encoded[place + 9],
-    )
-    if encoded[place + 4] != 8 or components not in (_GREY, _RGB):
-        raise ValueError(f"the JPEG has {components} channels of {encoded[place + 4]} bits: must be grey or RGB of 8")
+    bits, height, width, components = struct.unpack_from(">BHHB", encoded, place + 4)
+    if bits != 8 or components not in (_GREY, _RGB):
+        raise ValueError(f"the JPEG has {components} channels of {bits} bits: must be grey or RGB of 8")
     if height == 0 or width == 0:
         raise ValueError(f"the JPEG is damaged: its header tells of {height} by {width} pixels")
     require_few_pixels(height, width)
@@ -251,9 +240,5 @@ def _find_frame(encoded: bytes) -> int:
         marker = encoded[place + 1]
         if marker in _FRAMES:
             return place
-        place += 1 if marker == 0xFF else 2 + _big_endian(encoded, place + 2, 2)
+        place += 1 if marker == 0xFF else 2 + struct.unpack_from(">H", encoded, place + 2)[0]
     raise ValueError("the JPEG is damaged or cut short: it has no header of a frame")
-
-
-def _big_endian(encoded: bytes, place: int, count: int) -> int:
-    return int.from_bytes(encoded[place : place + count], "big")

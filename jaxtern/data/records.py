@@ -100,7 +100,9 @@ def open_named(name: str, data_dir: str | None, train_split: str = "train", test
     except Exception as error:
         raise ValueError(_describe_failure(name, error)) from error
     if not (Path(builder.data_dir) / "dataset_info.json").is_file():
-        _require_tensorflow(f"dataset={name!r}: is not yet prepared under {builder.data_dir}")
+        if importlib.util.find_spec("tensorflow") is None:
+            need = "TFDS needs TensorFlow for that: pip install 'jaxtern[prepare]'"
+            raise ValueError(f"dataset={name!r}: is not yet prepared under {builder.data_dir}, and {need}")
         try:
             builder.download_and_prepare(file_format="array_record")
         except Exception as error:
@@ -158,11 +160,6 @@ def _check_shards(split: Any) -> None:
             raise ValueError(f"{path}: this shard is cut short or damaged: {_first_line(error)}") from error
         if found != expected:
             raise ValueError(f"{path}: this shard holds {found} examples, its dataset says {expected}")
-
-
-def _require_tensorflow(what: str) -> None:
-    if importlib.util.find_spec("tensorflow") is None:
-        raise ValueError(f"{what}, and TFDS needs TensorFlow for that: pip install 'jaxtern[prepare]'")
 
 
 def _require_split(dataset: str, argument: str, name: str, splits: Any) -> None:

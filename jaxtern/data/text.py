@@ -77,12 +77,8 @@ def load_text(path: str | Path, sequence_length: int) -> Dataset:
     if num_examples < 2:
         need = f"sequence_length={sequence_length} needs {2 * sequence_length + 1:,} or more"
         raise ValueError(f"{given}: has {len(text):,} characters; {need}")
-    windows = cut_windows(places.astype(np.uint8), sequence_length)
+    starting_anywhere = np.lib.stride_tricks.sliding_window_view(places.astype(np.uint8), sequence_length + 1)
+    windows = starting_anywhere[::sequence_length].copy()
     first = num_examples - max(1, num_examples // _TEST_SHARE)
     names = tuple(map(chr, characters.tolist()))
     return Dataset(Windows(windows[:first]), Windows(windows[first:]), len(names), names)
-
-
-def cut_windows(classes: np.ndarray, sequence_length: int) -> np.ndarray:
-    """uint8[characters] to uint8[examples, sequence_length + 1], where a window's last is also the next one's first."""
-    return np.lib.stride_tricks.sliding_window_view(classes, sequence_length + 1)[::sequence_length].copy()

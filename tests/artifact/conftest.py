@@ -41,7 +41,7 @@ def make_network(model: str, preprocessing: str, shape: tuple[int, int, int], si
     recipe = Recipe.from_dict({"model": {"name": model}, "data": data})
     graph, variables = nnx.split(create_model(model, inputs.input_shape, len(CLASSES), seed=0))
     variables = nnx.to_pure_dict(variables)
-    artifact = export_network(recipe, facts_of(inputs), graph, variables, 7)
+    artifact = export_network(recipe, facts_of(inputs.task, inputs.dataset), graph, variables, 7)
     return Network(graph, variables, split, recipe, inputs, artifact)
 
 

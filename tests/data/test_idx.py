@@ -53,7 +53,7 @@ def test_idx_files_read_back_as_written(folder: Path):
         np.testing.assert_array_equal(array, expected)
     assert dataset.train.images.dtype == np.uint8
     assert dataset.train.labels.dtype == np.int32
-    assert dataset.image_shape == (28, 28, 1)
+    assert dataset.train.image_shape == (28, 28, 1)
     assert (dataset.train.size, dataset.test.size, dataset.num_classes) == (7, 5, 10)
 
 

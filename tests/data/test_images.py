@@ -221,18 +221,6 @@ def test_render_of_a_jpeg_equals_exact_decoding_and_resizing(kind: str, edge: in
     assert difference(render(encoded, view, 32, 3), resize_again(exact, 32)).mean() < 1.3
 
 
-def test_render_asks_a_function_for_the_view():
-    seen = []
-
-    def choose(height: int, width: int) -> View:
-        seen.append((height, width))
-        return View(0, 0, height, width)
-
-    for image in (paint(20, 30), to_png(paint(20, 30)), to_jpeg(paint(20, 30))):
-        assert render(image, choose, 8, 3).shape == (8, 8, 3)
-    assert seen == [(20, 30)] * 3
-
-
 @pytest.mark.parametrize("edges", [(0, 0, 0, 5), (3, 4, 9, 4), (-1, 0, 5, 5), (0, 0, 11, 5), (0, 0, 5, 13)])
 def test_render_refuses_a_box_without_pixels_or_beyond_the_image(edges: tuple[int, ...]):
     for image in (paint(10, 12), to_jpeg(paint(10, 12))):
@@ -275,7 +263,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damaged_image_is_refused_in_one_line(damage: str):
-    for call in (lambda image: decode(image, 3), lambda image: render(image, lambda *_: View(0, 0, 10, 10), 8, 3)):
+    for call in (lambda image: decode(image, 3), lambda image: render(image, View(0, 0, 10, 10), 8, 3)):
         with pytest.raises(ValueError, match=r"JPEG|PNG") as caught:
             call(DAMAGED[damage])
         assert "\n" not in str(caught.value)

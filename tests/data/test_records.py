@@ -22,7 +22,7 @@ def test_prepared_folder_gives_every_example_back(stamps: tuple):
     folder, images, labels = stamps
     dataset = load_dataset(str(folder), None)
     assert (dataset.train.size, dataset.test.size, dataset.num_classes) == (19, 6, 3)
-    assert dataset.image_shape == (None, None, 1)
+    assert dataset.train.image_shape == (None, None, 1)
     for split, first in ((dataset.train, 0), (dataset.test, 19)):
         loaded = load_split(split, threads=2)
         np.testing.assert_array_equal(loaded.images, images[first : first + split.size])
@@ -51,7 +51,7 @@ def test_raw_pixels_are_read_as_they_are(write_folder: Callable, tmp_path: Path)
     examples = [(image, n % 2, ()) for n, image in enumerate(images)]
     folder = write_folder(tmp_path / "raw", {"train": examples, "test": examples[:2]}, feature)
     dataset = open_folder(folder)
-    assert dataset.image_shape == (4, 6, 3)
+    assert dataset.train.image_shape == (4, 6, 3)
     np.testing.assert_array_equal(load_split(dataset.train, 1).images, images)
 
 

@@ -24,7 +24,7 @@ def make_program() -> Callable[..., tuple[jax.export.Exported, dict[str, np.ndar
         recipe = Recipe(run=RunSection(seed=seed))
         inputs = open_inputs(recipe.data)
         graph, variables = nnx.split(create_model(recipe.model.name, inputs.input_shape, 10, seed))
-        artifact = export_network(recipe, facts_of(inputs), graph, nnx.to_pure_dict(variables))
+        artifact = export_network(recipe, facts_of(inputs.task, inputs.dataset), graph, nnx.to_pure_dict(variables))
         return jax.export.deserialize(bytearray(artifact.program)), artifact.weights
 
     return make

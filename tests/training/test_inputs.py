@@ -63,7 +63,7 @@ def test_facts_tell_the_shape_of_images_when_these_are_gone(
 ):
     data = small_recipe(**fields).data
     opened = open_inputs(data)
-    facts = facts_of(opened)
+    facts = facts_of(opened.task, opened.dataset)
     assert example_shape_of(data, facts) == opened.example_shape
     assert (facts.num_classes, facts.num_examples) == (opened.dataset.num_classes, opened.dataset.train.size)
     assert facts.class_names == opened.dataset.class_names

@@ -49,7 +49,8 @@ def calibrate(
     if num_workers == 1:
         return given
     # Measured even where it is given here: another host may have to, and a collective takes all of them.
-    alpha = _median_seconds(_over(mesh, names, lambda x: collectives.maximum(x, names)), _words(mesh, names, 1))
+    one_word = _rows(mesh, names, np.zeros(1, np.uint32))
+    alpha = _median_seconds(_over(mesh, names, lambda x: collectives.maximum(x, names)), one_word)
     alpha /= all_reduce(1, num_workers).messages
     beta = _measure_bandwidth(mesh, names, num_workers, alpha)
     own = [alpha if latency is None else latency, 1 / (beta if bandwidth is None else bandwidth)]
@@ -62,7 +63,7 @@ def _measure_bandwidth(mesh: Mesh, names: tuple[str, ...], num_workers: int, alp
     gather = _over(mesh, names, lambda x: collectives.gather_words(x, names).sum(axis=0))
     begin, width, bandwidth = time.perf_counter(), FIRST_WORDS, 0.0
     while True:
-        seconds = _median_seconds(gather, _words(mesh, names, width))
+        seconds = _median_seconds(gather, _rows(mesh, names, np.zeros(width, np.uint32)))
         traffic = all_gather(width, num_workers)
         bandwidth = traffic.bytes / max(seconds - traffic.messages * alpha, 0.1 * seconds)
         spent = time.perf_counter() - begin
@@ -88,19 +89,16 @@ def _over(mesh: Mesh, names: tuple[str, ...], function: Callable) -> Callable:
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=own, out_specs=everywhere, check_vma=False))
 
 
-def _words(mesh: Mesh, names: tuple[str, ...], width: int) -> jax.Array:
-    """uint32[workers, width] of zeros, a row each."""
+def _rows(mesh: Mesh, names: tuple[str, ...], row: np.ndarray) -> jax.Array:
+    """[workers, width]: a row of each worker, which this host has for all of its own."""
     num_workers = int(np.prod([mesh.shape[name] for name in names]))
+    rows = np.broadcast_to(row, (num_workers, row.size))
     sharding = NamedSharding(mesh, PartitionSpec(names))
-    return jax.make_array_from_callback(
-        (num_workers, width), sharding, lambda index: np.zeros((num_workers, width), np.uint32)[index]
-    )
+    return jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
 
 
 def _slowest(mesh: Mesh, names: tuple[str, ...], values: list[float]) -> np.ndarray:
     """The elementwise maximum over all processes of the mesh."""
-    num_workers = int(np.prod([mesh.shape[name] for name in names]))
-    rows = np.broadcast_to(np.asarray(values, np.float32), (num_workers, len(values)))
-    own = jax.make_array_from_callback(rows.shape, NamedSharding(mesh, PartitionSpec(names)), lambda index: rows[index])
+    own = _rows(mesh, names, np.asarray(values, np.float32))
     reduce = _over(mesh, names, lambda x: collectives.maximum(jnp.max(x, axis=0), names))
     return np.asarray(reduce(own).addressable_data(0))

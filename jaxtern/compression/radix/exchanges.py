@@ -15,6 +15,7 @@ from jaxtern.compression.network.links import Network, Traffic, all_gather, all_
 from jaxtern.compression.radix.quantizer import Quantizer
 from jaxtern.compression.reducer import Group
 from jaxtern.kernels import follow
+from jaxtern.kernels.segments import fill_up
 
 _PAIR_LATENCIES = 20  # that a message of a round of pairs must take, so that waiting for all hosts is worth its bytes
 
@@ -141,7 +142,7 @@ class Scatter(Exchange):
     def send(self, quantizer: Quantizer, words: jax.Array, group: Group, links: Network) -> Shards:
         axes, num_added = group.axes, self._added_in_shards(group.size)
         num_shards = collectives.count_workers(axes.workers + axes.fast)
-        filled = collectives.fill(words, num_shards * quantizer.shard_words(words.shape[-1], num_shards, num_added))
+        filled = fill_up(words, num_shards * quantizer.shard_words(words.shape[-1], num_shards, num_added))
         own = collectives.own_slice(filled, axes.fast) if axes.fast else filled
         shard = own.shape[-1] // collectives.count_workers(axes.workers)
         in_pairs = 4 * shard / links.bandwidth > _PAIR_LATENCIES * links.latency

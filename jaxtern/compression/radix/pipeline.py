@@ -103,8 +103,9 @@ class Buckets:
             quantizer.encode(flat, scales, key, bucket.sizes, added, position=bucket.position)
             for flat, key in zip(flats, self._keys, strict=True)
         ]
-        for worker, own in enumerate(words) if self.sent is not None else ():
-            self._keep_sent(worker, bucket, quantizer.decode(own[None], scales, bucket.sizes, added, 1))
+        for sent, own in zip(self.sent or (), words, strict=False):
+            decoded = quantizer.decode(own[None], scales, bucket.sizes, added, 1)
+            _replace(sent, bucket, split(decoded, bucket.sizes))
         return jnp.stack(words)
 
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
@@ -120,13 +121,13 @@ class Buckets:
             if received.total is not None:
                 words = jnp.concatenate([words, received.total - words])
             means = split(quantizer.decode(words, scales, bucket.sizes, *counts), bucket.sizes)
-        for place, mean in zip(bucket.places, means, strict=True):
-            self.tensors[place] = mean.reshape(self.tensors[place].shape)
+        _replace(self.tensors, bucket, means)
 
-    def _keep_sent(self, worker: int, bucket: Bucket, flat: jax.Array) -> None:
-        assert self.sent is not None
-        for place, part in zip(bucket.places, split(flat, bucket.sizes), strict=True):
-            self.sent[worker][place] = part.reshape(self.sent[worker][place].shape)
+
+def _replace(tensors: Tensors, bucket: Bucket, parts: Sequence[jax.Array]) -> None:
+    """Puts parts of any shape in the places of a bucket's tensors."""
+    for place, part in zip(bucket.places, parts, strict=True):
+        tensors[place] = part.reshape(tensors[place].shape)
 
 
 def cut(total: int, piece_size: int | None, quantizer: Quantizer, devices: int, workers: int) -> list[tuple[int, int]]:

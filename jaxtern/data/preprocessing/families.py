@@ -18,10 +18,8 @@ TrainView = Callable[[np.random.Generator, int, int, np.ndarray, int], View]
 EvaluationView = Callable[[int, int, int], View]
 
 _IMAGENET_MEAN_OF_255 = (123.68, 116.78, 103.94)  # of AlexNet and VGG
-_IMAGENET_MEAN, _IMAGENET_DEVIATION = (
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)  # of torchvision, of values in [0, 1]
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of torchvision, of values in [0, 1]
+_IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 _RGB = 3
 
 
@@ -34,20 +32,24 @@ class Preprocessing:
       size: side of the model's input in pixels where none is asked for; None: the image's own, whatever is asked for.
       train_view: (generator, height, width, boxes, size) -> View, as `views.alexnet_view`; None: whole images.
       evaluation_view: (height, width, size) -> View; None: whole images.
-      augment: (uint8[B, H, W, C], keys [B], size) -> float32[B, size, size, C], for training. Same key, same bits.
       standardize: (uint8[B, H, W, C], size) -> float32[B, size, size, C], for evaluation.
+      randomize: (uint8[B, H, W, C], keys [B], size) -> the same for training; None: only views are random.
     """
 
     name: str
     size: int | None
     train_view: TrainView | None
     evaluation_view: EvaluationView | None
-    augment: Callable[[jax.Array, jax.Array, int | None], jax.Array]
     standardize: Callable[[jax.Array, int | None], jax.Array]
+    randomize: Callable[[jax.Array, jax.Array, int | None], jax.Array] | None = None
 
     def __reduce__(self) -> tuple:
         """Pickled by name, for the processes that draw views."""
         return get_preprocessing, (self.name,)
+
+    def augment(self, images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
+        """uint8[B, H, W, C] to float32[B, size, size, C], for training. Same key, same bits."""
+        return self.standardize(images, size) if self.randomize is None else self.randomize(images, keys, size)
 
     @property
     def takes_whole_images(self) -> bool:
@@ -110,11 +112,6 @@ def _of_channels(values: tuple[float, ...]) -> jax.Array:
     return jnp.array(values, jnp.float32).reshape(1, 1, 1, -1)
 
 
-def _without_randomness(standardize: Callable) -> Callable:
-    """Augmentation of a family whose training images are random in their views alone."""
-    return lambda images, keys, size: standardize(images, size)
-
-
 def _augment_cifar10(images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
     """Works on values up to 255, not 1: the least deviation that whitening divides by is meant for those."""
     crop, flip, brightness, contrast = color.split_keys(keys, 4)
@@ -145,39 +142,18 @@ _CIFAR10_SIZE, _IMAGENET_SIZE = 24, 224
 PREPROCESSINGS = {
     each.name: each
     for each in (
-        Preprocessing("mnist", None, None, None, _without_randomness(_to_unit_range), _to_unit_range),
-        Preprocessing("cifar10", _CIFAR10_SIZE, None, None, _augment_cifar10, _standardize_cifar10),
-        Preprocessing(
-            "alexnet",
-            _IMAGENET_SIZE,
-            views.alexnet_view,
-            views.alexnet_central_view,
-            _without_randomness(_subtract_mean),
-            _subtract_mean,
-        ),
-        Preprocessing(
-            "vgg",
-            _IMAGENET_SIZE,
-            views.vgg_view,
-            views.central_view,
-            _without_randomness(_subtract_mean),
-            _subtract_mean,
-        ),
+        Preprocessing("mnist", None, None, None, _to_unit_range),
+        Preprocessing("cifar10", _CIFAR10_SIZE, None, None, _standardize_cifar10, _augment_cifar10),
+        Preprocessing("alexnet", _IMAGENET_SIZE, views.alexnet_view, views.alexnet_central_view, _subtract_mean),
+        Preprocessing("vgg", _IMAGENET_SIZE, views.vgg_view, views.central_view, _subtract_mean),
         Preprocessing(
             "inception",  # and GoogLeNet, and ResNet
             _IMAGENET_SIZE,
             views.inception_view,
             views.inception_central_view,
-            _augment_inception,
             _to_unit_range,
+            _augment_inception,
         ),
-        Preprocessing(
-            "vgg_f",
-            _IMAGENET_SIZE,
-            views.vgg_f_view,
-            views.central_view,
-            _without_randomness(_standardize_channels),
-            _standardize_channels,
-        ),
+        Preprocessing("vgg_f", _IMAGENET_SIZE, views.vgg_f_view, views.central_view, _standardize_channels),
     )
 }

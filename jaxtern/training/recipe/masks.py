@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtern.training.recipe.selection import matches, path_of, require_match
+from jaxtern.training.recipe.selection import by_path, matches, path_of, require_match
 
 Index = tuple[int | slice | EllipsisType, ...]
 
@@ -70,9 +70,9 @@ def slice_masks(freeze: Sequence[str], params: Any) -> dict[str, np.ndarray]:
     masks: dict[str, np.ndarray] = {}
     for entry in freeze:
         pattern, index = split_slice(entry)
-        for path, shape in _shapes(params).items():
+        for path, leaf in by_path(params).items():
             if index is not None and matches((pattern,), path):
-                masks[path] = masks.get(path, np.bool_(True)) & ~_select(entry, index, path, shape)
+                masks[path] = masks.get(path, np.bool_(True)) & ~_select(entry, index, path, leaf.shape)
     return masks
 
 
@@ -101,7 +101,7 @@ def require_trainable(train_only: Sequence[str], freeze: Sequence[str], params: 
     Raises:
       ValueError: naming the entry, and paths that are like it, or the tensor and its shape.
     """
-    paths = list(_shapes(params))
+    paths = list(by_path(params))
     for pattern in train_only:
         require_match("model.train_only", pattern, paths)
     for entry in freeze:
@@ -124,10 +124,6 @@ def _reads_as_class(entry: str, path: str) -> bool:
         return matches((entry,), path)
     except re.error:  # such as [2:1]
         return False
-
-
-def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    return {path_of(keys): leaf.shape for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
 
 
 def _select(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -13,6 +13,11 @@ def path_of(keys: Any) -> str:
     return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their paths."""
+    return {path_of(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
 def matches(patterns: Sequence[str], path: str) -> bool:
     """Whether one of the regular expressions matches the whole path."""
     return any(re.fullmatch(pattern, path) for pattern in patterns)

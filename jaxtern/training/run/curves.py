@@ -9,8 +9,7 @@ from jaxtern.training.run.metrics import read_metrics
 
 def plot_curves(workdir: Path, title: str) -> Path:
     """Draws loss, accuracy and learning rate of `<workdir>/metrics.jsonl` into `<workdir>/curves.png`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, because matplotlib is slow to import
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # here, because importing it takes a second
 
     records = read_metrics(workdir)
 
@@ -19,7 +18,6 @@ def plot_curves(workdir: Path, title: str) -> Path:
         return [record["step"] for record in chosen], [record[name] * factor for record in chosen]
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
     loss, accuracy, rate = figure.subplots(1, 3)
     loss.plot(*series("loss"), label="train", color="tab:blue")
     loss.plot(*series("test/loss"), label="test", color="tab:orange", marker=".")
@@ -42,11 +40,9 @@ def plot_curves(workdir: Path, title: str) -> Path:
 
 def plot_speed_up(forecast: Forecast, title: str, path: Path) -> Path:
     """Draws throughput over one worker's against workers, a line for every method, into `path`."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     counts = list(forecast.scaling)
     axes.plot(counts, counts, color="0.7", linestyle=":", label="linear")

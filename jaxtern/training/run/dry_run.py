@@ -18,17 +18,9 @@ from jaxtern.data.facts import Facts, published_facts
 from jaxtern.models import create_model
 from jaxtern.training.recipe.data import DataSection
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.recipe.selection import path_of, require_match
-from jaxtern.training.run.inputs import (
-    Feed,
-    Inputs,
-    create_network,
-    open_inputs,
-    require_feed,
-    task_of,
-    whole_image_shape_of,
-)
-from jaxtern.training.run.loop import NonFiniteError
+from jaxtern.training.recipe.selection import by_path, require_match
+from jaxtern.training.run.inputs import Feed, Inputs, create_network, facts_of, open_inputs, require_feed, task_of
+from jaxtern.training.run.loop import NonFiniteError, require_finite
 from jaxtern.training.step.mean import report_wire
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.schedules import create_schedule
@@ -81,9 +73,9 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
     named, seed = recipe.model, recipe.run.seed
     model = nnx.eval_shape(lambda: create_model(named.name, shape, num_classes, seed, named.dropout_rate))
     _, params, frozen, moments = split_variables(model, recipe)
-    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path((params, frozen, moments))[0]]
+    paths = [path for tree in (params, frozen, moments) for path in by_path(tree)]
     for pattern in recipe.model.init_exclude:
-        require_match("model.init_exclude", pattern, [path.partition("/")[2] for path in paths])
+        require_match("model.init_exclude", pattern, paths)
     network = Network(**recipe.mean.links)  # usual links, where the recipe gives none
     wire = report_wire(recipe.mean, params, model.last_layer, recipe.run.num_workers, network)[1]
     return DryRun(recipe, small, facts, inputs, mesh, params, frozen, wire)
@@ -94,8 +86,7 @@ def find_facts(data: DataSection) -> Facts:
     task = task_of(data)
     is_path = "/" in data.name and Path(data.name).exists()
     if data.name == "digits" or is_path or data.dir is not None:
-        dataset = task.open(data.name, data.dir, data.train_split, data.test_split)
-        return Facts(whole_image_shape_of(task, dataset), dataset.num_classes, dataset.train.size, "which are there")
+        return facts_of(task, task.open(data.name, data.dir, data.train_split, data.test_split))
     published = published_facts(data.name) if task.of_images else None
     if published is not None:
         return published
@@ -166,7 +157,7 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
     """
     small, skipped = run.small, 0
     yield _describe_small(run)
-    network = create_network(small.model, run.inputs, small.run.seed)
+    network = create_network(small.model, run.inputs.input_shape, run.facts.num_classes, small.run.seed)
     program, state = create_run(small, network, run.facts.num_examples, run.mesh)
     yield _describe_memory(state, small.run.num_workers)
     feed = Feed(small.data, small.run, run.inputs, run.mesh)
@@ -227,12 +218,7 @@ def _bytes(size: int) -> str:
 
 def _describe_step(number: int, metrics: Metrics, params: Any) -> str:
     """Its loss; refuses one that is not finite, but for a step that was skipped to shrink the loss's scale."""
-    loss = float(metrics["loss"])
     if metrics.get("overflow"):
         return f"skipped, gradients overflow at a loss scale of {float(metrics['loss_scale']):g}"
-    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    nonfinite = [path for path, is_bad in zip(paths, metrics["nonfinite"], strict=True) if is_bad]
-    if nonfinite or not np.isfinite(loss):
-        where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
-        raise NonFiniteError(f"step {number}: loss {loss}, {where}")
-    return f"loss {loss:.4f}"
+    require_finite(number, metrics, by_path(params))
+    return f"loss {float(metrics['loss']):.4f}"

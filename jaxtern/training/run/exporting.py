@@ -11,11 +11,10 @@ import numpy as np
 from jaxtern import __version__
 from jaxtern.artifact.storage import Artifact, Manifest
 from jaxtern.data.facts import Facts
-from jaxtern.training.recipe.data import DataSection
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.recipe.selection import path_of
+from jaxtern.training.recipe.selection import by_path
 from jaxtern.training.run.evaluation import compute_logits
-from jaxtern.training.run.inputs import create_network_for, example_shape_of, facts_of, open_inputs, task_of
+from jaxtern.training.run.inputs import create_network, example_shape_of, facts_of, open_inputs, task_of
 from jaxtern.training.run.saved_run import SavedNetwork
 from jaxtern.training.saved.workdir import read_facts, read_recipe
 from jaxtern.training.step.state import variables_of
@@ -42,9 +41,12 @@ def export_run(
     task = task_of(recipe.data)
     if not task.of_images:
         raise ValueError(f"workdir={str(workdir)!r}: networks of text (data.preprocessing) cannot be exported yet")
-    facts = _find_facts(workdir, recipe.data, data_dir)
+    facts = read_facts(workdir) if data_dir is None else None
+    if facts is None:
+        inputs = open_inputs(recipe.data, data_dir=data_dir)
+        facts = facts_of(inputs.task, inputs.dataset)
     input_shape = task.input_shape(example_shape_of(recipe.data, facts))
-    network = create_network_for(recipe.model, input_shape, facts.num_classes, recipe.run.seed)
+    network = create_network(recipe.model, input_shape, facts.num_classes, recipe.run.seed)
     run = SavedNetwork(workdir, recipe, network, facts.num_examples)
     if best:
         step = run.best_step()
@@ -72,8 +74,8 @@ def export_network(
       step: updates of them.
       averaged: whether they are moving averages.
     """
-    leaves, structure = jax.tree_util.tree_flatten_with_path(variables)
-    weights = {path_of(keys): np.asarray(leaf) for keys, leaf in leaves}
+    structure = jax.tree.structure(variables)
+    weights = {path: np.asarray(leaf) for path, leaf in by_path(variables).items()}
     names, task = tuple(weights), task_of(recipe.data)
 
     def predict(weights: dict[str, jax.Array], images: jax.Array) -> jax.Array:
@@ -99,9 +101,3 @@ def export_network(
         platforms=PLATFORMS,
     )
     return Artifact(manifest, bytes(program.serialize()), weights)
-
-
-def _find_facts(workdir: Path, data: DataSection, data_dir: str | None) -> Facts:
-    """Of the run's dataset, which is opened where `data_dir` asks for that, or the run is older than its facts."""
-    facts = read_facts(workdir) if data_dir is None else None
-    return facts_of(open_inputs(data, data_dir=data_dir)) if facts is None else facts

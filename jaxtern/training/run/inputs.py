@@ -142,31 +142,15 @@ def own_share(rows: NamedSharding, batch_size: int) -> Share:
     return Share(first // size, batch_size // size)
 
 
-def create_network(model: ModelSection, inputs: Inputs, seed: int) -> Model:
-    """The recipe's network with fresh weights, for its inputs."""
-    return create_network_for(model, inputs.input_shape, inputs.dataset.num_classes, seed)
-
-
-def create_network_for(model: ModelSection, input_shape: tuple[int, ...], num_classes: int, seed: int) -> Model:
-    """Likewise for inputs of this shape."""
+def create_network(model: ModelSection, input_shape: tuple[int, ...], num_classes: int, seed: int) -> Model:
+    """The recipe's network with fresh weights, for inputs of this shape."""
     return draw_weights(lambda: create_model(model.name, input_shape, num_classes, seed, model.dropout_rate))
 
 
-def facts_of(inputs: Inputs) -> Facts:
-    """What is known of them when they are no longer there."""
-    dataset = inputs.dataset
-    return Facts(
-        whole_image_shape_of(inputs.task, dataset),
-        dataset.num_classes,
-        dataset.train.size,
-        "which are there",
-        dataset.class_names,
-    )
-
-
-def whole_image_shape_of(task: Task, dataset: Dataset) -> tuple[int, ...] | None:
-    """Height, width and channels of images that are taken whole; None for views, and for text."""
-    return task.example_shape(dataset.train) if task.of_images and task.view_shape is None else None
+def facts_of(task: Task, dataset: Dataset) -> Facts:
+    """What is known of a dataset when it is no longer there; a shape only of images that are taken whole."""
+    shape = task.example_shape(dataset.train) if task.of_images and task.view_shape is None else None
+    return Facts(shape, dataset.num_classes, dataset.train.size, "which are there", dataset.class_names)
 
 
 def example_shape_of(data: DataSection, facts: Facts) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxtern.compression.report import WireReport
 from jaxtern.hosts.messages import meet
-from jaxtern.training.recipe.selection import path_of
+from jaxtern.training.recipe.selection import by_path
 from jaxtern.training.run.calls import Call, plan_calls
 from jaxtern.training.run.divergence import DivergenceError
 from jaxtern.training.run.evaluation import Evaluation
@@ -22,6 +22,25 @@ from jaxtern.training.step.step import Metrics
 
 class NonFiniteError(Exception):
     """The loss, a gradient or a weight is NaN or infinite."""
+
+
+def require_finite(step: int, metrics: dict[str, Any], paths: Iterable[str], ending: str = "") -> None:
+    """Refuses a loss, gradients or weights that are not finite.
+
+    Args:
+      step: of the metrics.
+      metrics: of one step.
+      paths: of the weights.
+      ending: of the message.
+
+    Raises:
+      NonFiniteError: naming the step, its loss and the tensors.
+    """
+    nonfinite = [path for path, is_bad in zip(paths, metrics["nonfinite"], strict=True) if is_bad]
+    loss = float(metrics["loss"])
+    if nonfinite or not math.isfinite(loss):
+        where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
+        raise NonFiniteError(f"step {step}: loss {loss}, {where}{ending}")
 
 
 def train(run: Run) -> Evaluation:
@@ -76,7 +95,7 @@ class _Loop:
         self._writer = MetricWriter(run.workdir, self.taken) if run.folder is not None else None
         self._progress = Progress(self.taken, run.recipe.run.num_steps, shown=run.folder is not None)
         self._batches = run.feed.batches(run.examples_seen, (call.num_steps for call in self.calls()))
-        self._paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(run.state.params)[0]]
+        self._paths = list(by_path(run.state.params))
         self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
         self._since: list[Scalars] = []
         self._wires: list[WireReport] = []  # of each of them
@@ -165,7 +184,7 @@ class _Loop:
         """Refuses devices that hold different states."""
         difference = None if digests is None else self._run.guard.find_difference(digests)
         if difference is not None:
-            raise DivergenceError(f"step {step}: {difference}; {self._last_good()}")
+            raise DivergenceError(f"step {step}: {difference}{self._last_good()}")
 
     def _check(self, step: int, metrics: dict[str, Any]) -> Scalars:
         """One step's numbers.
@@ -173,21 +192,14 @@ class _Loop:
         Raises:
           NonFiniteError: if they are none; a step that was skipped has only those of the skipping.
         """
-        bad = metrics.pop("nonfinite")
-        nonfinite = [path for path, is_bad in zip(self._paths, bad, strict=True) if is_bad]
-        scalars = {name: float(value) for name, value in metrics.items()}
+        scalars = {name: float(value) for name, value in metrics.items() if name != "nonfinite"}
         if scalars.get("overflow"):
             return {"loss": math.nan} | {name: scalars[name] for name in ("overflow", "loss_scale", "learning_rate")}
-        if nonfinite or not np.isfinite(scalars["loss"]):
-            raise NonFiniteError(self._describe(step, scalars["loss"], nonfinite))
+        require_finite(step, metrics, self._paths, self._last_good())
         return scalars
 
-    def _describe(self, step: int, loss: float, nonfinite: list[str]) -> str:
-        where = f"not finite in {', '.join(nonfinite)}" if nonfinite else "gradients and weights finite"
-        return f"step {step}: loss {loss}, {where}; {self._last_good()}"
-
     def _last_good(self) -> str:
-        return f"the last good checkpoint is at step {self._run.last_saved}"
+        return f"; the last good checkpoint is at step {self._run.last_saved}"
 
     def _log(self, step: int, examples_per_second: float) -> None:
         """A line and a record: means since the last one."""

@@ -20,7 +20,9 @@ Scalars = dict[str, float]
 class MetricWriter:
     """Appends records to `<workdir>/metrics.jsonl` and TensorBoard events to `<workdir>/tensorboard`.
 
-    A resumed run drops the records after the step from which it resumes, so that none stands there twice.
+    A resumed run drops the records after the step from which it resumes, so that none stands there twice. Events are
+    written as they come: tensorboardX's SummaryWriter leaves them to a thread, which dies where the disk is full, and
+    whoever adds to its queue then waits for good.
     """
 
     def __init__(self, workdir: Path, first_step: int):
@@ -33,13 +35,23 @@ class MetricWriter:
         kept = [record for record in read_metrics(workdir) if record["step"] <= first_step]
         replace_durably(self._path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self._path.open("a")
-        self._events = EventFile(workdir / "tensorboard", first_step + 1)
+        folder = workdir / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        self._events = EventsWriter(str(folder / "events"))
+        self._add_event(first_step + 1, file_version="brain.Event:2")
+        # TensorBoard forgets what older files have of this step and after.
+        self._add_event(first_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, step: int, scalars: Scalars) -> None:
         """Writes the scalars of one step."""
         self._file.write(json.dumps({"step": step, **scalars}) + "\n")
         self._file.flush()
-        self._events.write(step, scalars)
+        for name, value in scalars.items():
+            self._add_event(step, summary=scalar(name, value))
+        self._events.flush()
+
+    def _add_event(self, step: int, **content: Any) -> None:
+        self._events.write_event(Event(step=step, wall_time=time.time(), **content))
 
     def sync(self) -> None:
         """Waits until all records are on the disk, as they should be before a checkpoint that comes after them."""
@@ -51,30 +63,6 @@ class MetricWriter:
                 self.sync()
         finally:
             self._events.close()
-
-
-class EventFile:
-    """TensorBoard's events of a start, written as they come.
-
-    Not by tensorboardX's SummaryWriter, whose thread dies where the disk is full, and who adds to its queue waits on.
-    """
-
-    def __init__(self, folder: Path, first_step: int):
-        """Has TensorBoard forget what older files in the folder have of `first_step` and after."""
-        folder.mkdir(exist_ok=True)
-        self._writer = EventsWriter(str(folder / "events"))
-        self._writer.write_event(Event(step=first_step, file_version="brain.Event:2", wall_time=time.time()))
-        start = SessionLog(status=SessionLog.START)
-        self._writer.write_event(Event(step=first_step, session_log=start, wall_time=time.time()))
-
-    def write(self, step: int, scalars: Scalars) -> None:
-        """Writes the scalars of one step."""
-        for name, value in scalars.items():
-            self._writer.write_event(Event(step=step, summary=scalar(name, value), wall_time=time.time()))
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def read_metrics(workdir: Path) -> list[dict]:

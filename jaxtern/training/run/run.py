@@ -167,7 +167,7 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
         facts["network"] = describe_source(recipe.model.name)
         agreement.require_same(facts)
     feed = Feed(recipe.data, recipe.run, inputs, mesh)
-    model = create_network(recipe.model, inputs, recipe.run.seed)
+    model = create_network(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
     if is_first and not Checkpoints.exist(workdir):
         initialize(model, recipe.model)
     network = find_network(recipe.mean, mesh, workdir)
@@ -180,9 +180,12 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
             refit = functools.partial(carry_over, recipe=recipe)
             folder = Folder(workdir, given, fresh, refit, allow_config_change)
             opened.callback(folder.close)
-            keep_facts(workdir, facts_of(inputs), allow_config_change)
+            keep_facts(workdir, facts_of(inputs.task, inputs.dataset), allow_config_change)
             write_network(workdir, network)
-        start, seen = share_start(fresh, folder and folder.restored)
+        # Process 0 tells the others where the run goes on; where it begins, `seen` is None.
+        restored = folder and folder.restored
+        seen = messages.broadcast_json(restored and restored.metadata["examples_seen"])
+        start = messages.broadcast_arrays(restored.state if restored else fresh)
         state = place_state(start, mesh)
         train_step = create_train_steps(recipe, program, mesh)
         hosts = messages.gather_json(socket.gethostname())
@@ -195,21 +198,6 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
             run.save(0)
         opened.pop_all()  # the run has the folder now
     return run
-
-
-def share_start(fresh: TrainState, restored: Checkpoint | None) -> tuple[TrainState, int | None]:
-    """State and examples seen where the run goes on; the fresh state, with None, where it begins.
-
-    Args:
-      fresh: a state of no step; process 0's is where a run begins.
-      restored: in process 0 the checkpoint from which the run goes on, if there is one.
-
-    Returns:
-      What process 0 has, in all processes.
-    """
-    state = fresh if restored is None else restored.state
-    seen = messages.broadcast_json(restored and restored.metadata["examples_seen"])
-    return messages.broadcast_arrays(state), seen
 
 
 def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:

@@ -110,5 +110,6 @@ class SavedRun(SavedNetwork):
         """
         recipe = read_recipe(workdir)
         self.inputs = open_inputs(recipe.data, data_dir=data_dir)
-        network = create_network(recipe.model, self.inputs, recipe.run.seed)
-        super().__init__(workdir, recipe, network, self.inputs.dataset.train.size)
+        shape, dataset = self.inputs.input_shape, self.inputs.dataset
+        network = create_network(recipe.model, shape, dataset.num_classes, recipe.run.seed)
+        super().__init__(workdir, recipe, network, dataset.train.size)

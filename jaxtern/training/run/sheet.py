@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtern.data.dataset import Dataset
 from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.sources import load_dataset
 from jaxtern.data.tasks import ImageTask
@@ -34,6 +33,7 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
     from matplotlib.figure import Figure  # here, because importing it takes a second
 
     inputs = open_inputs(recipe.data)
+    names = inputs.dataset.class_names
     halves = {"training": _augmented(recipe, inputs), "evaluation": _standardized(recipe, inputs)}
     figure = Figure(figsize=(_COLUMNS * _INCH, (2 * _ROWS + 1) * _INCH * 1.15), layout="constrained")
     upper_and_lower: Any = figure.subfigures(2, 1)
@@ -44,7 +44,7 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
             panel.set_axis_off()
         for panel, image, label in zip(panels.flat, images, labels, strict=False):
             panel.imshow(_stretch(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            panel.set_title(_name(inputs.dataset, int(label)), fontsize=7, pad=2)
+            panel.set_title(names[label] if names else str(label), fontsize=7, pad=2)
     figure.savefig(path, dpi=110)
 
 
@@ -93,7 +93,3 @@ def sheet_recipe(folder: str, preprocessing: str | None = None) -> Recipe:
 def _stretch(image: np.ndarray) -> np.ndarray:
     least, greatest = image.min(), image.max()
     return (image - least) / max(greatest - least, 1e-6)
-
-
-def _name(dataset: Dataset, label: int) -> str:
-    return dataset.class_names[label] if dataset.class_names else str(label)

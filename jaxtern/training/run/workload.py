@@ -62,7 +62,7 @@ def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
         mean={"method": "float", "devices_per_worker": 1, "delayed": False, "statistics": False},
     )
     mesh = create_mesh(alone)
-    model = create_network(alone.model, inputs, alone.run.seed)
+    model = create_network(alone.model, inputs.input_shape, inputs.dataset.num_classes, alone.run.seed)
     program, state = create_run(alone, model, inputs.dataset.train.size, mesh)
     step = create_train_step(alone, program, mesh)
     batch = _make_batch(examples, inputs)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from jaxtern.training.recipe.selection import path_of
+from jaxtern.training.recipe.selection import by_path
 
 
 class MisfitError(ValueError):
@@ -21,18 +21,16 @@ def arrange(saved: Any, like: Any) -> Any:
     Raises:
       MisfitError: naming the first array that is not alike.
     """
-    wanted, structure = jax.tree_util.tree_flatten_with_path(like)
-    found = {path_of(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(saved)[0]}
-    names = [path_of(keys) for keys, _ in wanted]
-    for name, (_, leaf) in zip(names, wanted, strict=True):
+    wanted, found = by_path(like), by_path(saved)
+    for name, leaf in wanted.items():
         if name not in found:
             raise MisfitError(f"lacks {name!r}, which this run has")
         if describe(found[name]) != describe(leaf):
             raise MisfitError(f"holds {name!r} as {describe(found[name])}, which this run has as {describe(leaf)}")
     for name in found:
-        if name not in names:
+        if name not in wanted:
             raise MisfitError(f"holds {name!r}, which this run has not")
-    return structure.unflatten([found[name] for name in names])
+    return jax.tree.structure(like).unflatten([found[name] for name in wanted])
 
 
 def describe(array: Any) -> str:

@@ -4,10 +4,9 @@ import hashlib
 import json
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxtern.training.recipe.selection import path_of
+from jaxtern.training.recipe.selection import by_path
 
 
 def digest_of_all(state: Any, metadata: dict[str, Any]) -> str:
@@ -17,9 +16,9 @@ def digest_of_all(state: Any, metadata: dict[str, Any]) -> str:
 
 def digest(tree: Any) -> str:
     """BLAKE2b of every array's path, dtype, shape and bytes, the same of NamedTuples and of dicts of their fields."""
-    leaves = [(path_of(keys), np.asarray(leaf)) for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
     state = hashlib.blake2b(digest_size=16)
-    for path, array in sorted(leaves, key=lambda leaf: leaf[0]):
+    for path, leaf in sorted(by_path(tree).items()):
+        array = np.asarray(leaf)
         state.update(f"{path} {array.dtype} {array.shape}".encode())
         state.update(np.ascontiguousarray(array).tobytes())
     return state.hexdigest()

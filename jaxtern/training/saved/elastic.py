@@ -43,10 +43,8 @@ def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe) -> TrainStat
     try:
         compressor = arrange(sent, own._replace(local=None))._replace(local=_hand_over(local, own.local, recipe, state))
     except MisfitError as error:
-        before, now = (
-            _name_method((saved.metadata.get("recipe") or {}).get("mean", {})),
-            _name_method(vars(recipe.mean)),
-        )
+        before = _name_method((saved.metadata.get("recipe") or {}).get("mean", {}))
+        now = _name_method(vars(recipe.mean))
         raise MisfitError(f"of mean.method={before} does not go on by {now}: {error}") from None
     return state._replace(compressor=compressor)
 

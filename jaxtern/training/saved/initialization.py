@@ -4,13 +4,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from flax import nnx
 
 from jaxtern.models.torchvision import read_torchvision
 from jaxtern.training.recipe.model import ModelSection
-from jaxtern.training.recipe.selection import matches, path_of, require_match
+from jaxtern.training.recipe.selection import by_path, matches, require_match
 from jaxtern.training.saved.checkpoints import Checkpoints
 
 logger = logging.getLogger(__name__)
@@ -63,24 +62,18 @@ def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:
     source = str(model.init_from)
     path = Path(source)
     if path.is_file():
-        read = read_torchvision(path, model.name, like, model.init_exclude, model.init_allow_missing)
-        return _flatten(read)
+        return by_path(read_torchvision(path, model.name, like, model.init_exclude, model.init_allow_missing))
     if (path / "checkpoints").is_dir():
-        return _weights_of(_restore_newest(path, source), source)
+        checkpoints = Checkpoints(path)
+        newest = checkpoints.use_latest(checkpoints.restore_as_saved)
+        if newest is None:
+            raise ValueError(f"model.init_from={source!r}: holds no checkpoint that can be read")
+        return _weights_of(newest, source)
     if path.parent.name == "checkpoints" and path.name.isdecimal() and path.is_dir():
         return _weights_of(Checkpoints(path.parent.parent).restore_as_saved(int(path.name)), source)
     raise FileNotFoundError(
         f"model.init_from={source!r}: is no folder of a run, no checkpoint of one, and no .safetensors file"
     )
-
-
-def _restore_newest(workdir: Path, source: str) -> dict[str, Any]:
-    """The newest state that is whole."""
-    checkpoints = Checkpoints(workdir)
-    state = checkpoints.use_latest(checkpoints.restore_as_saved)
-    if state is not None:
-        return state
-    raise ValueError(f"model.init_from={source!r}: holds no checkpoint that can be read")
 
 
 def _weights_of(state: Any, source: str) -> dict[str, np.ndarray]:
@@ -89,12 +82,7 @@ def _weights_of(state: Any, source: str) -> dict[str, np.ndarray]:
     if not isinstance(moving, dict) or not isinstance(moving.get("params"), dict):
         raise ValueError(f"model.init_from={source!r}: its checkpoint is of no network: it has no params")
     trees = moving["params"], state.get("frozen") or {}, moving.get("moments") or {}
-    return {path: leaf for tree in trees for path, leaf in _flatten(tree).items()}
-
-
-def _flatten(tree: Any) -> dict[str, Any]:
-    """By path, "conv1/kernel"."""
-    return {path_of(keys): leaf for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {path: leaf for tree in trees for path, leaf in by_path(tree).items()}
 
 
 def _few(paths: list[str], most: int = 4) -> str:

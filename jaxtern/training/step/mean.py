@@ -2,16 +2,13 @@
 
 from typing import Any
 
-import optax
-
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.reducer import Reducer
 from jaxtern.compression.report import WireReport, wire_report
-from jaxtern.compression.transform import compressed_mean, keep_float
+from jaxtern.compression.transform import keep_float
 from jaxtern.compression.wrappers import delayed, idle
 from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.selection import matches
-from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
 
 
 def stays_float(mean: MeanSection, last_layer: str, path: str) -> bool:
@@ -35,20 +32,6 @@ def create_reducers(mean: MeanSection, last_layer: str, network: Network | None 
 
     compressed = [create(phase) for phase in range(mean.num_phases)]
     return [idle(compressed[0]), *compressed]
-
-
-def create_mean(
-    mean: MeanSection, reducer: Reducer, virtual_workers: int, seed: int, statistics: bool
-) -> optax.GradientTransformation:
-    """The mean by a reducer over devices with so many workers on each."""
-    return compressed_mean(
-        DEVICE_AXIS,
-        reducer,
-        fast_axis_name=FAST_AXIS if mean.worker_devices > 1 else None,
-        seed=seed,
-        virtual_workers=virtual_workers,
-        statistics=statistics,
-    )
 
 
 def report_wire(

@@ -34,7 +34,8 @@ def create_mesh(recipe: Recipe) -> Mesh:
     processes, of_process = devices.shape
     if processes > 1:
         _require_processes(recipe, processes, of_process)
-    fitting = (size for size in range(fast, of_process * processes + 1, fast) if _fits(recipe, size))
+    sizes = range(fast, of_process * processes + 1, fast)
+    fitting = (size for size in sizes if workers % (size // fast) == 0 and size % processes == 0)
     size = recipe.run.num_devices or max(fitting, default=fast)
     if size > of_process * processes:
         name = "run.num_devices" if recipe.run.num_devices else "mean.devices_per_worker"
@@ -48,11 +49,6 @@ def create_mesh(recipe: Recipe) -> Mesh:
         need = "with several workers on a device, run.virtual_workers='unrolled' must be 'vmapped'"
         raise ValueError(f"model.batch_norm='sync': {need}")
     return Mesh(devices[:, : size // processes].reshape(-1, fast), (DEVICE_AXIS, FAST_AXIS))
-
-
-def _fits(recipe: Recipe, size: int) -> bool:
-    """Whether the workers divide on so many devices, and these among the processes."""
-    return recipe.run.num_workers % (size // recipe.mean.worker_devices) == 0 and size % jax.process_count() == 0
 
 
 def _require_processes(recipe: Recipe, processes: int, of_process: int) -> None:

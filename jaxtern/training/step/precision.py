@@ -1,6 +1,6 @@
 """Loss scaling: gradients of half precision, which would vanish, made larger by a factor that yields to overflows."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +45,3 @@ def adjust_scale(scale: LossScale, overflowed: jax.Array) -> LossScale:
 def can_shrink(scale: LossScale) -> jax.Array:
     """bool scalar: whether an overflow may be for want of a smaller factor, and is no divergence."""
     return scale.factor > _LEAST
-
-
-def unscale(gradients: Any, scale: LossScale) -> Any:
-    """Gradients of the scaled loss to those of the loss."""
-    return jax.tree.map(lambda g: g / scale.factor, gradients)

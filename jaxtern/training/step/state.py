@@ -11,13 +11,13 @@ from flax import nnx, traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern.compression.network.links import Network
-from jaxtern.compression.transform import CompressedMeanState, state_specs
+from jaxtern.compression.transform import CompressedMeanState, compressed_mean, state_specs
 from jaxtern.hosts.messages import to_devices
 from jaxtern.training.recipe import masks
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.recipe.selection import path_of, require_match
+from jaxtern.training.recipe.selection import by_path, require_match
 from jaxtern.training.step import precision
-from jaxtern.training.step.mean import create_mean, create_reducers
+from jaxtern.training.step.mean import create_reducers
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import create_optimizer, decay_patterns
 from jaxtern.training.step.precision import LossScale
@@ -94,7 +94,14 @@ def create_run(
     schedule = create_schedule(recipe.optimizer, recipe.run, num_examples)
     local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
     means: list[Any] = [
-        create_mean(recipe.mean, reducer, local_workers, recipe.run.seed, recipe.mean.statistics)
+        compressed_mean(
+            DEVICE_AXIS,
+            reducer,
+            fast_axis_name=FAST_AXIS if recipe.mean.worker_devices > 1 else None,
+            seed=recipe.run.seed,
+            virtual_workers=local_workers,
+            statistics=recipe.mean.statistics,
+        )
         for reducer in create_reducers(recipe.mean, model.last_layer, network)
     ]
     optimizer = create_optimizer(recipe.optimizer, schedule, model.decayed)
@@ -135,7 +142,7 @@ def split_variables(model: Any, recipe: Recipe) -> tuple[Any, Any, Any, Any]:
     """
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     masks.require_trainable(recipe.model.train_only, recipe.model.freeze, params)
-    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+    paths = list(by_path(params))
     for name, patterns in (("optimizer.decay", recipe.optimizer.decay), ("mean.exclude", recipe.mean.exclude)):
         for pattern in patterns:
             require_match(name, pattern, paths)

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxtern.compression.statistics import Statistics
 from jaxtern.training.recipe import masks
 from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.step import precision
@@ -31,7 +30,8 @@ def create_update(
         if state.loss_scale is not None:
             overflow = _overflow(gradients)
             skips = jnp.any(overflow)
-            gradients = [_zero_where(skips, precision.unscale(each, state.loss_scale)) for each in gradients]
+            factor = state.loss_scale.factor
+            gradients = jax.tree.map(lambda leaf: jnp.where(skips, 0, leaf / factor), gradients)
         mean, compressor = transformation.update(gradients, state.compressor)
         updates, optimizer = program.optimizer.update(mean, state.optimizer, state.params)
         params = optax.apply_updates(state.params, masks.mask_slices(updates, program.slices))
@@ -42,7 +42,7 @@ def create_update(
         new = _average(new, model.average_decay)
         metrics = _measure(local, stops) | {"nonfinite": _nonfinite(params)}
         if compressor.statistics is not None and phase > 0:
-            metrics |= statistics_as_metrics(compressor.statistics)
+            metrics |= {f"compression/{name}": value for name, value in compressor.statistics._asdict().items()}
         if skips is not None:
             metrics["learning_rate"] = jnp.asarray(program.schedule(_count_updates(state.optimizer)))
             return _skip_overflow(state, new, metrics, overflow, skips)
@@ -108,14 +108,6 @@ def _overflow(workers: list[Any]) -> jax.Array:
     """bool[tensors]: whose gradients hold a NaN or an infinity on any worker; the same on all."""
     own = jnp.any(jnp.stack([_nonfinite(gradients) for gradients in workers]), axis=0)
     return jax.lax.pmax(own.astype(jnp.int32), _ALL_AXES) > 0
-
-
-def _zero_where(condition: jax.Array, tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.where(condition, 0, leaf), tree)
-
-
-def statistics_as_metrics(statistics: Statistics) -> Metrics:
-    return {f"compression/{name}": value for name, value in statistics._asdict().items()}
 
 
 def _nonfinite(tree: Any) -> jax.Array:
