@@ -20,6 +20,7 @@ AxisNames = tuple[str, ...]
 
 _RUN = 2**20  # floats that are sent together, while others are rounded or averaged
 _GATHERED_BYTES = 2**16  # up to so many sent, one collective is better than two that send fewer
+_PAIRED_BYTES = 2**17  # from so many on, for one worker, rounds of pairs take less time than an all-to-all
 
 
 class Axes(NamedTuple):
@@ -220,8 +221,8 @@ def pmean(tree: Any, names: AxisNames) -> Any:
     return _reduce(lax.pmean, tree, names)
 
 
-def mean_floats(values: jax.Array, axes: Axes, after: Sequence[jax.Array] = ()) -> tuple[jax.Array, jax.Array]:
-    """The mean of floats of 16 or 32 bits, added as float32 in the order of the workers wherever they lie.
+def start_mean(values: jax.Array, axes: Axes, after: Sequence[jax.Array]) -> tuple[list[jax.Array], Callable]:
+    """Begins the mean of floats of 16 or 32 bits, added as float32 in the order of the workers wherever they lie.
 
     Few are gathered. Of many, each device averages a shard, and all gather the shards: as an all-reduce sends. The mean
     of more than two workers is rounded to the dtype, as it must be where it is sent.
@@ -232,7 +233,8 @@ def mean_floats(values: jax.Array, axes: Axes, after: Sequence[jax.Array] = ()) 
       after: words that exist before anything is sent.
 
     Returns:
-      float32[n], and words that exist once all has arrived.
+      Words that exist once the first collective has ended. And a function that ends the mean: of words that exist
+      before the second one, if there is one, to float32[n], and to those that the next collective should follow.
     """
     words, restore = jax.vmap(lambda row: as_words(row)[0])(values), as_words(values[0])[1]
     words, width, num_workers = follow(words, after), words.shape[-1], count_workers(axes.workers) * words.shape[0]
@@ -242,21 +244,29 @@ def mean_floats(values: jax.Array, axes: Axes, after: Sequence[jax.Array] = ()) 
 
     if num_workers == 2 and width and words.shape[0] == 1 and not axes.fast and is_mutual(axes.workers):
         total = add_words(words[0], axes.workers)  # XLA would write the words of both out to make rows of them
-        return mean_in_order([to_floats(row) for row in _both(words, total, axes.workers)])[0, : values.shape[1]], total
+        both = [to_floats(row) for row in _both(words, total, axes.workers)]
+        return [total], lambda after: (mean_in_order(both)[0, : values.shape[1]], after)
     if gathers_mean(width, num_workers):
         rows = through_fast(lambda own: gather_words(own, axes.workers), words, axes)
         mean = mean_in_order(restore(rows).astype(jnp.float32))
-        return mean.astype(values.dtype).astype(jnp.float32) if num_workers > 2 else mean, rows
+        mean = mean.astype(values.dtype).astype(jnp.float32) if num_workers > 2 else mean
+        return [rows], lambda after: (mean, after)
     places = axes.fast + axes.workers
     filled = fill_up(words, count_workers(places))
-    rows = scatter_words(own_slice(filled, axes.fast) if axes.fast else filled, axes.workers)
-    mean = as_words(mean_in_order(to_floats(rows)).astype(values.dtype))[0]
-    joined = gather_words(mean[None], places)
-    return restore(joined.reshape(-1)[:width]).astype(jnp.float32), joined
+    own = own_slice(filled, axes.fast) if axes.fast else filled
+    in_pairs = 4 * own.shape[-1] // count_workers(axes.workers) > _PAIRED_BYTES
+    rows = scatter_words(own, axes.workers, in_pairs=in_pairs)
+
+    def end(after: Sequence[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+        mean = as_words(mean_in_order(to_floats(rows)).astype(values.dtype))[0]
+        joined = gather_words(follow(mean, after)[None], places)
+        return restore(joined.reshape(-1)[:width]).astype(jnp.float32), [joined]
+
+    return [rows], end
 
 
 def gathers_mean(num_words: int, num_workers: int) -> bool:
-    """Whether `mean_floats` gathers all words, rather than average them shard by shard."""
+    """Whether `start_mean` gathers all words, rather than average them shard by shard."""
     return num_workers <= 2 or 4 * num_words * (num_workers - 1) <= _GATHERED_BYTES
 
 

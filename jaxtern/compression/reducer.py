@@ -185,11 +185,17 @@ class Group:
         """
 
         def send(trees: Sequence[list[jax.Array]]) -> list[jax.Array]:
-            sizes, found, arrived = [leaf.size for leaf in trees[0]], [], []
-            for run in collectives.runs_of(sizes):
-                vectors = [jnp.concatenate([own[at].reshape(-1).astype(dtype) for at in run]) for own in trees]
-                mean, *arrived = collectives.mean_floats(jnp.stack(vectors), self.axes, arrived)
-                found += split(mean, tuple(sizes[at] for at in run))
+            sizes, found, before = [leaf.size for leaf in trees[0]], [], []
+            started: list[tuple[list[int], Callable]] = []
+            for turn, run in enumerate([*collectives.runs_of(sizes), []]):
+                if run:
+                    vectors = [jnp.concatenate([own[at].reshape(-1).astype(dtype) for at in run]) for own in trees]
+                    before, end = collectives.start_mean(jnp.stack(vectors), self.axes, before)
+                    started.append((run, end))
+                if turn:  # the run before ends while this one is on its way
+                    places, end = started[turn - 1]
+                    mean, before = end(before)
+                    found += split(mean, tuple(sizes[at] for at in places))
             return [part.reshape(leaf.shape) for part, leaf in zip(found, trees[0], strict=True)]
 
         return self._by_kind(trees, send)

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from jax import lax
 
 from jaxtern import Network, compressed_mean, float_mean, ternary_mean
+from jaxtern.compression import collectives
 from jaxtern.compression.radix.exchanges import choose_exchange
 from jaxtern.compression.radix.quantizer import Quantizer
 
@@ -162,3 +163,26 @@ def test_all_workers_share_the_largest_of_their_scales(updates_over: Callable):
     scale = 1.5 * gradients[1].std(dtype=np.float64)
     whole = np.unique((mean * 4 / scale).round(2))
     assert {-1, 0, 1} <= set(whole) <= {-4, -3, -2, -1, 0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["mesh:2", "mesh:4", "mesh:2 mesh:2", "mesh:2 unrolled:2"])
+def test_float_means_in_many_runs_are_those_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, workers: Callable, layout: str, dtype: str
+):
+    """Rounded, added one worker after the other, and of more than two rounded again."""
+    for name, value in (("_RUN", 60), ("_GATHERED_BYTES", 0), ("_PAIRED_BYTES", 0)):
+        monkeypatch.setattr(collectives, name, value)
+    placed = workers(layout)
+    unrolled = {} if placed.virtual_workers is None else {"virtual_workers": placed.virtual_workers}
+    gradients = {name: _normal(size, placed.size, size) for name, size in {"a": 70, "b": 1, "c": 59, "d": 200}.items()}
+    transformation = compressed_mean(placed.names, float_mean(dtype), **unrolled)
+    update = placed.replicated(transformation.update)
+    first = {name: leaf[0] for name, leaf in gradients.items()}
+    found, _ = update(gradients, transformation.init(first))
+    for name, leaf in gradients.items():
+        rounded = np.asarray(jnp.asarray(leaf).astype(dtype).astype(jnp.float32))
+        expected = functools.reduce(np.add, rounded) / np.float32(placed.size)
+        if placed.size > 2:
+            expected = np.asarray(jnp.asarray(expected).astype(dtype).astype(jnp.float32))
+        np.testing.assert_array_equal(found[name], expected)
