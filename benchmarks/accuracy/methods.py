@@ -21,7 +21,7 @@ WORKERS = 4
 BATCH_SIZE = 128
 STEPS = 3910  # 10 epochs
 EPOCH = 390  # steps
-WARMUP = "(0.25,0.0625,0.015625,0.01)", "(0.25,0.0625,0.015625,0.004,0.001)"  # densities of DGC's first epochs
+WARMUP = (0.25, 0.0625, 0.015625, 0.01), (0.25, 0.0625, 0.015625, 0.004, 0.001)  # densities of DGC's first epochs
 VARIANTS = {
     "float": {"method": "float"},
     "ternary": {"method": "ternary", "clip_sigmas": 2.5, "block_size": None},
@@ -51,7 +51,12 @@ def main() -> None:
     out = Path(arguments.out)
     for optimizer in arguments.optimizers:
         for variant in arguments.variants:
-            fields = [f"data.name={arguments.folder}", *_fields(variant, optimizer), *arguments.override]
+            own = [
+                f"{section}.{name}={value}".replace(" ", "")
+                for section, fields in fields_of(variant, optimizer).items()
+                for name, value in fields.items()
+            ]
+            fields = [f"data.name={arguments.folder}", *own, *arguments.override]
             study.train("cifar10", fields, out / f"{optimizer}_{variant}")
             rows = read_rows(out)
             save({"rows": rows}, out / "methods.json")
@@ -70,15 +75,17 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _fields(variant: str, optimizer: str) -> list[str]:
-    """With DGC the momentum is each worker's own, so the optimiser has none; under Adam there is none but Adam's."""
+def fields_of(variant: str, optimizer: str) -> dict[str, dict[str, Any]]:
+    """Of a run, by section.
+
+    With DGC the momentum is each worker's own, so the optimiser has none; under Adam there is none but Adam's.
+    """
     mean, update = dict(VARIANTS[variant]), dict(OPTIMIZERS[optimizer])
     if mean["method"] == "dgc":
         mean["momentum"] = 0.9 if optimizer == "momentum" else 0.0
         update["name"] = "sgd" if optimizer == "momentum" else optimizer
     run = {"num_workers": WORKERS, "batch_size": BATCH_SIZE, "num_steps": STEPS, "evaluate_every": EPOCH}
-    sections = {"mean": mean, "optimizer": update, "run": run | {"checkpoint_every": EPOCH}}
-    return [f"{section}.{name}={value}" for section, fields in sections.items() for name, value in fields.items()]
+    return {"mean": mean, "optimizer": update, "run": run | {"checkpoint_every": EPOCH}}
 
 
 def read_rows(out: Path) -> list[dict[str, Any]]:
