@@ -20,7 +20,7 @@ def test_digits_have_the_shapes_and_dtypes_of_a_split(digits: Dataset):
         assert split.labels.shape == (size,)
         assert split.labels.dtype == np.int32
         assert (split.images.min(), split.images.max()) == (0, 255)
-    assert digits.image_shape == (8, 8, 1)
+    assert digits.train.image_shape == (8, 8, 1)
     assert digits.num_classes == 10
 
 
