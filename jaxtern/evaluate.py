@@ -43,6 +43,8 @@ def main() -> int:
         while FOLLOW.value and not all((workdir / name).exists() for name in ("config.json", "checkpoints")):
             time.sleep(POLL_SECONDS.value)
         evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value)
+        if predictions is not None and not evaluator.of_images:
+            raise ValueError(f"--predictions={predictions}: are of images, and the data of this run are text")
         if FOLLOW.value:
             for _ in evaluator.follow(POLL_SECONDS.value):
                 pass
@@ -56,7 +58,11 @@ def main() -> int:
 
 
 class Evaluator:
-    """Evaluates checkpoints of a run, each once; results are kept in `<workdir>/evaluations.jsonl`."""
+    """Evaluates checkpoints of a run, each once; results are kept in `<workdir>/evaluations.jsonl`.
+
+    Attributes:
+      of_images: whether the run's data are images.
+    """
 
     def __init__(self, workdir: Path, split: str, data_dir: str | None):
         """Loads the run's recipe, data and model.
@@ -65,6 +71,7 @@ class Evaluator:
           ValueError, OSError: if there is no run, or its data cannot be read.
         """
         self._run, self._split_name = SavedRun(workdir, data_dir), split
+        self.of_images = self._run.inputs.task.of_images
         self._path = workdir / "evaluations.jsonl"
         self._read_records()  # here, where what is wrong with them is not taken for a damaged checkpoint
 
@@ -120,8 +127,6 @@ class Evaluator:
     def _measure(self, step: int, predictions: Path | None) -> dict[str, Any]:
         """The record of one checkpoint, measured; where asked for, the predictions that it counts are written."""
         inputs, logits = self._run.inputs, []
-        if predictions is not None and not inputs.task.of_images:
-            raise ValueError(f"--predictions={predictions}: are of images, and this run's data are text")
         split = getattr(inputs.dataset, self._split_name)
         result = evaluate(
             self._run.graph,

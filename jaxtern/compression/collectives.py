@@ -233,8 +233,9 @@ def start_mean(values: jax.Array, axes: Axes, after: Sequence[jax.Array]) -> tup
       after: words that exist before anything is sent.
 
     Returns:
-      Words that exist once the first collective has ended. And a function that ends the mean: of words that exist
-      before the second one, if there is one, to float32[n], and to those that the next collective should follow.
+      Words that exist once the first collective has ended; and a function that ends the mean. It takes words that must
+      exist before a second collective starts. It gives the mean, float32[n], and the words that whatever is sent next
+      should follow.
     """
     words, restore = jax.vmap(lambda row: as_words(row)[0])(values), as_words(values[0])[1]
     words, width, num_workers = follow(words, after), words.shape[-1], count_workers(axes.workers) * words.shape[0]

@@ -69,15 +69,20 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
         return Reduced(mean, State(factors, carry_nothing(group).local), sent)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
-        places, others = _split(layout, rank, min_ratio)
-        sides = [_sides(layout.shapes[place], rank) for place in places]
-        lefts = [rows * own for rows, _, own in sides] + [layout.sizes[place] for place in others]
-        rights = [columns * own for _, columns, own in sides]
+        lefts, rights = _sizes_sent(layout, rank, min_ratio)
         total = mean_in_order(lefts, num_workers) + mean_in_order(rights, num_workers)
         return total._replace(ways=("low_rank",))
 
     reducer = Reducer(init, reduce, traffic)
     return error_feedback(reducer) if feedback else reducer
+
+
+def _sizes_sent(layout: Layout, rank: int, min_ratio: float) -> tuple[list[int], list[int]]:
+    """Elements of every P and of what stays float, and of every Q."""
+    places, others = _split(layout, rank, min_ratio)
+    sides = [_sides(layout.shapes[place], rank) for place in places]
+    lefts = [rows * own for rows, _, own in sides] + [layout.sizes[place] for place in others]
+    return lefts, [columns * own for _, columns, own in sides]
 
 
 def _sides(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:

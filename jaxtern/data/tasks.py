@@ -22,7 +22,7 @@ from jaxtern.data.text import open_text
 
 TEXT = "text"  # by what name a recipe's preprocessing asks for it
 _CHARACTERS_AT_ONCE = 1 << 14  # in evaluation, for each of which there are logits
-EvaluationBatches = Generator[tuple[np.ndarray, Any, np.ndarray]]
+Batches = Generator[tuple[np.ndarray, Any, np.ndarray]]  # examples, labels, and which of them are there
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ImageTask:
         """Inputs and targets."""
         return self.preprocessing.standardize(examples, self.size), labels
 
-    def evaluation_batches(self, split: Any, threads: int = 1, share: Share | None = None) -> EvaluationBatches:
+    def evaluation_batches(self, split: Any, threads: int = 1, share: Share | None = None) -> Batches:
         """This host's part of a split, every example once: examples, labels, and bool[B], false where padded."""
         height, width, *_ = self.view_shape or whole_image_shape(split)
         size = evaluation_batch_size(split.size, height, width)
@@ -101,7 +101,7 @@ class TextTask:
         characters = examples.astype(jnp.int32)
         return characters[:, :-1], characters[:, 1:]
 
-    def evaluation_batches(self, split: Any, _: int = 1, share: Share | None = None) -> EvaluationBatches:
+    def evaluation_batches(self, split: Any, _: int = 1, share: Share | None = None) -> Batches:
         first, count = require_shares(split.size, share or Share()).of(0, split.size)
         size = max(1, min(split.size, _CHARACTERS_AT_ONCE // self.sequence_length))
         for start in range(first, first + count, size):

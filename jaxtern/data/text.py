@@ -12,7 +12,7 @@ _TEST_SHARE = 10  # the last tenth
 
 
 class Windows(NamedTuple):
-    """Runs of characters; what labels one is the character after it.
+    """Runs of characters. The label of a character is the one after it, so there are no others.
 
     Attributes:
       examples: uint8[n, T + 1], classes of characters.

@@ -46,6 +46,16 @@ def test_text_is_learnt_and_goes_on_where_it_stopped(prepare: Callable[..., Run]
     assert digest(second.state) == digest(straight.state)
 
 
+def test_text_has_no_predictions_of_images(prepare: Callable[..., Run], run_door: Callable, tmp_path: Path):
+    """In one line, and not once for each checkpoint."""
+    run = prepare(**FIELDS, data=small(tmp_path))
+    run.close()
+    predictions = tmp_path / "labels.csv"
+    done = run_door("evaluate", f"--workdir={run.workdir}", f"--predictions={predictions}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: --predictions={predictions}: are of images, and the data of this run are text\n"
+
+
 def test_evaluation_of_text_is_over_all_characters(prepare: Callable[..., Run], tmp_path: Path):
     run = prepare(**FIELDS, data=small(tmp_path))
     split = run.inputs.dataset.train
