@@ -60,6 +60,7 @@ def test_api_page_names_what_is_public():
     assert names == {*jaxtern._HOMES, *jaxtern._MODULES}
 
 
+@pytest.mark.slow
 def test_api_pages_recipe_trains(tmp_path):
     snippet, *_ = read_snippets("docs/api.md")
     (output,) = finish(start(snippet, tmp_path))

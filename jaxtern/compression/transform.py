@@ -16,7 +16,7 @@ from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.methods import as_reducer
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.radix.reducer import quantized
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors
 from jaxtern.compression.statistics import Statistics, measure, unknown
 from jaxtern.compression.wrappers import hierarchical, partition
 
@@ -137,14 +137,7 @@ def compressed_mean(
         virtual_workers = as_integer("virtual_workers", virtual_workers, 1)
 
     def init(params: Any) -> CompressedMeanState:
-        local_workers = virtual_workers or 1
-        layout = describe(params, axes, require_floats=False)
-        state = reducer.init(layout, _count_bound(axes) * local_workers)
-        if jax.tree.leaves(state.local):
-            _require_axes_for_init(axes)
-        local = jax.tree.map(lambda leaf: jnp.stack([leaf] * local_workers), state.local)
-        measured = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields)) if statistics else None
-        return CompressedMeanState(jnp.zeros((), jnp.int32), state.shared, local, measured)
+        return _first_state(reducer, params, axes, virtual_workers or 1, statistics)
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
         del params
@@ -161,18 +154,32 @@ def compressed_mean(
         own = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local) for w in range(len(workers))]
         reduced = reducer.reduce(tensors, State(state.shared, own), group)
         new = _require_protocol(reduced, state, group)
-        measured = None
         if statistics:
-            measured = measure(tensors, reduced, group, axes) if any(layout.sizes) else unknown()
-        # A tensor without elements is sent by nobody, and the same everywhere all the same.
-        mean = [
-            tensor.astype(dtype) if tensor.size else jnp.zeros(tensor.shape, dtype)
-            for tensor, dtype in zip(reduced.mean, layout.dtypes, strict=True)
-        ]
-        return treedef.unflatten(mean), new._replace(statistics=measured)
+            new = new._replace(statistics=measure(tensors, reduced, group, axes) if any(layout.sizes) else unknown())
+        return treedef.unflatten(_like(reduced.mean, layout)), new
 
     # optax types a state as a tree of arrays, which has no place for None.
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def _first_state(
+    reducer: Reducer, params: Any, axes: Axes, local_workers: int, statistics: bool
+) -> CompressedMeanState:
+    layout = describe(params, axes, require_floats=False)
+    state = reducer.init(layout, _count_bound(axes) * local_workers)
+    if jax.tree.leaves(state.local):
+        _require_axes_for_init(axes)
+    local = jax.tree.map(lambda leaf: jnp.stack([leaf] * local_workers), state.local)
+    measured = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields)) if statistics else None
+    return CompressedMeanState(jnp.zeros((), jnp.int32), state.shared, local, measured)
+
+
+def _like(mean: Tensors, layout: Layout) -> Tensors:
+    """The mean in the dtypes of the layout; what has no elements, and so was not sent, is the same everywhere."""
+    return [
+        tensor.astype(dtype) if tensor.size else jnp.zeros(tensor.shape, dtype)
+        for tensor, dtype in zip(mean, layout.dtypes, strict=True)
+    ]
 
 
 def _wrap(reducer: Reducer, min_size: int, exclude: PathPredicate | None, delayed: bool, axes: Axes) -> Reducer:

@@ -3,7 +3,9 @@
 import glob
 import hashlib
 import importlib.metadata
+import inspect
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +44,21 @@ def describe_code() -> dict[str, str]:
     # Path.glob does not follow links
     files = [name for each in _SOURCES for name in glob.glob(each, root_dir=root, recursive=True)]  # noqa: PTH207
     versions = {library: _version(library) for library in _LIBRARIES}
-    digests = {name: hashlib.blake2b((root / name).read_bytes(), digest_size=4) for name in sorted(files)}
-    return versions | {name: digest.hexdigest() for name, digest in digests.items()}
+    return versions | {name: _digest(root / name) for name in sorted(files)}
+
+
+def describe_source(functions: Iterable[Any]) -> dict[str, str]:
+    """The files in which functions are written, such as a user's own network or method, with digests.
+
+    Modules that such a file imports are not looked at.
+    """
+    unwrapped = [inspect.unwrap(getattr(each, "func", each)) for each in functions]
+    paths = {Path(each.__code__.co_filename) for each in unwrapped if inspect.isfunction(each)}
+    return {path.name: _digest(path) for path in sorted(paths, key=lambda path: path.name)}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=4).hexdigest() if path.is_file() else "no file"
 
 
 def _version(library: str) -> str:

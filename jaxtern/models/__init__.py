@@ -1,9 +1,7 @@
 """The networks, by name."""
 
-import hashlib
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -83,16 +81,7 @@ def draw_weights(create: Callable[[], Model]) -> Model:
     return nnx.merge(graph, draw())
 
 
-def describe_source(name: str) -> dict[str, str]:
-    """The files in which a network and the networks that it derives from are written, with digests; {} for no network.
-
-    By these hosts see that theirs differ. Modules that such a file imports are not looked at.
-    """
+def functions_of(name: str) -> list[Callable]:
+    """The functions of a network and of the networks that it derives from; none of a name that is no network."""
     classes = [each for each in MODELS[name].__mro__ if issubclass(each, Model)] if name in MODELS else []
-    functions = [inspect.unwrap(each) for own in classes for each in vars(own).values() if callable(each)]
-    paths = {Path(each.__code__.co_filename) for each in functions if inspect.isfunction(each)}
-    return {path.name: _digest(path) for path in sorted(paths, key=lambda path: path.name)}
-
-
-def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=4).hexdigest() if path.is_file() else "no file"
+    return [each for own in classes for each in vars(own).values() if callable(each)]

@@ -1,5 +1,6 @@
 """Processes that would not train the same are refused, before anything is written, with the difference."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+import jaxtern
+from jaxtern.hosts.agreement import describe_source
 
 ROOT = Path(__file__).resolve().parents[2]
 EndOf = Callable[[subprocess.Popen], tuple[int, list[str], list[str]]]
@@ -42,6 +46,7 @@ def test_processes_with_another_config_are_refused_with_the_difference(refusal: 
     assert line == "config optimizer.learning_rate is 0.02 there and 0.01 here"
 
 
+@pytest.mark.slow
 def test_processes_with_other_images_are_refused_with_the_difference(refusal: Callable, tmp_path: Path):
     """Each has a folder of its own, which may be; but in one, a bit of one test image is another."""
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), np.uint8)
@@ -59,6 +64,7 @@ def test_processes_with_other_images_are_refused_with_the_difference(refusal: Ca
     assert ";" not in line
 
 
+@pytest.mark.slow
 def test_processes_with_other_code_are_refused_with_the_difference(refusal: Callable, tmp_path: Path):
     """In Python and in C."""
     shutil.copytree(ROOT / "jaxtern", tmp_path / "jaxtern", ignore=shutil.ignore_patterns("__pycache__"))
@@ -70,6 +76,11 @@ def test_processes_with_other_code_are_refused_with_the_difference(refusal: Call
     first, second = line.split("; ")
     assert first.startswith("code kernels/native/decode.c is '")
     assert second.startswith("code training/step/step.py is '")
+
+
+def test_source_of_a_method_is_told_by_its_file():
+    assert list(describe_source([functools.partial(jaxtern.low_rank, 2)])) == ["low_rank.py"]
+    assert describe_source([None]) == {}
 
 
 def _write_idx(path: Path, array: np.ndarray) -> None:

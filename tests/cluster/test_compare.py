@@ -2,7 +2,10 @@
 
 from collections.abc import Callable
 
+import pytest
 
+
+@pytest.mark.slow
 def test_processes_all_name_the_one_that_differs(open_script: Callable, end_of: Callable, free_port: int):
     arguments = f"--coordinator=127.0.0.1:{free_port}", "--num_processes=3"
     processes = [open_script("compare_process.py", *arguments, f"--process_id={i}") for i in range(3)]

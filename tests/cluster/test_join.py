@@ -53,6 +53,7 @@ def test_join_without_process_0_ends_in_one_line(open_script: Open, end_of: EndO
     assert line.startswith(f"error: process 0 of 2 did not come to 127.0.0.1:{free_port} in 2 s (")
 
 
+@pytest.mark.slow
 def test_join_with_one_missing_names_it_in_all_that_are_there(open_script: Open, end_of: EndOf, free_port: int):
     start = time.monotonic()
     where = re.escape(f"127.0.0.1:{free_port}")
@@ -140,7 +141,7 @@ def _open_mpi(process: int, count: int, port: int) -> dict[str, str]:
     return where | own | {"OMPI_COMM_WORLD_SIZE": str(count)}
 
 
-@pytest.mark.parametrize("launcher", [_slurm, _open_mpi])
+@pytest.mark.parametrize("launcher", [_slurm, pytest.param(_open_mpi, marks=pytest.mark.slow)])
 def test_join_of_two_that_jax_finds(open_script: Open, end_of: EndOf, free_port: int, launcher: Callable):
     for process, ended in enumerate([open_script(SCRIPT, **launcher(each, 2, free_port)) for each in range(2)]):
         status, out, err = end_of(ended)
@@ -148,7 +149,7 @@ def test_join_of_two_that_jax_finds(open_script: Open, end_of: EndOf, free_port:
         assert any(f"{process} 2 None 3 True" in line for line in out)
 
 
-@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("process", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_join_of_one_of_two_that_jax_finds_ends_in_one_line(
     open_script: Open, end_of: EndOf, free_port: int, process: int
 ):

@@ -28,9 +28,8 @@ def records(workdir: Path, *names: str) -> list[dict]:
     return [{name: line[name] for name in ("step", *names) if name in line} for line in lines]
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=[pytest.mark.slow] * (name != "hosts of two devices")) for name in LAYOUTS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_processes_train_to_the_bits_of_one_process(train: Callable, digests: Callable, tmp_path: Path, layout: str):
     processes, devices, fields = LAYOUTS[layout]
     status, out, err = finish(train("many", processes, devices, **fields))
@@ -77,6 +76,7 @@ def test_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_in_anot
     assert records(tmp_path / "run", "loss") == records(tmp_path / "straight", "loss")
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_divide_among_processes_are_refused(train: Callable):
     status, _, err = finish(train("run", 2, num_workers=3, batch_size=15))
     assert status == 2

@@ -51,7 +51,7 @@ def start(open_script: Open, free_port: int) -> Callable[..., list[subprocess.Po
     return start
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_process_is_named_at_once_by_all_others(start: Callable, end_of: EndOf, victim: int):
     processes = start(3)
     since = time.monotonic()
@@ -71,7 +71,7 @@ def test_a_killed_process_is_named_where_jax_found_the_cluster(start: Callable, 
     assert (status, err) == (1, [f"error: process 1 (host {HOST}) {KILLED}"])
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_frozen_process_is_named_in_time_and_leaves_when_it_thaws(start: Callable, end_of: EndOf, victim: int):
     processes = start(3, "--peer_timeout=3")
     frozen = processes.pop(victim)
@@ -87,6 +87,7 @@ def test_a_frozen_process_is_named_in_time_and_leaves_when_it_thaws(start: Calla
     assert f"error: process {victim} (host {HOST}), this one, was silent for so long that the others have left" in err
 
 
+@pytest.mark.slow
 def test_processes_that_stood_still_together_go_on(start: Callable, end_of: EndOf):
     processes = start(2, "--peer_timeout=1", "--steps=100")
     for process in processes:
@@ -101,10 +102,10 @@ def test_processes_that_stood_still_together_go_on(start: Callable, end_of: EndO
     ("who", "how", "status", "reason"),
     [
         (0, "usage", 2, "workdir='x': holds a run with another config"),
-        (2, "usage", 2, "workdir='x': holds a run with another config"),
+        pytest.param(2, "usage", 2, "workdir='x': holds a run with another config", marks=pytest.mark.slow),
         (1, "exception", 1, "RuntimeError: a bug"),
-        (0, "exit", 7, "it ended with status 7"),
-        (1, "words", 1, "a reason in words"),
+        pytest.param(0, "exit", 7, "it ended with status 7", marks=pytest.mark.slow),
+        pytest.param(1, "words", 1, "a reason in words", marks=pytest.mark.slow),
     ],
 )
 def test_a_failure_of_one_is_told_by_all_others(
@@ -129,7 +130,7 @@ def test_watch_that_listens_at_all_addresses_is_reached_by_ipv4(host: str | None
         socket.create_connection(("127.0.0.1", told["port"]), timeout=5).close()
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_processes_may_end_one_after_the_other(start: Callable, end_of: EndOf, who: int):
     for process in start(2, "--peer_timeout=1", "--steps=20", f"--who={who}", "--how=late"):
         status, out, err = end_of(process)

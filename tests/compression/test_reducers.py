@@ -218,6 +218,7 @@ ROWS = {
     ),
 }
 LAYOUTS = ["mesh:2 unrolled:2", "vmap:4", "pmap:4", "mesh:4 fast:2"]
+FEW = ["float16", "ternary by scatter", "top_k", "low_rank 1", "sign two-way", "partition"]  # on all layouts in any run
 
 
 def leaves(tree: Any) -> list[np.ndarray]:
@@ -403,8 +404,14 @@ def test_a_scan_of_virtual_workers_on_one_device_is_the_same_bits(name: str):
         assert_bits((found.count, found.shared, found.local), (state.count, state.shared, state.local))
 
 
-@every_row
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=[pytest.mark.slow] * (name not in FEW and layout != LAYOUTS[0]))
+        for name in ROWS
+        for layout in LAYOUTS
+    ],
+)
 def test_means_and_states_are_the_same_bits_on_every_layout(name: str, layout: str):
     """From states saved as NumPy arrays, which other layouts go on from."""
     placed, state = program(name, layout), start(name)

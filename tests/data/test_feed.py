@@ -74,7 +74,7 @@ def test_hosts_see_disjoint_parts_of_the_same_batches(dataset: Dataset, expected
     assert_equal(join(parts), expected)
 
 
-@pytest.mark.parametrize("num_hosts", [1, 2, 4])
+@pytest.mark.parametrize("num_hosts", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 4))])
 def test_processes_of_hosts_see_the_same_batches(photos: Path, expected: list[Batch], num_hosts: int):
     shares = [(str(host), str(num_hosts)) for host in range(num_hosts)]
     hosts = [
@@ -88,7 +88,9 @@ def test_processes_of_hosts_see_the_same_batches(photos: Path, expected: list[Ba
         assert digests == [digest(batch) for batch in own]
 
 
-@pytest.mark.parametrize(("threads", "processes"), [(1, 0), (5, 0), (40, 0), (1, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("threads", "processes"), [(1, 0), (5, 0), (40, 0), (1, 2), pytest.param(3, 3, marks=pytest.mark.slow)]
+)
 def test_batches_do_not_depend_on_who_decodes(dataset: Dataset, expected: list[Batch], threads: int, processes: int):
     assert_equal(take(stream(dataset, None, threads, processes)), expected)
 

@@ -17,7 +17,8 @@ from jaxtern.training.run.loop import NonFiniteError
 
 INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.py") if path.stem != "__init__")
 LEAST_SIZE = 75  # of images that every network takes
-LARGE = [name for name in INSTALLED if name.startswith(("image", "flowers"))]  # take a minute to compile
+LARGE = [name for name in INSTALLED if name.startswith(("image", "flowers"))]  # take a minute
+AGAIN = ["flowers", "imagenet_resnet50", "imagenet_resnet50_lars_32k"]  # whose networks others of them have
 PARAMETERS = {
     **dict.fromkeys(("default", "digits"), 131_080), "mnist": 1_256_080, "cifar10": 1_068_298,
     "cifar10_terngrad": 1_068_298, **dict.fromkeys(("cifar10_resnet", "cifar10_dgc"), 269_722),
@@ -37,13 +38,14 @@ def load(name: str, **sections: dict[str, Any]) -> Recipe:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * name.startswith("cifar10_"))
-        for name in sorted(set(INSTALLED) - set(LARGE))
+        pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("cifar10_", *AGAIN)))
+        for name in sorted(set(INSTALLED) - set(LARGE)) + AGAIN
     ],
 )
 def test_dry_run_passes_for_every_recipe_of_a_small_network(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And of small images for those whose network the test of large ones has."""
     monkeypatch.chdir(tmp_path)
-    recipe = load(name)
+    recipe = load(name, data={"image_size": LEAST_SIZE} if name in AGAIN else {})
     run = prepare_dry_run(recipe)
     assert run.wire.num_workers == recipe.run.num_workers
     if recipe.data.image_size:
@@ -57,7 +59,7 @@ def test_dry_run_passes_for_every_recipe_of_a_small_network(name: str, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in AGAIN)) for name in INSTALLED])
 def test_dry_run_describes_every_recipe_at_full_size(name: str):
     recipe = load(name)
     said = describe(prepare_dry_run(recipe))
@@ -73,7 +75,7 @@ def test_dry_run_describes_every_recipe_at_full_size(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", sorted(set(LARGE) - set(AGAIN)))
 def test_dry_run_passes_for_every_recipe_of_a_large_network(name: str, tmp_path: Path, run_command: Callable):
     done = run_command("train", f"--config={name}", "--config.run.dry_run=True", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

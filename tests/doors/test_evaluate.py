@@ -18,6 +18,7 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_evaluator_finds_what_training_found_and_evaluates_once(workdir: Path, run_door: Callable):
     first = run_door("evaluate", f"--workdir={workdir}")
     assert first.returncode == 0, first.stderr

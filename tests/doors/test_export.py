@@ -59,7 +59,13 @@ def without(folder: Path) -> Iterator[None]:
         elsewhere.rename(folder)
 
 
-@pytest.mark.parametrize("family", [{"preprocessing": "mnist"}, {"preprocessing": "inception", "image_size": 16}])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param({"preprocessing": "mnist"}, marks=pytest.mark.slow),
+        {"preprocessing": "inception", "image_size": 16},
+    ],
+)
 def test_network_exported_without_its_dataset_predicts_files_and_dataset_as_evaluation_does(
     photos: Path, tmp_path: Path, run_door: Callable, train_arguments: Callable, family: dict
 ):
@@ -88,6 +94,7 @@ def test_network_exported_without_its_dataset_predicts_files_and_dataset_as_eval
     assert {row[0] for row in expected.values()} | {row[2] for row in expected.values()} == {"cat", "dog"}
 
 
+@pytest.mark.slow
 def test_run_of_before_facts_were_kept_is_exported_by_its_dataset(
     photos: Path, tmp_path: Path, run_door: Callable, train_arguments: Callable, snapshot: Callable
 ):

@@ -105,6 +105,7 @@ def read_rows(path: Path) -> dict[str, list[str]]:
     return {"/".join(Path(key).parts[-2:]): values for key, *values in rows}
 
 
+@pytest.mark.slow
 def test_fine_tuning_that_was_stopped_ends_with_the_bits_of_one_that_was_not(runs: Runs, saved_digest: Callable):
     assert runs.stopped.returncode == 128 + signal.SIGTERM, runs.stopped.stderr
     step = re.search(r"stopped by SIGTERM at step (\d+); the same command continues", runs.stopped.stdout)

@@ -45,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Path
     return folder
 
 
+@pytest.mark.slow
 def test_own_method_trains_and_goes_on_where_it_stood(folder: Path):
     straight, stopped = (
         {

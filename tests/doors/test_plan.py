@@ -46,6 +46,7 @@ def test_plan_draws_a_picture_that_is_not_blank(planned: tuple[Path, CompletedPr
     assert (pixels == 1).all(axis=1).mean() > 0.5
 
 
+@pytest.mark.slow
 def test_plan_of_a_recipe_measures_step_and_codec_and_gives_json(run_door: Callable, tmp_path: Path):
     run = tmp_path / "run"
     run.mkdir()

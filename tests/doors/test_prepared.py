@@ -10,6 +10,8 @@ import cv2
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 30  # of 16 out of 36 images: 13 epochs
 FIELDS = {
     "num_steps": NUM_STEPS, "preprocessing": "inception", "image_size": 16, "evaluate_every": 10, "log_every": 1,
@@ -51,7 +53,6 @@ def test_prepare_draws_the_sheet(dataset: Path):
     assert sheet.std() > 20
 
 
-@pytest.mark.slow
 def test_run_on_prepared_images_killed_in_mid_epoch_goes_on_as_if_it_had_not_been(
     dataset: Path,
     tmp_path: Path,

@@ -46,6 +46,7 @@ def _logged(process: subprocess.Popen) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("kernels:")]
 
 
+@pytest.mark.slow
 @needs_native
 def test_two_processes_at_once_compile_and_keep_one_library(home: Path):
     for process in (_start(), _start()):

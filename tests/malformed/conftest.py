@@ -29,6 +29,22 @@ def snapshot(folder: Path) -> dict[str, str]:
     return found
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the rows of a table every third is for all to run, the others are slow."""
+    tests: dict[str, int] = {}
+    for item in items:
+        if (
+            isinstance(item, pytest.Function)
+            and item.path.parent == Path(__file__).parent
+            and hasattr(item, "callspec")
+        ):
+            name = f"{item.path}::{item.originalname}"
+            tests[name] = tests.get(name, -1) + 1
+            if tests[name] % 3:
+                item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def refuses(run_door: Callable) -> Callable[..., str]:
     """Runs a door that must refuse what it is given; the line that it says."""

@@ -184,12 +184,14 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=60, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(cluster=JSON, task=JSON)
 def test_train_refuses_any_json_that_is_no_cluster(train: Callable, cluster: Any, task: Any):
     train(TF_CONFIG=config(cluster, task), names=("TF_CONFIG",))
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=30, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(share=st.floats(0.02, 0.98))
 def test_train_refuses_a_tf_config_that_is_cut_short(train: Callable, share: float):

@@ -13,6 +13,8 @@ from flax import nnx, traverse_util
 from jaxtern.models import create_model
 from jaxtern.models.inception import InceptionV3
 
+pytestmark = pytest.mark.slow
+
 SMALLEST = (75, 75, 3)
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
@@ -57,9 +59,7 @@ def test_inception_starts_from_normal_kernels_cut_at_two_deviations(inception: I
         assert abs(values.std() / (0.87962566 * deviation) - 1) < 5 / math.sqrt(2 * values.size), path
 
 
-@pytest.mark.parametrize(
-    "shape", [(75, 101, 1), *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((299, 299, 3), (460, 300, 3)))]
-)
+@pytest.mark.parametrize("shape", [(75, 101, 1), (299, 299, 3), (460, 300, 3)])
 def test_inception_gives_logits_and_in_training_auxiliary_ones_too(shape: tuple[int, int, int]):
     images, key = jax.ShapeDtypeStruct((2, *shape), "float32"), jax.random.key(0)
     in_training = jax.eval_shape(lambda images: create(shape)(images, key), images)
@@ -68,7 +68,6 @@ def test_inception_gives_logits_and_in_training_auxiliary_ones_too(shape: tuple[
     assert InceptionV3.auxiliary_weight == 0.4
 
 
-@pytest.mark.slow
 def test_inception_moves_moments_and_hands_a_gradient_to_every_weight_in_training_alone(inception: InceptionV3):
     graph, params, moments = nnx.split(inception, nnx.Param, nnx.BatchStat)
     images = np.random.default_rng(0).uniform(-1, 1, (4, *SMALLEST)).astype(np.float32)

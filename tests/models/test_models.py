@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxtern.models import MODELS, create_model, describe_source
+from jaxtern.hosts.agreement import describe_source
+from jaxtern.models import MODELS, create_model, functions_of
 
 # The smallest images of which all layers get something, but for those that take any. Deeper ResNets have no code of
 # their own.
@@ -36,11 +37,11 @@ SHAPES = {
 TRAINED = ["lenet", "cifarnet", "mnistnet", "alexnet", "alexnet_v2", "vgg_a", "vgg_f", "googlenet"]
 NORMALIZED = ["alexnet", "vgg_a", "googlenet"]
 DROPPING = ["mnistnet", "alexnet", "alexnet_v2", "vgg_a", "vgg_f", "googlenet"]
-LARGE = ["vgg_a", "vgg_f", "googlenet"]  # take long to compile
+LARGE = ["vgg_a", "vgg_f", "googlenet", "inception_v3"]  # take long to compile
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
-def marked(names: list[str]) -> list:
+def marked(names: Iterable[str]) -> list:
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in names]
 
 
@@ -99,7 +100,7 @@ def test_model_names_its_head_and_decays_kernels_alone(name: str, shapes_of: Cal
 
 
 @pytest.mark.parametrize("extra", [(0, 0), pytest.param((9, 30), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", marked(SHAPES))
 def test_model_gives_logits_of_images_of_any_size_above_its_least(name: str, extra: tuple[int, int]):
     height, width, channels = SHAPES[name]
     shape = height + extra[0], width + extra[1], channels
@@ -216,14 +217,14 @@ def test_source_of_a_network_is_told_by_file_and_digest(tmp_path: Path, monkeypa
         own = f"class Mine(Model):\n    def width(self):\n        return {width}\n"
         path.write_text(f"from jaxtern.models import Model\n{own}")
         monkeypatch.setitem(MODELS, "mine", runpy.run_path(str(path))["Mine"])
-        told.append(describe_source("mine"))
+        told.append(describe_source(functions_of("mine")))
     assert [list(each) for each in told] == [["mine.py", "model.py"]] * 2
     assert told[0]["mine.py"] != told[1]["mine.py"]
     assert told[0]["model.py"] == told[1]["model.py"]
     path.unlink()
-    assert describe_source("mine")["mine.py"] == "no file"
-    assert list(describe_source("lenet")) == ["lenet.py", "model.py"]
-    assert describe_source("nothing") == {}
+    assert describe_source(functions_of("mine"))["mine.py"] == "no file"
+    assert list(describe_source(functions_of("lenet"))) == ["lenet.py", "model.py"]
+    assert describe_source(functions_of("nothing")) == {}
 
 
 def test_source_of_a_network_is_that_of_the_networks_it_derives_from_too(monkeypatch: pytest.MonkeyPatch):
@@ -233,4 +234,4 @@ def test_source_of_a_network_is_that_of_the_networks_it_derives_from_too(monkeyp
             return super().__call__(images)
 
     monkeypatch.setitem(MODELS, "own", Own)
-    assert set(describe_source("own")) == {Path(__file__).name, "lenet.py", "model.py"}
+    assert set(describe_source(functions_of("own"))) == {Path(__file__).name, "lenet.py", "model.py"}

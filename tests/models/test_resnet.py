@@ -34,8 +34,8 @@ def resnet20() -> nnx.Module:
     ("name", "total", "shape", "num_classes"),
     [
         ("resnet_50", 25_557_032, (224, 224, 3), 1000),
-        ("resnet_101", 44_549_160, (224, 224, 3), 1000),
-        ("resnet_152", 60_192_808, (224, 224, 3), 1000),
+        pytest.param("resnet_101", 44_549_160, (224, 224, 3), 1000, marks=pytest.mark.slow),
+        pytest.param("resnet_152", 60_192_808, (224, 224, 3), 1000, marks=pytest.mark.slow),
     ],
 )
 def test_resnet_has_the_published_number_of_parameters(name: str, total: int, shape: tuple, num_classes: int):

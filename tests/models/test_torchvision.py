@@ -182,6 +182,7 @@ def assert_close(ours: np.ndarray, theirs: Any, tolerance: float) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.asarray(theirs).std())
 
 
+@pytest.mark.slow
 def test_resnet_50_gives_torchvisions_logits(save: Callable):
     state, network, images = draw_resnet("resnet_50", 7), Network("resnet_50", 64, 7), draw_images(2, 64)
     tensors = network.read(save(state))
@@ -190,6 +191,7 @@ def test_resnet_50_gives_torchvisions_logits(save: Callable):
     assert_close(network.run(tensors, images), theirs, 1e-4)
 
 
+@pytest.mark.slow
 def test_resnet_101_takes_all_its_blocks(save: Callable):
     name = "resnet_101"
     state, network = draw_resnet(name, 3), Network(name, 32, 3)

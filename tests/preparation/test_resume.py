@@ -246,7 +246,7 @@ def test_damaged_images_are_named_and_fail_the_run_until_allowed(
     assert sorted(left) == sorted(bad)
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_full_disk_is_named_and_the_run_can_go_on(tmp_path: Path, make, run_command: Callable, count: int):
     image = make.jpeg(3, 400, 500)
     source = make.folder(tmp_path / "source", {f"train/{c}/{i}.jpg": image for c in CLASSES for i in range(9)})

@@ -154,6 +154,7 @@ def test_log_says_what_a_step_sent_and_measures_ternary_ones(prepare: Callable, 
     assert whole["sent_bytes_per_step"] == pytest.approx(np.mean([r["sent_bytes_per_step"] for r in each]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [3, 6])
 def test_run_with_float_epochs_goes_on_as_if_never_stopped(prepare: Callable, tmp_path: Path, stop: int):
     fields = EPOCHS | {"float_epochs": 2, "steps_per_call": 3}

@@ -206,6 +206,7 @@ def test_checkpoints_of_a_new_folder_are_none(tmp_path: Path):
     assert checkpoints.restore_latest(make_state(0)) is None
 
 
+@pytest.mark.slow
 def test_steps_can_be_read_while_a_trainer_writes_and_deletes_checkpoints(workdir: Path):
     """What orbax does beside a reader, many times over: a checkpoint is renamed into place, and another one away."""
     place, away = workdir / "checkpoints" / "4", workdir / "4"

@@ -129,9 +129,7 @@ MOVED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("delayed", "top_k"))) for name in MOVED]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "ternary")) for name in MOVED])
 def test_run_on_other_devices_is_bit_for_bit_one_that_was_never_moved(go_on: Callable, tmp_path: Path, name: str):
     """Workers that share a device are those that have one each; their losses are added in another order."""
     straight = go_on(tmp_path / "straight", num_devices=1, **MOVED[name])

@@ -47,7 +47,7 @@ def during(run: Run, step: int, act: Callable[[], None]) -> None:
     run.train_step = acting
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_run_stopped_by_a_signal_saves_and_goes_on_as_if_never_stopped(prepare: Callable, tmp_path: Path, number: int):
     handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     straight = prepare(tmp_path / "straight", **FIELDS)

@@ -33,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "sign": {"method": "sign", "two_way": True},
     "delayed": {"delayed": True, "exchange": "gather"},
 }
-FEW = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("low_rank", "sign"))) for name in METHODS]
+FEW = [pytest.param(name, marks=[pytest.mark.slow] * (name != "low_rank")) for name in METHODS]
 
 
 def to_host(tree: Any) -> Any:
@@ -180,7 +180,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * case.startswith("top_k")) for case in OTHERS]
+)
 def test_state_of_another_method_is_refused_and_the_folder_stays(prepare: Callable, tmp_path: Path, case: str):
     name, other = OTHERS[case]
     run = prepare(**EPOCHS | METHODS.get(name, {}) | {"num_steps": 1})

@@ -102,7 +102,10 @@ def test_factor_does_not_change_the_update(take_steps: Callable):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    ["devices", "unrolled", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("vmapped", "of a worker"))],
+)
 def test_overflow_of_one_worker_skips_the_step_of_all(prepare: Callable, monkeypatch: pytest.MonkeyPatch, layout: str):
     overflow_in(monkeypatch, (1,))
     states, metrics = walk(prepare(loss_scale=1024.0, **HALF | LAYOUTS[layout]), 3)

@@ -92,6 +92,7 @@ def test_run_starts_from_torchvisions_weights_with_a_fresh_head(
         np.testing.assert_array_equal(leaf, fresh[path] if path.startswith("fc/") else drawn[path], path)
 
 
+@pytest.mark.slow
 def test_run_starts_fresh_with_what_the_file_lacks_where_that_is_allowed(
     prepare: Callable, save: Callable, drawn: dict[str, np.ndarray], tmp_path: Path
 ):

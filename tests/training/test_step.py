@@ -40,7 +40,7 @@ def assert_close(tree: Any, other: Any) -> None:
     [
         pytest.param(GATHERED, True, id="adam-gather-in-place"),
         pytest.param(ADDED, False, id="momentum-sum", marks=pytest.mark.slow),  # never in place, as it is measured
-        pytest.param(AUGMENTED, False, id="augmented"),
+        pytest.param(AUGMENTED, False, id="augmented", marks=pytest.mark.slow),
         pytest.param(GATHERED, False, id="adam-gather", marks=pytest.mark.slow),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jaxtern.models.transformer import Transformer
@@ -28,6 +29,7 @@ def small(folder: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_text_is_learnt_and_goes_on_where_it_stopped(prepare: Callable[..., Run], read_jsonl: Callable, tmp_path: Path):
     """From knowing nothing; and 15 steps and 15 more are 30, to the bit."""
     fields = FIELDS | {"data": small(tmp_path)}

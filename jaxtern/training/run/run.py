@@ -14,13 +14,14 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from jaxtern.compression.methods import METHODS
 from jaxtern.compression.network.calibration import calibrate
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.report import WireReport
 from jaxtern.data.fingerprint import fingerprint
 from jaxtern.data.rendering import Batch, Share
 from jaxtern.hosts import agreement, messages
-from jaxtern.models import describe_source
+from jaxtern.models import functions_of
 from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.calls import Call
@@ -164,7 +165,8 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     if jax.process_count() > 1:
         config = {name: value for name, value in given.by_name().items() if name not in _OF_A_HOST}
         facts = {"config": config, "data": fingerprint(inputs.dataset), "code": agreement.describe_code()}
-        facts["network"] = describe_source(recipe.model.name)
+        facts["network"] = agreement.describe_source(functions_of(recipe.model.name))
+        facts["method"] = agreement.describe_source([METHODS.get(recipe.mean.method)])
         agreement.require_same(facts)
     feed = Feed(recipe.data, recipe.run, inputs, mesh)
     model = create_network(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
