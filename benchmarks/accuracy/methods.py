@@ -51,17 +51,19 @@ def main() -> None:
     out = Path(arguments.out)
     for optimizer in arguments.optimizers:
         for variant in arguments.variants:
-            own = [
-                f"{section}.{name}={value}".replace(" ", "")
+            own = {
+                f"{section}.{name}": str(value).replace(" ", "")
                 for section, fields in fields_of(variant, optimizer).items()
                 for name, value in fields.items()
-            ]
-            fields = [f"data.name={arguments.folder}", *own, *arguments.override]
+            }
+            own |= dict(each.split("=", 1) for each in arguments.override)  # a tuple given twice would be joined
+            fields = [f"data.name={arguments.folder}", *(f"{name}={value}" for name, value in own.items())]
             study.train("cifar10", fields, out / f"{optimizer}_{variant}")
             rows = read_rows(out)
             save({"rows": rows}, out / "methods.json")
             (out / "table.md").write_text(make_table(rows))
-            plot(rows, out / "methods.png")
+            if rows:
+                plot(rows, out / "methods.png")
     print(make_table(read_rows(out)))
 
 
@@ -125,9 +127,10 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     """Draws test accuracy over epochs: a panel for each optimiser, a line for each method."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    panels = figure.subplots(1, len(OPTIMIZERS), sharey=True)
-    for axes, optimizer in zip(panels, OPTIMIZERS, strict=True):
+    shown = [name for name in OPTIMIZERS if any(row["optimizer"] == name for row in rows)]
+    figure = Figure(figsize=(1 + 4.5 * len(shown), 4.5), layout="constrained")
+    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for axes, optimizer in zip(panels, shown, strict=True):
         for number, (variant, name) in enumerate(NAMES.items()):
             for row in rows:
                 if (row["optimizer"], row["variant"]) == (optimizer, variant):
@@ -138,8 +141,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         axes.set(title=optimizer, xlabel="epoch")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("test accuracy, %")
-    if rows:
-        panels[0].legend(fontsize="small")
+    panels[0].legend(fontsize="small")
     figure.savefig(path, dpi=120)
 
 

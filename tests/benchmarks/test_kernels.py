@@ -64,6 +64,7 @@ def test_table_and_figures_hold_every_operation(run: Callable, tmp_path: Path, c
     assert len({line.count("|") for line in lines}) == 1
 
 
+@pytest.mark.slow
 def test_blocks_have_a_scale_each_and_no_rows_of_plain_jnp(run: Callable, tmp_path: Path):
     for case in cases.create_cases(1000, ["float32"], 3, 16):
         if case.op in ("ternary_encode", "ternary_decode"):
@@ -131,6 +132,7 @@ def test_check_names_every_op_and_what_differs(monkeypatch: pytest.MonkeyPatch, 
     assert sum(line.endswith(": all differ") for line in lines) == 2
 
 
+@pytest.mark.slow
 def test_reference_of_what_is_not_finite_agrees_with_itself():
     for _, run, arrays in list(check.comparisons("not finite"))[1:6:2]:  # NaN, infinities; tensors, blocks
         found, forced = (jax.jit(partial(run, implementation=each))(*arrays) for each in ("auto", "reference"))

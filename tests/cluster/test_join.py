@@ -25,6 +25,7 @@ def test_join_alone_leaves_jax_distributed_alone(open_script: Open, end_of: EndO
     assert end_of(open_script(SCRIPT)) == (0, ["0 1 None 1 False"], [])
 
 
+@pytest.mark.slow
 def test_join_of_three_by_flags_makes_them_one_cluster(open_script: Open, end_of: EndOf, free_port: int):
     # The others wait for process 0, on which they knock in vain until it listens.
     ends = [open_script(SCRIPT, *_flags(free_port, process, 3)) for process in (2, 1)]

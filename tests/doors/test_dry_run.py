@@ -38,7 +38,7 @@ def load(name: str, **sections: dict[str, Any]) -> Recipe:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("cifar10_", *AGAIN)))
+        pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("cifar10_", "charlm", *AGAIN)))
         for name in sorted(set(INSTALLED) - set(LARGE)) + AGAIN
     ],
 )

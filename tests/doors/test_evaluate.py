@@ -35,6 +35,7 @@ def test_evaluator_finds_what_training_found_and_evaluates_once(workdir: Path, r
     assert read(workdir / "evaluations.jsonl") == [record]
 
 
+@pytest.mark.slow
 def test_evaluator_goes_on_from_a_line_that_a_kill_cut_short(workdir: Path, run_door: Callable):
     path = workdir / "evaluations.jsonl"
     first = run_door("evaluate", f"--workdir={workdir}")

@@ -24,7 +24,8 @@ from jaxtern.kernels import (
 KEY = derive_key(3, 14, 15)
 
 needs_native = pytest.mark.skipif(bool(dispatch.why_not_native()), reason=dispatch.why_not_native())
-both = pytest.mark.parametrize("implementation", ["reference", pytest.param("native", marks=needs_native)])
+BOTH = pytest.param("reference", marks=pytest.mark.slow), pytest.param("native", marks=needs_native)
+both = pytest.mark.parametrize("implementation", BOTH)
 
 
 def _tensors(sizes: tuple[int, ...], seed: int = 0) -> list[jax.Array]:

@@ -80,6 +80,7 @@ def save(tmp_path: Path, drawn: dict[str, np.ndarray]) -> Callable[..., Path]:
     return write
 
 
+@pytest.mark.slow
 def test_run_starts_from_torchvisions_weights_with_a_fresh_head(
     prepare: Callable, save: Callable, drawn: dict[str, np.ndarray], tmp_path: Path
 ):
