@@ -74,7 +74,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--out", default="runs/methods")
     parser.add_argument("--override", nargs="*", default=[], help="section.field=value, for every run")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    for each in arguments.override:
+        if "=" not in each:
+            parser.error(f"--override={each!r}: must be section.field=value")
+    return arguments
 
 
 def fields_of(variant: str, optimizer: str) -> dict[str, dict[str, Any]]:

@@ -144,19 +144,7 @@ def compressed_mean(
         workers = [updates] if virtual_workers is None else list(updates)
         if virtual_workers is not None and len(workers) != virtual_workers:
             raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
-        collectives.count_workers(axes.workers + axes.fast)  # refuses an axis that is not there
-        layout = describe(workers[0], axes)
-        _require_local(workers, layout.paths, axes)
-        group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
-        _require_state(state, reducer, group)
-        treedef = jax.tree.structure(workers[0])
-        tensors = [[_undifferentiable(jnp.asarray(x)) for x in treedef.flatten_up_to(own)] for own in workers]
-        own = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local) for w in range(len(workers))]
-        reduced = reducer.reduce(tensors, State(state.shared, own), group)
-        new = _require_protocol(reduced, state, group)
-        if statistics:
-            new = new._replace(statistics=measure(tensors, reduced, group, axes) if any(layout.sizes) else unknown())
-        return treedef.unflatten(_like(reduced.mean, layout)), new
+        return _update(reducer, workers, state, axes, seed, statistics)
 
     # optax types a state as a tree of arrays, which has no place for None.
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
@@ -165,6 +153,7 @@ def compressed_mean(
 def _first_state(
     reducer: Reducer, params: Any, axes: Axes, local_workers: int, statistics: bool
 ) -> CompressedMeanState:
+    """`init` for so many workers on this device."""
     layout = describe(params, axes, require_floats=False)
     state = reducer.init(layout, _count_bound(axes) * local_workers)
     if jax.tree.leaves(state.local):
@@ -172,6 +161,25 @@ def _first_state(
     local = jax.tree.map(lambda leaf: jnp.stack([leaf] * local_workers), state.local)
     measured = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields)) if statistics else None
     return CompressedMeanState(jnp.zeros((), jnp.int32), state.shared, local, measured)
+
+
+def _update(
+    reducer: Reducer, workers: Sequence[Any], state: CompressedMeanState, axes: Axes, seed: Any, statistics: bool
+) -> tuple[Any, CompressedMeanState]:
+    """`update` of the trees of the workers on this device, one each."""
+    collectives.count_workers(axes.workers + axes.fast)  # refuses an axis that is not there
+    layout = describe(workers[0], axes)
+    _require_local(workers, layout.paths, axes)
+    group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
+    _require_state(state, reducer, group)
+    treedef = jax.tree.structure(workers[0])
+    tensors = [[_undifferentiable(jnp.asarray(x)) for x in treedef.flatten_up_to(own)] for own in workers]
+    own = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local) for w in range(len(workers))]
+    reduced = reducer.reduce(tensors, State(state.shared, own), group)
+    new = _require_protocol(reduced, state, group)
+    if statistics:
+        new = new._replace(statistics=measure(tensors, reduced, group, axes) if any(layout.sizes) else unknown())
+    return treedef.unflatten(_like(reduced.mean, layout)), new
 
 
 def _like(mean: Tensors, layout: Layout) -> Tensors:

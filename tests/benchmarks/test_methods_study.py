@@ -30,12 +30,13 @@ def test_table_and_plot_are_of_the_runs(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(study, "train", train)
     arguments = ["./data", f"--out={tmp_path}", "--variants", "float", "dgc_0.1", "--optimizers", "momentum"]
-    monkeypatch.setattr(sys, "argv", ["methods", *arguments, "--override", "run.seed=3"])
+    monkeypatch.setattr(sys, "argv", ["methods", *arguments, "--override", "mean.density_warmup=()", "run.seed=3"])
     methods.main()
     assert [(config, name) for config, name, _ in trained] == [
         ("cifar10", "momentum_float"),
         ("cifar10", "momentum_dgc_0.1"),
     ]
+    assert [each for each in trained[1][2] if "warmup" in each] == ["mean.density_warmup=()"]  # twice, they would join
     assert all(fields[0] == "data.name=./data" and fields[-1] == "run.seed=3" for _, _, fields in trained)
     table = (tmp_path / "table.md").read_text()
     assert table in capsys.readouterr().out
