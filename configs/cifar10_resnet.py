@@ -26,7 +26,6 @@ def get_config():
     config.run.virtual_workers = "vmapped"
     config.run.batch_size = 128
     config.run.num_steps = 64_000
-    config.mean.clip_sigmas = 2.5
     config.optimizer.name = "momentum"
     config.optimizer.momentum = 0.9
     config.optimizer.learning_rate = 0.1

@@ -2,12 +2,16 @@
 gradients.
 
     tar xzf flower_photos.tgz && python -m jaxtern.prepare flower_photos data/flowers
-    python -m jaxtern.train --config=flowers --config.model.init_from=runs/imagenet_inception_v3
-    python -m jaxtern.train --config=flowers --config.model.init_from=runs/imagenet_inception_v3 \
-        --config.mean.method=float --workdir=runs/flowers_float
+    python -m jaxtern.train --config=flowers
+    python -m jaxtern.train --config=flowers --config.mean.method=float --workdir=runs/flowers_float
 
-init_from is a run of `imagenet_inception_v3`, of which both heads are left out; they start fresh, and nothing else is
-trained. Then all layers may be, for less, from where that ended:
+The photos are https://download.tensorflow.org/example_images/flower_photos.tgz. The weights are written where
+torchvision is installed; a run of `imagenet_inception_v3` serves as well (--config.model.init_from=RUN):
+
+    python -c 'import torchvision, safetensors.torch as s; s.save_file(
+        torchvision.models.inception_v3(weights="IMAGENET1K_V1").state_dict(), "inception_v3.safetensors")'
+
+Both heads start fresh, and nothing else is trained. Then all layers may be, for less, from where that ended:
 
     python -m jaxtern.train --config=flowers --config.model.init_from=runs/flowers --config.model.init_exclude='()' \
         --config.model.train_only='()' --config.optimizer.learning_rate=1e-4 --config.run.num_steps=500 \
@@ -29,13 +33,12 @@ def get_config():
     config.data.preprocessing = "inception"
     config.data.image_size = 299
     config.model.name = "inception_v3"
-    config.model.init_from = "runs/imagenet_inception_v3"
+    config.model.init_from = "inception_v3.safetensors"
     config.model.init_exclude = ("fc/.*", "auxiliary/.*")
     config.model.train_only = ("fc/.*", "auxiliary/.*")
     config.run.num_workers = 2
     config.run.batch_size = 32
     config.run.num_steps = 1000
-    config.mean.clip_sigmas = 2.5
     config.optimizer.name = "rmsprop"
     config.optimizer.learning_rate = 0.01
     config.optimizer.weight_decay = 4e-5

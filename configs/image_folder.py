@@ -32,7 +32,6 @@ def get_config():
     config.run.num_workers = 2
     config.run.batch_size = 128
     config.run.num_steps = 225
-    config.mean.clip_sigmas = 2.5
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 1e-5
     config.run.log_every = 5

@@ -31,9 +31,9 @@ def get_config():
     config.run.num_workers = 8
     config.run.batch_size = 1024
     config.run.num_steps = 92_500
-    config.mean.clip_sigmas = 2.5
     config.mean.min_size = 9217
     config.mean.float_last_layer = True
+    config.model.average_decay = 0.9999  # evaluated, as TernGrad does
     config.optimizer.name = "momentum"
     config.optimizer.momentum = 0.9
     config.optimizer.learning_rate = 0.04

@@ -27,7 +27,6 @@ def get_config():
     config.run.num_workers = 8
     config.run.batch_size = 1024
     config.run.num_steps = 112_603  # 90 epochs
-    config.mean.clip_sigmas = 2.5
     config.mean.float_last_layer = True
     config.optimizer.name = "momentum"
     config.optimizer.momentum = 0.9

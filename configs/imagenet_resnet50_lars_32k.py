@@ -31,7 +31,6 @@ def get_config():
     config.run.batch_size = 32_768
     config.run.accumulation = 8
     config.run.num_steps = 3600
-    config.mean.clip_sigmas = 2.5
     config.mean.float_last_layer = True
     config.optimizer.name = "lars"
     config.optimizer.momentum = 0.9

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxtern.compression.network.links import Traffic as Traffic
     from jaxtern.compression.radix.reducer import quantized as quantized
     from jaxtern.compression.radix.reducer import ternary as ternary
+    from jaxtern.compression.radix.reducer import terngrad as terngrad
     from jaxtern.compression.reducer import Group as Group
     from jaxtern.compression.reducer import Layout as Layout
     from jaxtern.compression.reducer import Reduced as Reduced
@@ -42,7 +43,7 @@ _NAMES = {  # by the module of jaxtern.compression that has them
     "methods": ("METHODS",),
     "network.calibration": ("calibrate",),
     "network.links": ("Network", "Traffic"),
-    "radix.reducer": ("quantized", "ternary"),
+    "radix.reducer": ("quantized", "ternary", "terngrad"),
     "reducer": ("Group", "Layout", "Reduced", "Reducer", "State"),
     "report": ("WireReport", "wire_report"),
     "sign": ("sign",),

@@ -24,13 +24,14 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxtern.hosts import messages, watch
-from jaxtern.hosts.open_mpi import read_open_mpi
+from jaxtern.hosts.launchers import read_open_mpi, read_torchrun
 from jaxtern.hosts.roll_call import StartError, call_roll
 from jaxtern.hosts.settings import ALONE, Cluster, detects, from_environment, from_flags, parse_address
-from jaxtern.hosts.tf_config import Unneeded, read_tf_config
+from jaxtern.hosts.tf_config import Evaluates, Unneeded, read_tf_config
 from jaxtern.hosts.watch import before_leaving, tell_failure
 
-__all__ = ["StartError", "Unneeded", "before_leaving", "create_mesh", "join", "leaving_when_failed", "tell_failure"]
+__all__ = ["Evaluates", "StartError", "Unneeded", "before_leaving", "create_mesh", "join", "leaving_when_failed"]
+__all__ += ["tell_failure"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +52,16 @@ def join(
     """Makes this process one of its cluster, before any JAX backend is used; returns once all others are there.
 
     What is given goes before JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES, these before TF_CONFIG,
-    that before what Open MPI says of processes on one host, and that before what JAX finds by itself of SLURM, Open MPI
-    and Kubernetes. A process alone needs none of them, and does not touch jax.distributed. On CPUs collectives go over
-    gloo, unless another implementation was chosen.
+    that before torchrun's variables, these before what Open MPI says of processes on one host, and that before what JAX
+    finds by itself of SLURM, Open MPI and Kubernetes. A process alone needs none of them, and does not touch
+    jax.distributed. On CPUs collectives go over gloo, unless another implementation was chosen.
 
     From then on the processes watch each other, and leave when one fails: call this within `leaving_when_failed`, which
     tells the others of this one's end, be it regular or not.
 
     Args:
-      coordinator: host:port where process 0 listens, there and on no other address, unless JAX_COORDINATOR_BIND_ADDRESS
-        names one.
+      coordinator: host:port, or tcp://host:port, where process 0 listens, there and on no other address, unless
+        JAX_COORDINATOR_BIND_ADDRESS names one.
       process_id: 0 to num_processes - 1.
       num_processes: in all; neither is needed beside `coordinator` under Open MPI's mpirun.
       start_timeout: seconds.
@@ -70,7 +71,7 @@ def join(
       ValueError: for settings that are malformed, incomplete or contradict each other, also among processes, and if
         these have different numbers of devices.
       StartError: if not all have come in time; in one line, which are missing.
-      Unneeded: in a parameter server of TF_CONFIG.
+      Evaluates, Unneeded: in an evaluator and in a parameter server of TF_CONFIG.
     """
     for name, seconds in (("start_timeout", start_timeout), ("peer_timeout", peer_timeout)):
         if not 0 < seconds < 1e6:
@@ -115,14 +116,13 @@ def find_cluster(
     coordinator: str | None, process_id: int | None, num_processes: int | None, environment: Mapping[str, str]
 ) -> Cluster | None:
     """Reads which process this is from the first source of `join` that says anything; None where none does."""
-    if coordinator is not None and process_id is None and num_processes is None:
-        found = read_open_mpi(environment, coordinator)
-        if found is not None:
-            return found
-    found = from_flags(coordinator, process_id, num_processes) or from_environment(environment)
+    coordinator = coordinator and coordinator.removeprefix("tcp://")
+    lone = coordinator is not None and process_id is None and num_processes is None
+    found = read_open_mpi(environment, coordinator) if lone else None
+    found = found or from_flags(coordinator, process_id, num_processes) or from_environment(environment)
     if found is None and environment.get("TF_CONFIG"):
         found = read_tf_config(environment["TF_CONFIG"])
-    return found or read_open_mpi(environment)
+    return found or read_torchrun(environment) or read_open_mpi(environment)
 
 
 def create_mesh() -> Mesh:
@@ -180,9 +180,7 @@ def _status_of(error: BaseException) -> int:
     """The exit status of Python for an exception that nobody caught."""
     if not isinstance(error, SystemExit):
         return 1
-    if error.code is None:
-        return 0
-    return error.code if isinstance(error.code, int) else 1
+    return error.code or 0 if isinstance(error.code, int | None) else 1
 
 
 def _tell_others_of(error: BaseException, status: int) -> None:
@@ -224,7 +222,8 @@ def _keep_watch_where_jax_found(peer_timeout: float) -> None:
         listener, told = watch.listen(parse_address("JAX_COORDINATOR_BIND_ADDRESS", bound)[0] if bound else None)
         told |= {"hosts": _own_addresses(), "peer_timeout": peer_timeout}
     text = json.dumps(told).encode().ljust(_ANNOUNCEMENT_BYTES)
-    told = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(np.frombuffer(text, np.uint8)))))
+    with messages.without_gloo_lines():
+        told = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(np.frombuffer(text, np.uint8)))))
     if listener is not None:
         watch.start_hub(listener, told["token"], jax.process_count(), peer_timeout)
     else:
@@ -240,11 +239,10 @@ def _start_spoke(hosts: list[str], told: Mapping[str, Any], process: int) -> Non
 
 def _own_addresses() -> list[str]:
     """This host's name, and what that means here, for others that do not know it; last that of processes beside it."""
-    name = socket.gethostname()
+    name, found = socket.gethostname(), []
     with contextlib.suppress(OSError):
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-        return [name, *dict.fromkeys(found[:8]), "127.0.0.1"]
-    return [name, "127.0.0.1"]
+    return [name, *dict.fromkeys(found[:8]), "127.0.0.1"]
 
 
 def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) -> None:
@@ -288,11 +286,9 @@ def _exit(status: int) -> NoReturn:
 def _warn_of_loopback(bind_address: str) -> None:
     """Warns where the host's name means the loopback address on itself, as on Debian: others do not find it."""
     host, port = parse_address("coordinator", bind_address)
-    if host.startswith(_LOOPBACK):
-        return
     with contextlib.suppress(OSError):
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-        if str(address).startswith(_LOOPBACK):
+        if str(address).startswith(_LOOPBACK) and not host.startswith(_LOOPBACK):
             logger.warning(
                 "coordinator: %s is %s here, where other hosts cannot reach it; give its IP address", host, address
             )

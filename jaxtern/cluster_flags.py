@@ -10,6 +10,8 @@ from jaxtern.command_line import UsageError
 COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, where several processes train together")
 PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this one is, from 0")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many there are")
+flags.DEFINE_alias("rank", "process_id")
+flags.DEFINE_alias("world_size", "num_processes")
 START_TIMEOUT = flags.DEFINE_float("start_timeout", 300.0, "seconds within which all of them must have come")
 PEER_TIMEOUT = flags.DEFINE_float(
     "peer_timeout", 60.0, "seconds of silence after which a process counts as lost, and all end; process 0's holds"
@@ -20,6 +22,7 @@ def join() -> cluster.Cluster:
     """Calls `cluster.join` with the values of the flags; exits where that fails, and in a process that is not needed.
 
     Raises:
+      Evaluates: in an evaluator of TF_CONFIG.
       UsageError: for settings that do not fit.
     """
     try:

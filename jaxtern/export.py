@@ -38,18 +38,20 @@ def main() -> int:
         raise command_line.UsageError(str(error)) from None
     except KeyboardInterrupt:
         return 130
-    print(f"{describe(artifact)}\nin {out}; to predict: python -m jaxtern.predict {out} IMAGE_OR_FOLDER")
+    print(f"{describe(artifact)}\nin {out}")
+    if len(artifact.manifest.input_shape) == 3:
+        print(f"to predict: python -m jaxtern.predict {out} IMAGE_OR_FOLDER")
     return 0
 
 
 def describe(artifact: Artifact) -> str:
     """What was exported, in a line."""
-    manifest = artifact.manifest
+    manifest, shape = artifact.manifest, artifact.manifest.input_shape
+    taken = f"{'images' if len(shape) == 3 else 'texts'} of {' by '.join(map(str, shape))}"
     parameters = sum(array.size for array in artifact.weights.values())
     return (
         f"{manifest.model} of step {manifest.step}{', averaged' if manifest.averaged else ''} ({parameters:,} numbers),"
-        f" images of {' by '.join(map(str, manifest.input_shape))} to {manifest.num_classes} classes,"
-        f" for {' and '.join(manifest.platforms)}"
+        f" {taken} to {manifest.num_classes} classes, for {' and '.join(manifest.platforms)}"
     )
 
 

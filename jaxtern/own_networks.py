@@ -1,4 +1,4 @@
-"""The flag --networks of the doors that open a run, whose network or method may be the user's own."""
+"""The flag --networks of the doors that open a run, whose network, method or loss may be the user's own."""
 
 import runpy
 
@@ -9,8 +9,8 @@ from jaxtern.command_line import UsageError
 NETWORKS = flags.DEFINE_string(
     "networks",
     None,
-    "Python file that adds the run's network to jaxtern.models.MODELS, or its method to jaxtern.METHODS, such as its"
-    " recipe; it is run",
+    "Python file that adds the run's network to jaxtern.models.MODELS, its method to jaxtern.METHODS, or its loss to"
+    " jaxtern.training.LOSSES, such as its recipe; it is run",
 )
 
 

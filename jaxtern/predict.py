@@ -34,8 +34,11 @@ def main(artifact: str, *paths: str) -> int:
         if bool(paths) == (DATASET.value is not None):
             raise ValueError("give images or folders of them behind ARTEFACT, or --dataset, and not both")
         predictor = Predictor(artifact)
-        split = ImageFiles(paths) if DATASET.value is None else _open_split(DATASET.value, DATA_DIR.value, SPLIT.value)
-        predictions, bad = predict(predictor, split)
+        if not predictor.of_images:
+            raise ValueError(f"ARTEFACT={artifact!r}: is a network of text; Predictor.predict takes characters")
+        named = DATASET.value
+        split, classes = _open_files(paths) if named is None else _open_split(named, DATA_DIR.value, SPLIT.value)
+        predictions, bad = predict(predictor, split, classes == predictor.labels)
         if OUT.value is not None:
             write_predictions(Path(OUT.value), predictions)
             print(f"predictions of {len(predictions.keys):,} images in {OUT.value}")
@@ -45,11 +48,19 @@ def main(artifact: str, *paths: str) -> int:
         raise command_line.UsageError(str(error)) from None
     except KeyboardInterrupt:
         return 130
+    if predictions.precision_at_1 is not None:
+        print(f"precision@1 {predictions.precision_at_1:.2%}")
     return 1 if bad else 0
 
 
-def predict(predictor: Predictor, split: Split | Records) -> tuple[Predictions, int]:
-    """Predictions of all examples but the damaged ones, which are named; and how many of these there are."""
+def predict(predictor: Predictor, split: Split | Records, has_labels: bool) -> tuple[Predictions, int]:
+    """Predictions of all examples but the damaged ones, which are named; and how many of these there are.
+
+    Args:
+      predictor: of images.
+      split: examples.
+      has_labels: whether the split knows their classes, and these are the network's.
+    """
     bad: set[int] = set()
 
     def tell(example: int, why: str) -> None:
@@ -60,14 +71,22 @@ def predict(predictor: Predictor, split: Split | Records) -> tuple[Predictions, 
     logits = predictor.predict_records(split, tell, BATCH_SIZE.value)
     good = [example for example in range(split.size) if example not in bad]
     keys = [split.key(example) for example in good]
-    return rank(keys, logits[good], predictor.labels, TOP.value), len(bad)
+    true = [split.read(example).label for example in good] if has_labels else None
+    return rank(keys, logits[good], predictor.labels, TOP.value, true), len(bad)
 
 
-def _open_split(name: str, data_dir: str | None, split: str) -> Split | Records:
-    """The dataset's training or test split as evaluation has it, or one by its own name."""
-    if split in ("train", "test"):
-        return getattr(load_dataset(name, data_dir), split)
-    return load_dataset(name, data_dir, test_split=split).test
+def _open_files(paths: tuple[str, ...]) -> tuple[ImageFiles, None]:
+    files = ImageFiles(paths)
+    if files.left_out:
+        print(f"left out: {len(files.left_out):,} files that are no images by their names", file=sys.stderr)
+    return files, None
+
+
+def _open_split(name: str, data_dir: str | None, split: str) -> tuple[Split | Records, tuple[str, ...]]:
+    """The training or test split as evaluation has it, or one by its own name; and what its classes are called."""
+    dataset = load_dataset(name, data_dir, test_split=None if split in ("train", "test") else split)
+    classes = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    return dataset.train if split == "train" else dataset.test, classes
 
 
 if __name__ == "__main__":

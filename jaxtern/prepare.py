@@ -54,10 +54,12 @@ def main(source: str, out: str) -> int:
     try:
         if SHEET.value:
             _require_writable_sheet(Path(SHEET.value), Path(out))
-        print(run(source, Path(out)))
+        report = run(source, Path(out))
+        print(report)
         print(f"to train: python -m jaxtern.train --config=RECIPE --config.data.name={as_path(out)}", flush=True)
         if SHEET.value:
-            draw_sheet(sheet_recipe(as_path(out), PREPROCESSING.value), Path(SHEET.value))
+            test_split = None if report.has_test_split else "train"
+            draw_sheet(sheet_recipe(as_path(out), PREPROCESSING.value, test_split), Path(SHEET.value))
             print(f"sheet in {SHEET.value}")
     except (ValueError, OSError) as error:
         raise command_line.UsageError(str(error)) from None

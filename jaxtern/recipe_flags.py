@@ -60,9 +60,9 @@ def to_recipe(config: ConfigDict) -> Recipe:
         raise UsageError(f"config: {error}") from None
 
 
-def recipe_name() -> str:
-    """The bare name of the recipe of --config."""
-    return Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+def recipe_path() -> Path:
+    """The file of the recipe of --config."""
+    return Path(config_flags.get_config_filename(flags.FLAGS["config"]))
 
 
 def _describe_config() -> str:

@@ -2,8 +2,10 @@
 
 import errno
 import logging
+import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 from absl import flags
@@ -35,9 +37,19 @@ def main() -> int:
     recipe = recipe_flags.to_recipe(CONFIG.value)
     if recipe.run.dry_run:
         return rehearse_and_report(recipe)
-    cluster_flags.join()
-    workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_name()}")
+    workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_path().stem}")
+    try:
+        cluster_flags.join()
+    except cluster.Evaluates:
+        become_evaluator(recipe, workdir)
     return train_and_report(recipe, workdir)
+
+
+def become_evaluator(recipe: Recipe, workdir: Path) -> NoReturn:
+    """Goes on as jaxtern.evaluate, whose flags would be this door's, too."""
+    where = [f"--workdir={workdir}", f"--networks={recipe_flags.recipe_path()}"]
+    where += [f"--data_dir={recipe.data.dir}"] if recipe.data.dir else []
+    os.execv(sys.executable, [sys.executable, "-m", "jaxtern.evaluate", "--follow", *where])
 
 
 def train_and_report(recipe: Recipe, workdir: Path) -> int:
@@ -85,13 +97,13 @@ def report(run: Run, result: Evaluation) -> None:
     print(
         f"test accuracy {result.precision_at_1:.2%} (recall@5 {result.recall_at_5:.2%}, loss {result.loss:.4f})"
         f" on {result.num_examples} examples\n"
-        f"sent {run.wires[1].summary()}\n"
+        f"sent {run.describe_sent()}\n"
         f"checkpoints in {workdir / 'checkpoints'}",
         flush=True,
     )
     title = f"{recipe.model.name} on {recipe.data.name}, {recipe.run.num_workers} workers, {recipe.mean.method}"
     try:
-        curves = plot_curves(workdir, title)
+        curves = plot_curves(workdir, title, recipe.model.loss)
     except (OSError, ValueError, OverflowError) as error:  # the run is whole without its picture
         reason = describe_error(error, workdir) if isinstance(error, OSError) else error
         logger.warning("curves cannot be drawn: %s", reason)

@@ -33,7 +33,13 @@ class Moments(NamedTuple):
     variance: jax.Array
 
 
-def moments(gradient: jax.Array | Sequence[jax.Array], segments: Segments, *, implementation: str = "auto") -> Moments:
+def moments(
+    gradient: jax.Array | Sequence[jax.Array],
+    segments: Segments,
+    *,
+    of_magnitudes: bool = False,
+    implementation: str = "auto",
+) -> Moments:
     """max|g|, mean and population variance of every segment.
 
     The sums run in fixed orders with products that are exact in float32, or as integers, so the result depends on the
@@ -43,6 +49,7 @@ def moments(gradient: jax.Array | Sequence[jax.Array], segments: Segments, *, im
     Args:
       gradient: float[n], a bucket; float32, bfloat16 or float16. Or its tensors, float32 of any shapes.
       segments: its layout.
+      of_magnitudes: whether mean and variance are those of |g|.
       implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
@@ -59,9 +66,10 @@ def moments(gradient: jax.Array | Sequence[jax.Array], segments: Segments, *, im
     not_native = "" if is_split else why_not_float32("gradient.dtype", gradient.dtype)
     picked = pick_implementation("moments", implementation, segments.num_elements, not_native)
     if picked == "native" and segments.num_elements:
-        partials, centres = moments_native(gradient if is_split else [gradient], segments, is_split)
+        partials, centres = moments_native(gradient if is_split else [gradient], segments, is_split, of_magnitudes)
         return finish(partials, centres, segments)
     gradient = concatenate(gradient) if is_split else gradient
+    gradient = jnp.abs(gradient) if of_magnitudes else gradient
     if picked == "mosaic" and gradient.size:
         from .mosaic.moments import partials_mgpu
 

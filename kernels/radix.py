@@ -89,21 +89,3 @@ def unpack_planes(words: jax.Array, radix: int) -> jax.Array:
     halves = jnp.where(is_low, words % half, words // half).astype(jnp.float32) + 0.5
     this, above = (np.float32(float(radix) ** -(exponents + shift)) for shift in (0, 1))
     return jnp.floor(halves * this) - radix * jnp.floor(halves * above)
-
-
-def unpack(words: jax.Array, radix: int, num_digits: int) -> jax.Array:
-    """The inverse of `pack`.
-
-    Args:
-      words: uint32[num_words(num_digits, radix)].
-      radix: R, 3 to 65536.
-      num_digits: n.
-
-    Returns:
-      uint32[n], each in [0, radix).
-    """
-    if words.shape != (num_words(num_digits, radix),):
-        raise ValueError(
-            f"words.shape={words.shape}: {num_digits} digits of radix {radix} take ({num_words(num_digits, radix)},)"
-        )
-    return unpack_planes(words.reshape(-1, RUN), radix).reshape(-1)[:num_digits].astype(jnp.uint32)

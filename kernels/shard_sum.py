@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from . import radix as radix_lib
 from .dispatch import pick_implementation, require_levels, require_shape, tuned
 from .native.calls import shard_sum_native
-from .shard_sum_reference import shard_sum_reference
+from .ternary_decode_reference import sum_digits
 
 
 def shard_sum(
@@ -44,4 +44,14 @@ def shard_sum(
         from .mosaic.shard_sum import shard_sum_mgpu
 
         return shard_sum_mgpu(words, num_elements, levels, radix, tuned("shard_sum"))
-    return shard_sum_reference(words, num_elements, levels, radix)
+    return _reference(words, num_elements, levels, radix)
+
+
+def _reference(words: jax.Array, num_elements: int, levels: int, radix: int) -> jax.Array:
+    zero, depth = levels * words.shape[0], radix_lib.digits_per_word(radix)
+    sums = sum_digits(words, 2 * levels + 1, zero=0).reshape(-1, radix_lib.RUN)
+    missing = radix_lib.num_words(num_elements, radix) // radix_lib.RUN * depth - sums.shape[0]
+    # Fewer tiles of sums may hold all runs that there are, without those that the last tile of words lacks.
+    sums = sums[:missing] if missing < 0 else jnp.pad(sums, [(0, missing), (0, 0)], constant_values=zero)
+    tiles = sums.reshape(-1, depth, radix_lib.RUN)
+    return radix_lib.pack_planes([tiles[:, k].astype(jnp.uint32) for k in range(depth)], radix).reshape(-1)

@@ -12,11 +12,12 @@ from jax import lax
 
 from .concatenate import concatenate
 from .dispatch import pick_implementation, require_levels, require_shape, require_tensors
+from .dither import Dither, complete
 from .native.calls import decode_span_native, encode_span_native
 from .radix import num_words
 from .segments import Segments, split
-from .ternary_decode import require_words, units_of
-from .ternary_decode_reference import sum_digits, worth
+from .ternary_decode import as_numbers, require_words
+from .ternary_decode_reference import sum_levels, worth
 from .ternary_encode import require_offset, steps_of
 from .ternary_encode_reference import ternary_encode_reference
 
@@ -43,7 +44,7 @@ def encode_span(
     Args:
       tensors: float32 of any shapes, in row-major order.
       scales: float32[num_scales], of all tensors.
-      key: uint32[2], from `derive_key`.
+      key: as in `ternary_encode`.
       segments: layout of all tensors.
       start: the first element of the span.
       size: elements of the span.
@@ -60,7 +61,7 @@ def encode_span(
     """
     require_tensors(tensors, segments, start, size)
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    require_shape("key", key, (2,), jnp.uint32)
+    key = complete(key)
     require_levels(levels, radix, num_workers=1)
     require_offset(offset, size)
     steps = steps_of(scales, levels)
@@ -83,6 +84,7 @@ def decode_span(
     num_workers: int,
     radix: int = 3,
     levels: int = 1,
+    dither: Dither | None = None,
     total: jax.Array | None = None,
     after: Sequence[jax.Array] = (),
     implementation: str = "auto",
@@ -97,7 +99,7 @@ def decode_span(
         donated, or what another call returned.
       start: the first element of the span.
       size: elements of the span.
-      num_workers, radix, levels: as in `ternary_decode`.
+      num_workers, radix, levels, dither: as in `ternary_decode`.
       total: uint32[1, W], the sum modulo 2^32 of the one row of words and of a second one, which then belongs to them.
       after: as in `encode_span`.
       implementation: as in `encode_span`.
@@ -114,11 +116,11 @@ def decode_span(
     else:
         _require_two(words, total, size, num_workers, radix, levels)
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    zero, units = num_workers * levels, units_of(scales, num_workers * levels)
+    zero, units, dither = as_numbers(scales, num_workers, levels, dither)
     if pick_implementation("ternary_decode", implementation, segments.num_elements) == "native" and size:
-        return decode_span_native(words, total, units, segments, into, zero, radix, start, size, after)
+        return decode_span_native(words, total, units, segments, into, zero, radix, start, size, after, dither)
     words = words if total is None else jnp.concatenate([words, total - words])
-    digits = sum_digits(words, radix, zero).reshape(-1)[:size]
+    digits = sum_levels(words, radix, zero, dither)[:size]
     whole = jnp.zeros((segments.num_elements,)).at[start : start + size].set(digits)
     mean = worth(segments, whole, units)
     place = jnp.arange(segments.num_elements)

@@ -4,12 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .dispatch import pick_implementation, require_levels, require_shape, tuned, why_not_float32
+from .dispatch import pick_implementation, require_levels, require_shape, tuned
+from .dither import Dither
 from .native.calls import ternary_decode_native
 from .segments import Segments
 from .ternary_decode_reference import ternary_decode_reference
-
-OUTPUT_DTYPES = tuple(jnp.dtype(each) for each in (jnp.float32, jnp.bfloat16, jnp.float16))
 
 
 def ternary_decode(
@@ -20,10 +19,10 @@ def ternary_decode(
     num_workers: int,
     radix: int = 3,
     levels: int = 1,
-    dtype: jax.typing.DTypeLike = jnp.float32,
+    dither: Dither | None = None,
     implementation: str = "auto",
 ) -> jax.Array:
-    """The mean gradient: s (sum of digits - N L) / (N L).
+    """The mean gradient: s (sum of digits - N L - dither) / (N L).
 
     The rows of `words` are added; each row may hold the words of one worker, or the sum of the words of several (radix
     2LN + 1), as long as all rows together hold `num_workers` workers. The sum is exact in integers, so the mean is the
@@ -36,31 +35,42 @@ def ternary_decode(
       num_workers: N, divisible by the rows.
       radix: R of the words.
       levels: L.
-      dtype: of the mean; float32, bfloat16 or float16. "native" knows only float32, for others "auto" takes the
-        reference on a CPU.
+      dither: what the workers' dither has added to the digits; of a mean of N workers' digits, which comes with
+        num_workers = 1, the dither of all N.
       implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
-      dtype[n].
+      float32[n].
 
     Raises:
       ValueError: if a shape, dtype, the radix, the levels, the workers or the implementation do not fit.
     """
     require_words(words, segments, num_workers, radix, levels)
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    dtype = jnp.dtype(dtype)
-    if dtype not in OUTPUT_DTYPES:
-        raise ValueError(f"dtype={dtype}: must be one of {', '.join(str(each) for each in OUTPUT_DTYPES)}")
-    zero, units = num_workers * levels, units_of(scales, num_workers * levels)
-    not_native = why_not_float32("dtype", dtype)
-    picked = pick_implementation("ternary_decode", implementation, max(words.size, segments.num_elements), not_native)
+    zero, units, dither = as_numbers(scales, num_workers, levels, dither)
+    picked = pick_implementation("ternary_decode", implementation, max(words.size, segments.num_elements))
     if picked == "native" and words.size:
-        return ternary_decode_native(words, units, segments, zero, radix)
+        return ternary_decode_native(words, units, segments, zero, radix, dither)
     if picked == "mosaic" and words.size:
         from .mosaic.ternary_decode import ternary_decode_mgpu
 
-        return ternary_decode_mgpu(words, units, segments, zero, radix, dtype, tuned("ternary_decode"))
-    return ternary_decode_reference(words, units, segments, zero, radix, dtype)
+        return ternary_decode_mgpu(words, units, segments, zero, radix, dither, tuned("ternary_decode"))
+    return ternary_decode_reference(words, units, segments, zero, radix, dither)
+
+
+def as_numbers(
+    scales: jax.Array, num_workers: int, levels: int, dither: Dither | None
+) -> tuple[int, jax.Array, Dither | None]:
+    """The sum of zero levels, what a digit is worth, and the dither with its `times`.
+
+    Raises:
+      ValueError: for the dither of a number of workers that those of the words do not divide.
+    """
+    count = dither.count if dither else num_workers
+    if count % num_workers:
+        raise ValueError(f"dither.count={count}: must be a multiple of num_workers={num_workers}")
+    dither = dither and dither._replace(times=count // num_workers)
+    return num_workers * levels, units_of(scales, levels * count), dither
 
 
 def require_words(words: jax.Array, segments: Segments, num_workers: int, radix: int, levels: int) -> None:

@@ -5,19 +5,29 @@ import jax.numpy as jnp
 from jax import lax
 
 from . import radix as radix_lib
+from .dither import Dither
 from .radix import RUN
 from .rounding import settle
 from .segments import Segments
+from .ternary_encode_reference import noise_planes
 
 _UNROLLED_ROWS = 8  # rows that one loop over the elements adds
 
 
 def ternary_decode_reference(
-    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int, dtype: jnp.dtype
+    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int, dither: Dither | None
 ) -> jax.Array:
     """`ternary_decode`, its arguments checked; units are what a digit is worth, `zero` is the sum of zero levels."""
-    digits = sum_digits(words, radix, zero).reshape(-1)[: segments.num_elements]
-    return worth(segments, digits, units).astype(dtype)
+    return worth(segments, sum_levels(words, radix, zero, dither)[: segments.num_elements], units)
+
+
+def sum_levels(words: jax.Array, radix: int, zero: int, dither: Dither | None) -> jax.Array:
+    """float32, flat: the sum of the rows' digits less `zero`, and less the dither."""
+    total = sum_digits(words, radix, zero)
+    if dither is not None:
+        drawn = noise_planes(dither.bits, *total.shape[:1], 0, total.shape[1], dither.offset)
+        total = total * dither.times - dither.of(jnp.stack(drawn, axis=1))
+    return total.reshape(-1)
 
 
 def worth(segments: Segments, digits: jax.Array, units: jax.Array) -> jax.Array:

@@ -1,22 +1,18 @@
 """Gradient, scales and key to radix words."""
 
-from typing import Literal, overload
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import noise
+from . import dither, noise
 from .dispatch import pick_implementation, require_floating, require_levels, require_shape, tuned, why_not_float32
 from .native.calls import ternary_encode_native
 from .segments import Segments
-from .ternary_decode import units_of
-from .ternary_encode_reference import residual_reference, ternary_encode_reference
+from .ternary_encode_reference import ternary_encode_reference
 
 MIN_SCALE = 2.0**-100
 
 
-@overload
 def ternary_encode(
     gradient: jax.Array,
     scales: jax.Array,
@@ -26,38 +22,8 @@ def ternary_encode(
     radix: int = 3,
     levels: int = 1,
     offset: int = 0,
-    residual: Literal[False] = False,
     implementation: str = "auto",
-) -> jax.Array: ...
-
-
-@overload
-def ternary_encode(
-    gradient: jax.Array,
-    scales: jax.Array,
-    key: jax.Array,
-    segments: Segments,
-    *,
-    radix: int = 3,
-    levels: int = 1,
-    offset: int = 0,
-    residual: Literal[True],
-    implementation: str = "auto",
-) -> tuple[jax.Array, jax.Array]: ...
-
-
-def ternary_encode(
-    gradient: jax.Array,
-    scales: jax.Array,
-    key: jax.Array,
-    segments: Segments,
-    *,
-    radix: int = 3,
-    levels: int = 1,
-    offset: int = 0,
-    residual: bool = False,
-    implementation: str = "auto",
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Clips to the scale, rounds stochastically to levels, packs the digits.
 
     The digit is floor(clip(g/s, -1, 1) L + L + u) with u uniform in [0, 1); less L, it is a level q in [-L, L] with
@@ -69,39 +35,35 @@ def ternary_encode(
     Args:
       gradient: float[n], a bucket; float32, bfloat16 or float16.
       scales: float32[num_scales], shared by all workers.
-      key: uint32[2], from `derive_key`.
+      key: uint32[2], from `derive_key`; or uint32[4], other bits than 16 random ones (see dither.py).
       segments: layout of the bucket.
       radix: R of the words, at least 2L + 1; 2LN + 1 where the words of N workers will be added.
       levels: L, 1 to 32767.
       offset: position of the bucket's first element in the stream of noise, a multiple of 512.
-      residual: also return what the words leave out, for error feedback.
-      implementation: "auto", "reference", "native" or "mosaic". "native" knows only float32 without residual; for
-        others "auto" takes the reference on a CPU.
+      implementation: "auto", "reference", "native" or "mosaic". "native" knows only float32; for others "auto"
+        takes the reference on a CPU.
 
     Returns:
-      uint32[segments.num_words(radix)]; with `residual` also float32[n], the elements less what `ternary_decode`
-      makes of these words alone.
+      uint32[segments.num_words(radix)].
 
     Raises:
       ValueError: if a shape, dtype, the radix, the levels or the implementation do not fit.
     """
     require_floating(gradient, segments)
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    require_shape("key", key, (2,), jnp.uint32)
+    key = dither.complete(key)
     require_levels(levels, radix, num_workers=1)
     require_offset(offset, segments.num_elements)
-    steps, units = steps_of(scales, levels), units_of(scales, levels)
-    not_native = "it gives no residual" if residual else why_not_float32("gradient.dtype", gradient.dtype)
+    steps, not_native = steps_of(scales, levels), why_not_float32("gradient.dtype", gradient.dtype)
     picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)
     if picked == "native" and segments.num_elements:
         return ternary_encode_native(gradient, steps, key, segments, radix, levels, offset)
     if picked == "mosaic" and gradient.size:
         from .mosaic.ternary_encode import ternary_encode_mgpu
 
-        options = (segments, radix, levels, offset, residual, tuned("ternary_encode"))
-        return ternary_encode_mgpu(gradient, steps, units, key, *options)
-    words = ternary_encode_reference(gradient, steps, key, segments, radix, levels, offset)
-    return (words, residual_reference(gradient, words, units, segments, radix, levels)) if residual else words
+        options = (segments, radix, levels, offset, tuned("ternary_encode"))
+        return ternary_encode_mgpu(gradient, steps, key, *options)
+    return ternary_encode_reference(gradient, steps, key, segments, radix, levels, offset)
 
 
 def steps_of(scales: jax.Array, levels: int) -> jax.Array:

@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from . import noise, radix as radix_lib
+from . import dither, noise, radix as radix_lib
 from .radix import RUN
 from .rounding import to_digits
 from .segments import Segments
-from .ternary_decode_reference import ternary_decode_reference
 
 
 def ternary_encode_reference(
@@ -29,8 +28,8 @@ def ternary_encode_reference(
             run = vector[k * RUN : k * RUN + tiles * tile].reshape(tiles, tile)[:, :RUN].astype(jnp.float32)
             return run if one_step is None else run * one_step
 
-        bits = _noise_planes(key, tiles, first_tile, depth, offset)
-        planes = [to_digits(plane(k), bits[k], levels) for k in range(depth)]
+        drawn = noise_planes(key, tiles, first_tile, depth, offset)
+        planes = [to_digits(plane(k), dither.shifted(drawn[k], key[2], key[3]), levels) for k in range(depth)]
         return radix_lib.pack_planes(planes, radix).reshape(-1)
 
     tiles = segments.num_words(radix) // RUN
@@ -43,7 +42,7 @@ def ternary_encode_reference(
     return jnp.concatenate(words) if words else jnp.zeros((0,), jnp.uint32)
 
 
-def _noise_planes(key: jax.Array, tiles: int, first_tile: int, depth: int, offset: int) -> list[jax.Array]:
+def noise_planes(key: jax.Array, tiles: int, first_tile: int, depth: int, offset: int) -> list[jax.Array]:
     """The random bits of every plane of consecutive tiles, uint32[tiles, RUN] each.
 
     A tile need not begin with a group of noise, so its k-th run takes its bits from one of two neighbouring groups.
@@ -66,12 +65,3 @@ def _noise_planes(key: jax.Array, tiles: int, first_tile: int, depth: int, offse
         return noise.take((pair[0], pair[1]), lane % noise.LANES)
 
     return [bits(k) for k in range(depth)]
-
-
-def residual_reference(
-    gradient: jax.Array, words: jax.Array, units: jax.Array, segments: Segments, radix: int, levels: int
-) -> jax.Array:
-    """The gradient less what its words decode to; float32[n]."""
-    return gradient.astype(jnp.float32) - ternary_decode_reference(
-        words[None], units, segments, levels, radix, jnp.dtype(jnp.float32)
-    )

@@ -126,6 +126,26 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(unpacked.iterdir())
 
 
+def test_dockerfile_takes_all_that_the_wheel_is_made_of(sdist, tmp_path):
+    lines = (ROOT / "docs" / "Dockerfile").read_text().splitlines()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = next(line for line in lines if line.startswith("FROM python:")).removeprefix("FROM python:")
+    assert tuple(map(int, base.removesuffix("-slim").split("."))) >= (3, 11)
+    assert "RUN pip install --no-cache-dir '.[cuda]'" in lines
+    assert "cuda" in project["optional-dependencies"]
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for *sources, target in (line.split()[1:] for line in lines if line.startswith("COPY ")):
+        for source in sources:
+            if (ROOT / source).is_file():
+                copy(ROOT / source, tree / target)
+            else:
+                copytree(ROOT / source, tree / target, symlinks=True)
+    wheels = [build("wheel", each, folder) for each, folder in ((tree, tmp_path / "a"), (sdist, tmp_path / "b"))]
+    held = [{name: wheel.read(name) for name in wheel.namelist()} for wheel in map(zipfile.ZipFile, wheels)]
+    assert held[0] == held[1]
+
+
 def test_wheel_from_sdist_holds_every_module_and_recipe(sdist, tmp_path):
     with zipfile.ZipFile(build("wheel", sdist, tmp_path)) as wheel:
         held = wheel.namelist()

@@ -55,7 +55,8 @@ def test_readme_tells_the_loss_before_the_first_step(tmp_path):
 def test_api_page_names_what_is_public():
     import jaxtern
 
-    listed = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/api.md").read_text(), flags=re.MULTILINE)
+    section = (ROOT / "docs/api.md").read_text().partition("## In a loop")[0]
+    listed = re.findall(r"^\| (`.*?) \|", section, flags=re.MULTILINE)
     names = {name for cell in listed for name in re.findall(r"`(\w+)`", cell)}
     assert names == {*jaxtern._HOMES, *jaxtern._MODULES}
 

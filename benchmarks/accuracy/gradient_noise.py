@@ -1,24 +1,23 @@
-"""What clipping, blocks and levels leave of a run's gradients, tensor by tensor: how to choose them for a network.
+"""What a method leaves of a run's gradients, tensor by tensor: how to choose one for a network.
 
-    python -m benchmarks.accuracy.gradient_noise runs/digits [--clip_sigmas 0 1.25 2.5] [--block_sizes 0 64]
+    python -m benchmarks.accuracy.gradient_noise runs/digits [--methods terngrad ternary] [--batches 24]
 
-Takes the newest checkpoint of a run, and the gradients of every worker there in so many batches. With s the scale that
-they share, q a worker's gradient clipped to it, and u = s / L, a digit rounds |q| stochastically to a multiple of u,
-which adds the variance u^2 f (1 - f), f being the fraction of |q| / u; no random number is drawn. Let now g and q be
-means over the workers; means and variances are over batches. Cells:
+Takes the newest checkpoint of a run, and the gradients g of every worker there in so many batches. With p what a method
+tells of a worker's part, so that the mean of all p is the mean that it returns, cells are
 
-    cosine  of the mean of q and the mean of g: what clipping does to the direction, which averaging does not mend
-    kept    signal over noise, of what is sent over that of g: ((mean q . mean g) / |mean g|^2)^2 var(g) / var(sent)
+    gain   sum p.g / sum |g|^2: 1 where nothing is lost, less where clipping bends the mean
+    noise  sum |p - gain g|^2 / sum |g|^2: what is added at random, which averaging over workers and steps takes away
 
-1 is best in both. Where `kept` is .5, a step has as much noise as one of half the batch. Only tensors that the run
-compresses and that have gradients are listed, and the last row is their mean, weighted by elements.
+over all batches and workers. `workers` is the least over the largest of the workers' deviations, by blocks of 4,096
+elements, the median of them all: what a shared scale has to serve. Only tensors that the run compresses and that have
+gradients are listed; the last row is the mean, weighted by elements.
 """
 
 import argparse
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +25,14 @@ import absl.logging
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
+import jaxtern
 from benchmarks.commands import at_least, create_parser, format_table
-from jaxtern.compression.radix.quantizer import Quantizer
-from jaxtern.kernels import Segments
+from jaxtern.compression.collectives import Axes
+from jaxtern.compression.transform import describe
+from jaxtern.kernels.rotation import BLOCK
+from jaxtern.kernels.segments import fill_up
 from jaxtern.training.run.inputs import Feed, create_network
 from jaxtern.training.run.saved_run import SavedRun
 from jaxtern.training.step.gradients import create_local_gradients
@@ -38,57 +40,71 @@ from jaxtern.training.step.mean import stays_float
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import create_run
 
+REDUCERS = {
+    "terngrad": jaxtern.terngrad(),
+    "unclipped": jaxtern.terngrad(0.0),
+    "ternary": jaxtern.ternary(),
+    "stochastic": jaxtern.ternary(rounding="stochastic"),
+    "nearest": jaxtern.ternary(rounding="nearest"),
+    "5 levels": jaxtern.quantized(2),
+    "7 levels": jaxtern.quantized(3),
+    "15 levels": jaxtern.quantized(7),
+}
+
 
 class Sums(NamedTuple):
-    """Over batches, of one tensor's mean over workers; `clipped` and what follows have an entry for each quantizer."""
+    """Over batches and workers, of one tensor; `along` and `sent` have an entry for each method.
 
-    gradient: jax.Array
+    Attributes:
+      elements: of the tensor.
+      squares: of the gradients.
+      peak: max|g| over its deviation, of one worker.
+      workers: the least deviation of a worker over the largest, the median over blocks.
+      along: p.g.
+      sent: |p|^2.
+    """
+
+    elements: jax.Array
     squares: jax.Array
-    peak: jax.Array  # max|g| over its deviation, of one worker
-    clipped: list[jax.Array]
-    clipped_squares: list[jax.Array]
-    added: list[jax.Array]
+    peak: jax.Array
+    workers: jax.Array
+    along: jax.Array
+    sent: jax.Array
 
 
 def main() -> None:
     arguments = parse()
     absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells at length how it opens a folder
     try:
-        quantizers = [
-            Quantizer(clip_sigmas=clip, block_size=size or None, levels=arguments.levels)
-            for size, clip in itertools.product(arguments.block_sizes, arguments.clip_sigmas)
-        ]
         run = SavedRun(arguments.workdir)
         workers = arguments.workers or run.recipe.run.num_workers
         if run.recipe.run.batch_size % workers:
             raise ValueError(f"--workers={workers}: must divide the run's batch_size={run.recipe.run.batch_size}")
-        sums = run.use_latest(lambda step: add_up(run, step, quantizers, workers, arguments.batches))
+        sums = run.use(lambda step: add_up(run, step, arguments.methods, workers, arguments.batches))
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
-    print(make_table(sums, quantizers, arguments.batches))
+    print(make_table(sums, arguments.methods, arguments.batches))
 
 
 def parse() -> argparse.Namespace:
     parser = create_parser(__doc__)
     parser.add_argument("workdir", type=Path, help="folder of the run")
-    parser.add_argument("--batches", type=at_least(2), default=48)
-    parser.add_argument("--clip_sigmas", type=float, nargs="+", default=[0.0, 1.25, 2.5], help="c; 0: not clipped")
-    parser.add_argument("--block_sizes", type=int, nargs="+", default=[0, 64], help="elements; 0: a scale a tensor")
-    parser.add_argument("--levels", type=int, default=1)
+    parser.add_argument("--batches", type=at_least(1), default=24)
+    parser.add_argument("--methods", nargs="+", choices=REDUCERS, default=list(REDUCERS))
     parser.add_argument("--workers", type=at_least(1), help="among whom the batch is divided; default: the run's")
     return parser.parse_args()
 
 
-def add_up(run: SavedRun, step: int, quantizers: list[Quantizer], workers: int, num_batches: int) -> dict[str, Sums]:
+def add_up(run: SavedRun, step: int, methods: Sequence[str], workers: int, num_batches: int) -> dict[str, Sums]:
     """The sums of every tensor that the run compresses, by path."""
     totals: dict[str, Sums] = {}
-    add = jax.jit(functools.partial(_add, quantizers=quantizers))
+    add = jax.jit(functools.partial(measure, methods=tuple(methods)))
     drawn = draw_gradients(run, step, workers)
-    for _ in range(num_batches):
+    for batch in range(num_batches):
         of_workers = list(itertools.islice(drawn, workers))
         for path in of_workers[0]:
-            gradients = jnp.stack([gradients[path].ravel() for gradients in of_workers])
-            totals[path] = add(gradients, totals.get(path))
+            found = add([gradients[path] for gradients in of_workers], jnp.int32(batch))
+            totals[path] = jax.tree.map(jnp.add, totals[path], found) if path in totals else found
     return {path: sums for path, sums in totals.items() if sums.squares}
 
 
@@ -125,49 +141,50 @@ def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str,
         }
 
 
-def _add(gradients: jax.Array, totals: Sums | None, quantizers: list[Quantizer]) -> Sums:
-    """One more batch: float32[workers, n]."""
-    workers, size = gradients.shape
-    gradient = jnp.mean(gradients, 0)
-    clipped, squares, added = [], [], []
-    for quantizer in quantizers:
-        shared = jnp.max(jnp.stack([quantizer.local_scales(own, (size,)) for own in gradients]), 0)
-        scale = Segments((size,), quantizer.block_size).spread(jnp.ones_like(gradient), shared)[None]
-        own_clipped = jnp.clip(gradients, -scale, scale)
-        clipped.append(jnp.mean(own_clipped, 0))
-        unit = scale / quantizer.levels
-        fraction = jnp.where(unit > 0, jnp.abs(own_clipped) / unit, 0.0) % 1
-        squares.append(jnp.sum(clipped[-1] ** 2))
-        added.append(jnp.sum(unit**2 * fraction * (1 - fraction)) / workers**2)
-    peak = jnp.max(jnp.abs(gradients[0])) / jnp.std(gradients[0])
-    own = Sums(gradient, jnp.sum(gradient**2), peak, clipped, squares, added)
-    return own if totals is None else jax.tree.map(jnp.add, totals, own)
+def measure(gradients: list[jax.Array], step: jax.Array, methods: tuple[str, ...]) -> Sums:
+    """One batch, of one tensor of each worker."""
+    rows = jnp.stack([own.reshape(-1) for own in gradients])
+    sent = jnp.stack([_send(rows, step, REDUCERS[method]) for method in methods])
+    blocks = fill_up(rows, min(BLOCK, rows.shape[1])).reshape(len(rows), -1, min(BLOCK, rows.shape[1]))
+    deviations = jnp.sqrt(jnp.mean(blocks**2, axis=2))
+    spread = jnp.nanmedian(jnp.min(deviations, axis=0) / jnp.max(deviations, axis=0))
+    peak = jnp.max(jnp.abs(rows[0])) / jnp.std(rows[0])
+    along, squares = jnp.sum(sent * rows[None], axis=(1, 2)), jnp.sum(sent**2, axis=(1, 2))
+    return Sums(jnp.float32(rows.shape[1]), jnp.sum(rows**2), peak, spread, along, squares)
 
 
-def make_table(totals: dict[str, Sums], quantizers: list[Quantizer], num_batches: int) -> str:
-    """Rows of tensors, columns of quantizers."""
-    names = [f"{each.block_size or 'tensor'}, c = {each.clip_sigmas:g}" for each in quantizers]
-    table = [["tensor", "elements", "max / sigma", *(f"{name}: cosine, kept" for name in names)]]
-    found = {path: np.array(list(_judge(sums, num_batches))) for path, sums in totals.items()}
+def _send(rows: jax.Array, step: jax.Array, reducer: jaxtern.Reducer) -> jax.Array:
+    """float32[workers, n] to what each worker's part stands for."""
+    layout = describe(rows[0])
+
+    def reduce(rows: jax.Array, step: jax.Array) -> jax.Array:
+        group = jaxtern.Group(layout, Axes(("workers",)), len(rows), 0, step, tracks=True)
+        reduced = reducer.reduce([[own] for own in rows], reducer.init(layout, len(rows)), group)
+        return jnp.stack([own for (own,) in reduced.sent or []])
+
+    mesh, everywhere = Mesh(np.array(jax.devices()[:1]), ("workers",)), PartitionSpec()
+    return jax.shard_map(reduce, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)(rows, step)
+
+
+def make_table(totals: dict[str, Sums], methods: Sequence[str], num_batches: int) -> str:
+    """Rows of tensors, columns of methods."""
+    table = [["tensor", "elements", "max / sigma", "workers", *(f"{name}: gain, noise" for name in methods)]]
+    found = {path: _judge(sums) for path, sums in totals.items()}
+    elements = {path: round(float(sums.elements) / num_batches) for path, sums in totals.items()}
     for path, sums in totals.items():
-        cells = [f"{cosine:.3f}, {kept:.2f}" for cosine, kept in found[path]]
-        table.append([path, f"{sums.gradient.size:,}", f"{sums.peak / num_batches:.0f}", *cells])
-    sizes = [sums.gradient.size for sums in totals.values()]
-    means = np.average(list(found.values()), axis=0, weights=sizes)
-    table.append(["all", f"{sum(sizes):,}", "", *(f"{cosine:.3f}, {kept:.2f}" for cosine, kept in means)])
+        cells = [f"{gain:.3f}, {noise:.3f}" for gain, noise in found[path]]
+        peak, spread = float(sums.peak) / num_batches, float(sums.workers) / num_batches
+        table.append([path, f"{elements[path]:,}", f"{peak:.0f}", f"{spread:.2f}", *cells])
+    means = np.average(list(found.values()), axis=0, weights=list(elements.values()))
+    cells = [f"{gain:.3f}, {noise:.3f}" for gain, noise in means]
+    table.append(["all", f"{sum(elements.values()):,}", "", "", *cells])
     return format_table(table)
 
 
-def _judge(sums: Sums, num_batches: int) -> Iterator[tuple[float, float]]:
-    """Cosine and kept of every quantizer."""
-    mean = np.asarray(sums.gradient, np.float64) / num_batches
-    signal = float(mean @ mean)
-    noise = float(sums.squares) / num_batches - signal
-    for clipped, squares, added in zip(sums.clipped, sums.clipped_squares, sums.added, strict=True):
-        sent = np.asarray(clipped, np.float64) / num_batches
-        sent_noise = (float(squares) + float(added)) / num_batches - float(sent @ sent)
-        along = float(sent @ mean)
-        yield along / np.sqrt(float(sent @ sent * signal)), (along / signal) ** 2 * noise / sent_noise
+def _judge(sums: Sums) -> np.ndarray:
+    """float64[methods, 2]: gain and noise."""
+    gain = np.asarray(sums.along, np.float64) / float(sums.squares)
+    return np.stack([gain, np.asarray(sums.sent, np.float64) / float(sums.squares) - gain**2], axis=1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Test loss of a language model, float against ternary gradients of one scale a tensor or a block, and more levels.
+"""Test loss of a language model, by method.
 
     python -m benchmarks.accuracy.language FILE --seeds 0 1 2 --out=runs/language
     python -m benchmarks.accuracy.language FILE --variants float ternary --override run.num_steps=50
@@ -18,28 +18,20 @@ from benchmarks.accuracy import study
 from benchmarks.commands import create_parser, format_table, save
 
 VARIANTS = {
-    "float": {"method": "float", "block_size": None},
-    "ternary": {"block_size": None, "clip_sigmas": 2.5},
-    "ternary_1.25": {"block_size": None, "clip_sigmas": 1.25},
-    "block512": {"block_size": 512, "clip_sigmas": 2.5},
-    "block512_unclipped": {"block_size": 512, "clip_sigmas": 0.0},
-    "block64": {"block_size": 64, "clip_sigmas": 2.5},
-    "block64_1.25": {"block_size": 64, "clip_sigmas": 1.25},
-    "block64_unclipped": {"block_size": 64, "clip_sigmas": 0.0},
-    "levels2": {"method": "quantized", "block_size": None, "levels": 2, "clip_sigmas": 2.5},
-    "levels7": {"method": "quantized", "block_size": None, "levels": 7, "clip_sigmas": 2.5},
+    "float": {"method": "float"},
+    "terngrad": {"method": "terngrad"},
+    "ternary": {"method": "ternary"},
+    "quantized_5": {"method": "quantized", "levels": 2},
+    "quantized_7": {"method": "quantized", "levels": 3},
+    "low_rank_4": {"method": "low_rank", "rank": 4},
 }
 NAMES = {
     "float": "float",
-    "ternary": "ternary, c = 2.5",
-    "ternary_1.25": "ternary, c = 1.25",
-    "block512": "blocks of 512, c = 2.5",
-    "block512_unclipped": "blocks of 512",
-    "block64": "blocks of 64, c = 2.5",
-    "block64_1.25": "blocks of 64, c = 1.25",
-    "block64_unclipped": "blocks of 64",
-    "levels2": "2 levels a side, c = 2.5",
-    "levels7": "7 levels a side, c = 2.5",
+    "terngrad": "terngrad, c = 2.5",
+    "ternary": "ternary",
+    "quantized_5": "5 levels",
+    "quantized_7": "7 levels",
+    "low_rank_4": "low_rank, rank 4",
 }
 STYLES = {name: "black" if name == "float" else f"C{number}" for number, name in enumerate(VARIANTS)}
 

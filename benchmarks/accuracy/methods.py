@@ -24,7 +24,10 @@ EPOCH = 390  # steps
 WARMUP = (0.25, 0.0625, 0.015625, 0.01), (0.25, 0.0625, 0.015625, 0.004, 0.001)  # densities of DGC's first epochs
 VARIANTS = {
     "float": {"method": "float"},
-    "ternary": {"method": "ternary", "clip_sigmas": 2.5, "block_size": None},
+    "terngrad": {"method": "terngrad"},
+    "ternary": {"method": "ternary"},
+    "quantized_5": {"method": "quantized", "levels": 2},
+    "quantized_7": {"method": "quantized", "levels": 3},
     "dgc_1": {"method": "dgc", "density": 0.01, "density_warmup": WARMUP[0], "sampled": True},
     "dgc_0.1": {"method": "dgc", "density": 0.001, "density_warmup": WARMUP[1], "sampled": True},
     "low_rank_1": {"method": "low_rank", "rank": 1},
@@ -33,7 +36,10 @@ VARIANTS = {
 }
 NAMES = {
     "float": "float",
-    "ternary": "ternary, c = 2.5",
+    "terngrad": "terngrad, c = 2.5",
+    "ternary": "ternary",
+    "quantized_5": "5 levels",
+    "quantized_7": "7 levels",
     "dgc_1": "top_k as DGC, 1 %",
     "dgc_0.1": "top_k as DGC, .1 %",
     "low_rank_1": "low_rank, rank 1",

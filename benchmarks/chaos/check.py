@@ -8,7 +8,8 @@ from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.saved.checkpoints import Checkpoints
 from jaxtern.training.saved.digests import digest
 
-_APART = ("examples_per_second", "sent_bits_per_element", "sent_bytes_per_step")  # the links decide what is sent
+_TIMES = "examples_per_second", "steps_per_second"
+_APART = (*_TIMES, "sent_bits_per_element", "sent_bytes_per_step")  # the links decide what is sent
 
 
 def read_run(workdir: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from jaxtern.compression.collectives import Axes
 from jaxtern.compression.radix.exchanges import EXCHANGES
 from jaxtern.compression.radix.quantizer import Quantizer
 from jaxtern.compression.transform import describe
-from jaxtern.kernels import derive_key
+from jaxtern.kernels import derive_key, rotate
 
 Tree = dict[str, jax.Array]
 
@@ -124,7 +124,8 @@ class Worker:
         num_workers = 1 if variant == "two_way" else hosts
 
         def share(tree: Tree) -> jax.Array:
-            return self.group().maximum([quantizer.local_scales(list(tree.values()), self.sizes)])
+            turned = rotate(list(tree.values()), self.group().shared_key("rotation"))
+            return self.group().maximum([quantizer.measure(turned, self.sizes).scales])
 
         def encode(tree: Tree, scales: jax.Array, key: jax.Array) -> Any:
             return quantizer.encode_span(list(tree.values()), scales, key, whole, added, position=0, after=())
@@ -136,8 +137,9 @@ class Worker:
 
         def decode(tree: Tree, received: Any, scales: jax.Array) -> Any:
             words, total = received
-            tensors = list(tree.values())
-            return quantizer.decode_span(words, total, scales, tensors, whole, num_added, num_workers, after=())
+            rest = list(tree.values()), whole, num_added, num_workers, quantizer.dither(self.group(), 0)
+            mean = quantizer.decode_span(words, total, scales, *rest, after=())
+            return rotate(mean, self.group().shared_key("rotation"), is_inverse=True)
 
         functions = {
             "scales": (share, (), "scales"),

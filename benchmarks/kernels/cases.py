@@ -14,10 +14,12 @@ from jaxtern.kernels import (
     moments,
     num_words,
     pack,
+    rotate,
     shard_sum,
     ternary_decode,
     ternary_encode,
 )
+from jaxtern.kernels.dither import Dither, dithered
 
 
 class Case(NamedTuple):
@@ -33,19 +35,20 @@ class Case(NamedTuple):
     in_place: bool = False  # the result takes the first argument's memory
 
 
-def bytes_to_move(op: str, elements: int, dtype: str, rows: int = 1, radix: int = 3, residual: bool = False) -> int:
+def bytes_to_move(op: str, elements: int, dtype: str, rows: int = 1, radix: int = 3) -> int:
     """Each input read once, each output written once; scales, keys and moments are few bytes and do not count.
 
     With n elements of b bytes and W(R) words, 20 elements each for R = 3, moments read the gradient, b n; encode reads
-    it and writes 4 W(R), and 4 n of residual; decode reads the rows, 4 W(R) each, and writes the mean, b n; shard_sum
-    reads the rows, 4 W(3) each, and writes 4 W(R).
+    it and writes 4 W(R); rotate reads and writes it; decode reads the rows, 4 W(R) each, and writes the mean, 4 n;
+    shard_sum reads the rows, 4 W(3) each, and writes 4 W(R).
     """
     vector, words = elements * jnp.dtype(dtype).itemsize, 4 * num_words(elements, radix)
     return {
         "copy": 2 * vector,
+        "rotate": 2 * vector,
         "moments": vector,
-        "ternary_encode": vector + words + 4 * elements * residual,
-        "ternary_decode": rows * words + vector,
+        "ternary_encode": vector + words,
+        "ternary_decode": rows * words + 4 * elements,
         "shard_sum": rows * 4 * num_words(elements, 3) + words,
     }[op]
 
@@ -57,7 +60,9 @@ def create_cases(elements: int, dtypes: list[str], workers: int, block_size: int
     for dtype in dtypes:
         for case in gradient_cases(segments, dtype, radix):
             yield case._replace(plain=case.plain if block_size is None else None)
-        yield from decode_cases(rows, total, segments, dtype, radix)
+    moved, vector = bytes_to_move("rotate", elements, "float32"), jnp.zeros(elements)
+    yield Case("rotate", "rotate, in place", "float32", moved, turn, (vector, derive_key(0, 0, 0)), in_place=True)
+    yield from decode_cases(rows, total, segments, radix)
     moved = bytes_to_move("shard_sum", elements, dtypes[0], workers, radix)
     run = partial(shard_sum, num_elements=elements)
     yield Case("shard_sum", f"sum {workers} workers' shards", "uint32", moved, run, (rows,))
@@ -69,18 +74,13 @@ def gradient_cases(segments: Segments, dtype: str, radix: int) -> Iterator[Case]
     gradient = jax.random.normal(jax.random.key(0), (elements,)).astype(dtype)
     moved = bytes_to_move("moments", elements, dtype)
     yield Case("moments", "moments", dtype, moved, partial(moments, segments=segments), (gradient,), plain_moments)
-    options: dict[str, dict[str, Any]] = {
-        "encode, radix 3": {},
-        f"encode, radix {radix}": {"radix": radix},
-        "encode with residual": {"residual": True},
-    }
-    for name, own in options.items():
+    for name, own in (("encode, radix 3", {}), (f"encode, radix {radix}", {"radix": radix})):
         moved = bytes_to_move("ternary_encode", elements, dtype, **own)
         run, plain = partial(ternary_encode, segments=segments, **own), partial(plain_encode, **own)
         yield Case("ternary_encode", name, dtype, moved, run, (gradient, scales, key), plain)
 
 
-def decode_cases(rows: jax.Array, total: jax.Array, segments: Segments, dtype: str, radix: int) -> Iterator[Case]:
+def decode_cases(rows: jax.Array, total: jax.Array, segments: Segments, radix: int) -> Iterator[Case]:
     """What writes a mean."""
     workers, elements = rows.shape[0], segments.num_elements
     for name, words, num_workers, own_radix in (
@@ -88,15 +88,19 @@ def decode_cases(rows: jax.Array, total: jax.Array, segments: Segments, dtype: s
         (f"decode {workers} workers gathered", rows, workers, 3),
         (f"decode {workers} workers summed", total, workers, radix),
     ):
-        moved = bytes_to_move("ternary_decode", elements, dtype, len(words), own_radix)
+        moved = bytes_to_move("ternary_decode", elements, "float32", len(words), own_radix)
         options = {"segments": segments, "num_workers": num_workers, "radix": own_radix}
         arguments = words, create_scales(segments)
-        run = partial(ternary_decode, dtype=dtype, **options)
-        yield Case("ternary_decode", name, dtype, moved, run, arguments)
-        if dtype == "float32" and jax.devices()[0].platform == "cpu":  # GPUs have no kernel that decodes in place
+        run = partial(ternary_decode, **options)
+        yield Case("ternary_decode", name, "float32", moved, run, arguments)
+        own = dict(options, dither=Dither(dithered(derive_key(0, 0, 0), 0, num_workers), num_workers))
+        yield Case(
+            "ternary_decode", f"{name}, less a dither", "float32", moved, partial(ternary_decode, **own), arguments
+        )
+        if jax.devices()[0].platform == "cpu":  # GPUs have no kernel that decodes in place
             run = partial(decode_in_place, size=elements, **options)
             arguments = jnp.zeros(elements), *arguments
-            yield Case("ternary_decode", f"{name}, in place", dtype, moved, run, arguments, in_place=True)
+            yield Case("ternary_decode", f"{name}, in place", "float32", moved, run, arguments, in_place=True)
 
 
 def create_scales(segments: Segments) -> jax.Array:
@@ -108,19 +112,20 @@ def decode_in_place(vector: jax.Array, words: jax.Array, scales: jax.Array, **op
     return decode_span(words, scales, into=[vector], start=0, **options)[0]
 
 
+def turn(vector: jax.Array, key: jax.Array, implementation: str) -> jax.Array:
+    return rotate([vector], key, implementation=implementation)[0]
+
+
 def plain_moments(gradient: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     x = gradient.astype(jnp.float32)
     return jnp.max(jnp.abs(x)), jnp.mean(x), jnp.var(x)
 
 
-def plain_encode(
-    gradient: jax.Array, scales: jax.Array, key: jax.Array, radix: int = 3, residual: bool = False
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+def plain_encode(gradient: jax.Array, scales: jax.Array, key: jax.Array, radix: int = 3) -> jax.Array:
     x = gradient.astype(jnp.float32)
     uniform = jax.random.uniform(jax.random.wrap_key_data(key, impl="threefry2x32"), x.shape)
     trits = jnp.where(uniform < jnp.abs(x) / scales, jnp.sign(x), 0.0)
-    words = pack((trits + 1).astype(jnp.uint32), radix, fill=1)
-    return (words, x - trits * scales) if residual else words
+    return pack((trits + 1).astype(jnp.uint32), radix, fill=1)
 
 
 def random_words(rows: int, elements: int, radix: int) -> jax.Array:

@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.kernels.cases import random_words
 from benchmarks.timing import one_line
 from jaxtern.kernels import Segments, derive_key, moments, shard_sum, ternary_decode, ternary_encode
+from jaxtern.kernels.dither import Dither, dithered, nearest
 from jaxtern.kernels.tuning import OPS
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -47,7 +48,7 @@ def check() -> bool:
 def comparisons(op: str) -> Iterator[tuple[str, Callable, tuple[jax.Array, ...]]]:
     """Description, what to run, and its arguments."""
     for i in range(MIXES):
-        segments, dtype, residual = SHAPES[i % len(SHAPES)], DTYPES[i % len(DTYPES)], i % 2 == 1
+        segments, dtype = SHAPES[i % len(SHAPES)], DTYPES[i % len(DTYPES)]
         levels, workers = LEVELS[i % len(LEVELS)], WORKERS[i % len(WORKERS)]
         elements, radix, own_radix = segments.num_elements, 2 * levels * workers + 1, 2 * levels + 1
         gradient = (jax.random.normal(jax.random.key(i), (elements,)) + i % 4).astype(dtype)
@@ -57,11 +58,12 @@ def comparisons(op: str) -> Iterator[tuple[str, Callable, tuple[jax.Array, ...]]
         if op == "moments":
             yield place, partial(moments, segments=segments), (gradient,)
         elif op == "ternary_encode":
-            run = partial(ternary_encode, radix=radix, residual=residual, offset=512 * i, **codec)
-            yield f"{place}, residual={residual}", run, (gradient, scales, key)
+            run = partial(ternary_encode, radix=radix, offset=512 * i, **codec)
+            yield place, run, (gradient, scales, (key, dithered(key, i, 2 * i + 1), nearest())[i // 3 % 3])
         elif op == "ternary_decode":
+            dither = Dither(dithered(key, 0, workers), workers * (1 + i % 3), 512 * i) if i % 4 else None
             for rows, each in ((workers, own_radix), (1, radix)):
-                run = partial(ternary_decode, num_workers=workers, dtype=dtype, radix=each, **codec)
+                run = partial(ternary_decode, num_workers=workers, radix=each, dither=dither, **codec)
                 yield f"{place}, {rows} rows", run, (random_words(rows, elements, each), scales)
         elif op == "shard_sum":
             words = random_words(workers, elements, own_radix)

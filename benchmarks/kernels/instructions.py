@@ -56,9 +56,7 @@ ALU = re.compile(r"P?LOP3|IADD3|VIADD|SHF|LEA|V?[FI]MNMX|[IF]SETP|F?SEL|PRMT|MOV
 CASES = {  # name: elements of a thread in the counted stretch, and its loads or stores of runs, the more of the two
     "moments": (16, 16),
     "ternary_encode": (20, 20),
-    "ternary_encode with residual": (20, 20),
-    "ternary_decode, float32": (20, 20),
-    "ternary_decode, bfloat16": (20, 20),
+    "ternary_decode": (20, 20),
     "shard_sum, 4 workers": (20, 4),
 }
 
@@ -129,21 +127,17 @@ def create_kernels(elements: int) -> Iterator[tuple[str, Callable, list[jax.Shap
         for shape, dtype in (
             ((elements,), jnp.float32),
             ((1,), jnp.float32),
-            ((2,), jnp.uint32),
+            ((4,), jnp.uint32),
             ((1, segments.num_words(3)), jnp.uint32),
             ((4, segments.num_words(3)), jnp.uint32),
         )
     )
     names = iter(CASES)
     yield next(names), lambda g: partials_mgpu(g, segments, DEFAULTS["moments"]), [vector()]
-    for residual in (False, True):
-        rest = (segments, 3, 1, 0, residual, DEFAULTS["ternary_encode"])
-        encode = lambda *arrays, rest=rest: ternary_encode_mgpu(*arrays, *rest)  # noqa: E731
-        yield next(names), encode, [vector(), one(), one(), key()]
-    for dtype in (jnp.float32, jnp.bfloat16):
-        rest = (segments, 1, 3, jnp.dtype(dtype), DEFAULTS["ternary_decode"])
-        decode = lambda *arrays, rest=rest: ternary_decode_mgpu(*arrays, *rest)  # noqa: E731
-        yield next(names), decode, [words(), one()]
+    coded = (segments, 3, 1, 0, DEFAULTS["ternary_encode"])
+    yield next(names), lambda g, s, k: ternary_encode_mgpu(g, s, k, *coded), [vector(), one(), key()]
+    meant = (segments, 1, 3, None, DEFAULTS["ternary_decode"])
+    yield next(names), lambda w, u: ternary_decode_mgpu(w, u, *meant), [words(), one()]
     yield next(names), lambda w: shard_sum_mgpu(w, elements, 1, 9, DEFAULTS["shard_sum"]), [all_words()]
 
 

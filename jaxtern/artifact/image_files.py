@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxtern.data.any_image import SUFFIXES, as_plain
 from jaxtern.data.dataset import NO_BOXES, Record
-
-SUFFIXES = (".png", ".jpg", ".jpeg")  # in any letter case
 
 
 class ImageFiles:
     """The images among some files and in some folders, at any depth; those of a folder are sorted.
 
     A file's key is its path as it was given. One in a folder has its path in there, or where more than that folder was
-    given, so that no two keys are the same, also the folder's. Hidden files are overlooked, and what is no image by
-    its name; but a file that was given itself is taken for one.
+    given, so that no two keys are the same, also the folder's. Hidden files are overlooked; those of a folder that are
+    no images by their names are `left_out`, but a file that was given itself is taken for one.
     """
 
     def __init__(self, paths: Sequence[str]):
@@ -23,7 +22,10 @@ class ImageFiles:
           FileNotFoundError: for a path where nothing is.
           ValueError: for a folder without images.
         """
-        self._files = [found for path in paths for found in _list_images(path, alone=len(paths) == 1)]
+        self._files: list[tuple[str, Path]] = []
+        self.left_out: list[Path] = []
+        for path in paths:
+            self._add(path, alone=len(paths) == 1)
 
     @property
     def size(self) -> int:
@@ -34,7 +36,8 @@ class ImageFiles:
         return None, None, 3
 
     def read(self, index: int) -> Record:
-        return Record(self._files[index][1].read_bytes(), 0, NO_BOXES)
+        """An image as preparation would have made it one of colours: upright, and of a kind that training reads."""
+        return Record(as_plain(self._files[index][1].read_bytes()), 0, NO_BOXES)
 
     def describe(self, index: int) -> str:
         return str(self._files[index][1])
@@ -42,17 +45,17 @@ class ImageFiles:
     def key(self, index: int) -> str:
         return self._files[index][0]
 
-
-def _list_images(given: str, *, alone: bool) -> list[tuple[str, Path]]:
-    """Keys and files of one path."""
-    path = Path(given)
-    if path.is_file():
-        return [(given, path)]
-    if not path.is_dir():
-        raise FileNotFoundError(f"{given!r}: no such file or folder")
-    inside = sorted(found.relative_to(path) for found in path.rglob("*") if found.suffix.lower() in SUFFIXES)
-    shown = [name for name in inside if not any(part.startswith(".") for part in name.parts)]
-    images = [((name if alone else path / name).as_posix(), path / name) for name in shown if (path / name).is_file()]
-    if not images:
-        raise ValueError(f"{given!r}: holds no images ({', '.join(SUFFIXES)})")
-    return images
+    def _add(self, given: str, *, alone: bool) -> None:
+        path = Path(given)
+        if path.is_file():
+            self._files.append((given, path))
+            return
+        if not path.is_dir():
+            raise FileNotFoundError(f"{given!r}: no such file or folder")
+        inside = sorted(found.relative_to(path) for found in path.rglob("*") if found.is_file())
+        shown = [name for name in inside if not any(part.startswith(".") for part in name.parts)]
+        images = [name for name in shown if name.suffix.lower() in SUFFIXES]
+        if not images:
+            raise ValueError(f"{given!r}: holds no images ({', '.join(SUFFIXES)})")
+        self._files += [((name if alone else path / name).as_posix(), path / name) for name in images]
+        self.left_out += [path / name for name in shown if name not in images]

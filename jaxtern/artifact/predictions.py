@@ -16,14 +16,30 @@ class Predictions(NamedTuple):
       keys: of the examples.
       labels: as many a key as were asked for, or as there are classes.
       confidences: float32[n, top], softmax of the logits.
+      true: the right label of each example; None where they are not known.
     """
 
     keys: list[str]
     labels: list[list[str]]
     confidences: np.ndarray
+    true: list[str] | None = None
+
+    @property
+    def heads(self) -> dict[str, list[str]]:
+        """The first columns of a table: key, and true where right labels are known."""
+        return {"key": self.keys} | ({} if self.true is None else {"true": self.true})
+
+    @property
+    def precision_at_1(self) -> float | None:
+        """Share of examples whose best label is the right one; None where right ones are not known."""
+        if not self.true:
+            return None
+        return sum(best[0] == true for best, true in zip(self.labels, self.true, strict=True)) / len(self.true)
 
 
-def rank(keys: Sequence[str], logits: np.ndarray, labels: tuple[str, ...], top: int) -> Predictions:
+def rank(
+    keys: Sequence[str], logits: np.ndarray, labels: tuple[str, ...], top: int, true: Sequence[int] | None = None
+) -> Predictions:
     """Finds the best classes of each row; of equal ones the first, as evaluation does.
 
     The softmax is NumPy's, in float32: the same bits for the same logits, wherever these were computed.
@@ -33,12 +49,14 @@ def rank(keys: Sequence[str], logits: np.ndarray, labels: tuple[str, ...], top: 
       logits: float32[n, K].
       labels: of the K classes.
       top: how many to give, at most K.
+      true: the right classes of the rows, where they are known.
     """
     best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
     powers = np.exp(logits - np.max(logits, axis=1, keepdims=True))
     confidences = powers / np.sum(powers, axis=1, keepdims=True)
     chosen = [[labels[place] for place in row] for row in best.tolist()]
-    return Predictions(list(keys), chosen, np.take_along_axis(confidences, best, axis=1))
+    right = None if true is None else [labels[place] for place in true]
+    return Predictions(list(keys), chosen, np.take_along_axis(confidences, best, axis=1), right)
 
 
 def require_writable(path: Path) -> None:
@@ -50,28 +68,29 @@ def require_writable(path: Path) -> None:
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
-    """Writes CSV in place of what may be there: columns key, label_1, confidence_1, label_2 and so on.
+    """Writes CSV in place of what may be there: columns key, true (where known), label_1, confidence_1, label_2, ...
 
     float32s have the digits that tell one from the next.
     """
-    places = range(1, predictions.confidences.shape[1] + 1)
+    places, heads = range(1, predictions.confidences.shape[1] + 1), predictions.heads
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["key", *(f"{name}_{place}" for place in places for name in ("label", "confidence"))])
-        for key, labels, confidences in zip(*predictions, strict=True):
+        writer.writerow([*heads, *(f"{name}_{place}" for place in places for name in ("label", "confidence"))])
+        for *head, labels, confidences in zip(*heads.values(), *predictions[1:3], strict=True):
             pairs = zip(labels, map(str, confidences), strict=True)
-            writer.writerow([key, *(value for pair in pairs for value in pair)])
+            writer.writerow([*head, *(value for pair in pairs for value in pair)])
     os.replace(temporary, path)
 
 
 def format_table(predictions: Predictions) -> str:
     """Formats a line for each example, for people."""
-    width = max(map(len, predictions.keys), default=0)
+    heads = list(predictions.heads.values())
+    widths = [max(map(len, column), default=0) for column in heads]
     longest = max((len(label) for labels in predictions.labels for label in labels), default=0)
     lines = []
-    for key, labels, confidences in zip(*predictions, strict=True):
+    for *head, labels, confidences in zip(*heads, *predictions[1:3], strict=True):
         pairs = zip(labels, confidences, strict=True)
-        named = "  ".join(f"{confidence:7.2%} {label:<{longest}}" for label, confidence in pairs)
-        lines.append(f"{key:<{width}}  {named}".rstrip())
+        named = [f"{confidence:7.2%} {label:<{longest}}" for label, confidence in pairs]
+        lines.append("  ".join([*map(str.ljust, head, widths), *named]).rstrip())
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Images to logits by an exported network, without the code that trained it."""
+"""Images, or text, to logits by an exported network, without the code that trained it."""
 
 import os
 from collections.abc import Callable
@@ -26,19 +26,20 @@ class Predictor:
           ValueError, OSError: if there is none, or if it is damaged or of another version.
         """
         self.manifest, program, weights = read_artifact(Path(folder))
-        self._preprocessing = get_preprocessing(self.manifest.preprocessing)
-        self._size = self.manifest.image_size or self._preprocessing.size
-        images = jax.ShapeDtypeStruct((1, *self.manifest.input_shape), np.uint8)
+        self.of_images = len(self.manifest.input_shape) == 3
+        self._preprocessing = get_preprocessing(self.manifest.preprocessing) if self.of_images else None
+        self._size = self.manifest.image_size or (self._preprocessing.size if self._preprocessing else None)
+        inputs = jax.ShapeDtypeStruct((1, *self.manifest.input_shape), np.uint8)
         try:
             exported = jax.export.deserialize(bytearray(program))
             self._program = jax.jit(exported.call)
-            logits = self._program.lower(weights, images).out_info
+            logits = self._program.lower(weights, inputs).out_info
         except Exception as error:  # what JAX raises for a program of another version is not documented
             written = f"was written by JAX {self.manifest.jax_version}, this is {jax.__version__}"
             raise ValueError(f"ARTEFACT={str(folder)!r}: its program cannot be read ({written}): {error}") from error
         found = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(logits)]
-        if found != [((1, self.manifest.num_classes), np.float32)]:
-            wrong = f"num_classes={self.manifest.num_classes}: its program gives {found} for an image"
+        if found != [(self._none(1).shape, np.float32)]:
+            wrong = f"num_classes={self.manifest.num_classes}: its program gives {found} for an example"
             raise ValueError(f"ARTEFACT={str(folder)!r}: {wrong}")
         self._weights = jax.device_put(weights)
 
@@ -60,11 +61,11 @@ class Predictor:
         return pixels
 
     def predict(self, pixels: np.ndarray, batch_size: int | None = None) -> np.ndarray:
-        """float32[n, K] logits.
+        """float32[n, K] logits of images, or float32[n, T, K] of texts.
 
         Args:
-          pixels: uint8[n, H, W, C].
-          batch_size: images at once, the last ones filled up with zeros; None: as evaluation has it.
+          pixels: uint8[n, H, W, C]; or uint8[n, T], characters as places in `labels`.
+          batch_size: examples at once, the last ones filled up with zeros; None: as evaluation has it.
         """
         batch_size = batch_size or self.batch_size(len(pixels))
         runs = [pixels[start : start + batch_size] for start in range(0, len(pixels), batch_size)]
@@ -102,13 +103,14 @@ class Predictor:
 
     def batch_size(self, num_examples: int) -> int:
         """The size of the batches in which evaluation takes so many examples."""
-        height, width, _ = self.manifest.input_shape
+        height, width, *_ = *self.manifest.input_shape, 1
         return evaluation_batch_size(num_examples, height, width)
 
     def _predict_batch(self, pixels: np.ndarray, batch_size: int) -> np.ndarray:
         missing = batch_size - len(pixels)
-        padded = np.pad(pixels, [(0, missing), (0, 0), (0, 0), (0, 0)])
+        padded = np.pad(pixels, [(0, missing), *[(0, 0)] * (pixels.ndim - 1)])
         return np.asarray(self._program(self._weights, padded))[: len(pixels)]
 
-    def _none(self) -> np.ndarray:
-        return np.zeros((0, self.manifest.num_classes), np.float32)
+    def _none(self, size: int = 0) -> np.ndarray:
+        each = () if self.of_images else self.manifest.input_shape
+        return np.zeros((size, *each, self.manifest.num_classes), np.float32)

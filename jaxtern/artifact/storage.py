@@ -1,7 +1,8 @@
 """The folder of an exported network: what it is, its program, its weights.
 
     manifest.json       what it takes and gives, where it comes from, digests of the other two
-    program.stablehlo   jax.export's serialization: (weights by name, uint8[b, H, W, C]) -> float32[b, K] logits, any b
+    program.stablehlo   jax.export's serialization, for any b: of images (weights by name, uint8[b, H, W, C]) ->
+                        float32[b, K] logits; of text (weights by name, uint8[b, T]) -> float32[b, T, K]
     weights.npz         float arrays by name
 
 Nothing in it is pickled, so reading one runs no code of its own.
@@ -38,9 +39,9 @@ class Manifest:
       averaged: whether its weights are moving averages.
       num_classes: K.
       class_names: K, or none where they are not known.
-      preprocessing: whose geometry is for the caller to apply, colours are the program's.
+      preprocessing: whose geometry is for the caller to apply, colours are the program's; "text" has none.
       image_size: pixels, side of that geometry; None: as the preprocessing has it.
-      input_shape: height, width and channels of the images that the program takes.
+      input_shape: height, width and channels of the images that the program takes, or T, characters of a text.
       input_dtype: of those.
       platforms: that the program is for, as JAX calls them.
       format_version: of this folder.
@@ -57,7 +58,7 @@ class Manifest:
     class_names: tuple[str, ...]
     preprocessing: str
     image_size: int | None
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
     platforms: tuple[str, ...]
     input_dtype: str = "uint8"
     format_version: int = FORMAT_VERSION
@@ -135,9 +136,12 @@ def _require_types(manifest: Manifest) -> None:
     def is_list_of(kind: type, value: Any) -> bool:
         return isinstance(value, list) and all(type(each) is kind for each in value)
 
-    sizes = [manifest.num_classes, *(manifest.input_shape if is_list_of(int, manifest.input_shape) else [0])]
+    shape = (
+        manifest.input_shape if is_list_of(int, manifest.input_shape) and len(manifest.input_shape) in (1, 3) else [0]
+    )
+    sizes = [manifest.num_classes, *shape]
     sizes += [] if manifest.image_size is None else [manifest.image_size]
-    if not all(type(size) is int and 0 < size < _MOST for size in sizes) or math.prod(sizes[1:4]) > _MOST:
+    if not all(type(size) is int and 0 < size < _MOST for size in sizes) or math.prod(shape) > _MOST:
         raise ValueError(f"num_classes, input_shape and image_size must be whole numbers from 1 to {_MOST:,}")
     for name in ("class_names", "platforms"):
         if not is_list_of(str, getattr(manifest, name)):
@@ -160,7 +164,6 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         manifest = Manifest(**values)
         _require_types(manifest)
-        height, width, channels = manifest.input_shape
         names, platforms = tuple(manifest.class_names), tuple(manifest.platforms)
         if names and len(names) != manifest.num_classes:
             raise ValueError(f"{len(names)} names of {manifest.num_classes} classes")
@@ -168,5 +171,5 @@ def _read_manifest(path: Path) -> Manifest:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: is damaged: {error}") from None
     return dataclasses.replace(
-        manifest, input_shape=(height, width, channels), class_names=names, platforms=platforms, digests=digests
+        manifest, input_shape=tuple(manifest.input_shape), class_names=names, platforms=platforms, digests=digests
     )

@@ -102,4 +102,4 @@ def dgc(
     sparse = top_k(density, value_dtype, sampled, feedback=False)
     corrected = momentum_correction(sparse, momentum, clip_norm, nesterov)
     floats = momentum_correction(float_mean(in_order=True), momentum, None, nesterov, masked=False)
-    return partition([(lambda _, shape: len(shape) < 2, floats)], corrected)._replace(floats=floats)
+    return partition([(lambda _, shape: len(shape) < 2, floats)], corrected, may_be_empty=True)._replace(floats=floats)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from jaxtern.compression.network.links import Traffic, all_reduce, mean_in_order
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing, stateless
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, stateless
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -34,9 +34,9 @@ def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
         mean = group.pmean(workers) if is_plain else group.mean(workers, dtype)
         if is_plain or dtype == "float32":
-            return Reduced(mean, carry_nothing(group), workers)
+            return Reduced(mean, state, workers)
         rounded = [[tensor.astype(dtype).astype(jnp.float32) for tensor in own] for own in workers]
-        return Reduced(mean, carry_nothing(group), rounded)
+        return Reduced(mean, state, rounded)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         total = all_reduce(sum(layout.sizes), num_workers) if is_plain else Traffic()

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxtern.compression.arguments import as_integer, require_number
 from jaxtern.compression.network.links import Traffic, mean_in_order
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors
 from jaxtern.compression.wrappers import error_feedback
 from jaxtern.kernels import derive_key, random_bits
 from jaxtern.kernels.rounding import settle
@@ -66,7 +66,7 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
         factors = [_keep_alive(new.T, old) for new, old in zip(rights, state.shared, strict=True)]
         # What was left out is measured from the mean of all, as in the paper; what is float is sent as it is.
         sent = [[own[place] if place in others else mean[place] for place in range(len(mean))] for own in workers]
-        return Reduced(mean, State(factors, carry_nothing(group).local), sent)
+        return Reduced(mean, State(factors, state.local), sent)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         lefts, rights = _sizes_sent(layout, rank, min_ratio)

@@ -9,7 +9,7 @@ from jaxtern.compression.dgc import dgc
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.low_rank import low_rank
 from jaxtern.compression.network.links import Network
-from jaxtern.compression.radix.reducer import quantized, ternary
+from jaxtern.compression.radix.reducer import quantized, ternary, terngrad
 from jaxtern.compression.reducer import Reducer
 from jaxtern.compression.sign import sign
 from jaxtern.compression.top_k import top_k
@@ -17,6 +17,7 @@ from jaxtern.compression.top_k import top_k
 METHODS: dict[str, Callable[..., Reducer]] = {
     "float": float_mean,
     "ternary": ternary,
+    "terngrad": terngrad,
     "quantized": quantized,
     "top_k": top_k,
     "dgc": dgc,

@@ -18,7 +18,7 @@ from jaxtern.compression.network.links import Traffic
 from jaxtern.kernels import derive_key
 from jaxtern.kernels.segments import fill_up, split
 
-MEAN_WORKER = 2**32 - 1  # whose noise is for what is the same on all workers: no worker has this number
+SHARED = ("mean", "dither", "rotation")  # uses of noise that all workers share, as that of the last numbers of workers
 
 Tensors = list[jax.Array]  # of one worker, in the order of the layout
 
@@ -91,7 +91,7 @@ class Group:
       seed: of all noise.
       step: int32 scalar, updates before this one.
       tracks: whether `Reduced.sent` is asked for.
-      late: updates since the tensors were made; the workers' noise is that of their own step.
+      late: updates since the tensors were made; noise is that of their own step.
     """
 
     layout: Layout
@@ -120,9 +120,9 @@ class Group:
         """uint32[2] of each worker on this device: its own noise in this step, for `jaxtern.kernels`' functions."""
         return [derive_key(self.seed, self.step - self.late, index) for index in self.indices()]
 
-    def shared_key(self) -> jax.Array:
-        """uint32[2], the same on every worker."""
-        return derive_key(self.seed, self.step, MEAN_WORKER)
+    def shared_key(self, use: str = "mean") -> jax.Array:
+        """uint32[2], the same on every worker, another for each of SHARED."""
+        return derive_key(self.seed, self.step - self.late, 2**32 - 1 - SHARED.index(use))
 
     def product(self, left: jax.Array, right: Any) -> jax.Array:
         """float32 left * right, rounded: no compiler joins it with an addition behind it, as it may or may not else.
@@ -278,11 +278,6 @@ def stateless(layout: Layout, num_workers: int) -> State:
     """`init` of a reducer that carries nothing."""
     del layout, num_workers
     return State()
-
-
-def carry_nothing(group: Group) -> State:
-    """`Reduced.state` of a reducer that carries nothing."""
-    return State(local=[()] * group.local_workers)
 
 
 def sum_in_order(x: jax.Array) -> jax.Array:

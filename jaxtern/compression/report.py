@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from jaxtern.compression.arguments import as_integer
 from jaxtern.compression.methods import as_reducer
-from jaxtern.compression.network.links import Traffic, all_reduce
+from jaxtern.compression.network.links import Network, Traffic, all_reduce
 from jaxtern.compression.reducer import Reducer
 from jaxtern.compression.transform import PathPredicate, describe, keep_float
 from jaxtern.compression.wrappers import bytes_of_tensors
@@ -58,6 +58,11 @@ class WireReport(NamedTuple):
         return 8 * self.bytes / self.elements if self.elements else 0.0
 
     @property
+    def coded_bits_per_element(self) -> float:
+        """The same, if a perfect coder sent the digits that are foreseen, those of rotated elements."""
+        return self.bits_per_element * (1 - self.traffic.saved / self.bytes) if self.bytes else 0.0
+
+    @property
     def float_bits_per_element(self) -> float:
         return 8 * self.float_traffic.bytes / self.elements if self.elements else 0.0
 
@@ -69,31 +74,33 @@ class WireReport(NamedTuple):
     @property
     def comparison(self) -> str:
         """How the bytes compare with float32's, and what to do where they are more."""
-        if self.ratio >= 1:
-            return f"{self.ratio:.1f} times fewer bytes"
-        return f"{1 / self.ratio:.1f} times MORE bytes than float32: too small a tree for this; take float"
+        if self.ratio < 0.995:
+            return f"{1 / self.ratio:.1f} times MORE bytes than float32: too small a tree for this; take float"
+        links = Network()
+        if self.elements and links.seconds(self.traffic) > links.seconds(self.float_traffic):
+            return f"{self.ratio:.1f} times fewer bytes, but no less time at 1 Gbit/s: too small a tree to gain by it"
+        return f"{self.ratio:.1f} times fewer bytes"
 
     def summary(self) -> str:
         """One line."""
+        coded = f" ({self.coded_bits_per_element:.2f} if coded perfectly)" if self.traffic.saved else ""
         return (
-            f"{self.bits_per_element:.2f} bits per gradient element, worker and step; float32 all-reduce"
+            f"{self.bits_per_element:.2f} bits per gradient element, worker and step{coded}; float32 all-reduce"
             f" {self.float_bits_per_element:.1f}: {self.comparison}"
         )
 
     def __str__(self) -> str:
         """A table of all tensors."""
-        width = max([len("tensor"), *(len(tensor.path) for tensor in self.tensors)])
+        totals = (("total", self.bytes), ("float32", self.float_traffic.bytes))
+        rows = [*self.tensors, *(TensorReport(name, self.elements, sent) for name, sent in totals)]
+        width = max(len("tensor"), *(len(row.path) for row in rows))
         lines = [f"{'tensor':{width}}  {'elements':>12}  {'bits/element':>12}  {'bytes/step':>14}"]
-        for tensor in self.tensors:
-            is_float = tensor.bits_per_element >= self.float_bits_per_element > 0
-            kind = "  float" if is_float else ""
+        for number, row in enumerate(rows):
+            share = row.bits_per_element / (self.float_bits_per_element or 1) if number < len(self.tensors) else 0
+            kind = "" if share < 1 else "  float" if share < 1.05 else "  more than float"
             lines.append(
-                f"{tensor.path:{width}}  {tensor.elements:12,}  {tensor.bits_per_element:12.2f}"
-                f"  {tensor.bytes:14,.0f}{kind}"
+                f"{row.path:{width}}  {row.elements:12,}  {row.bits_per_element:12.2f}  {row.bytes:14,.0f}{kind}"
             )
-        lines.append(f"{'total':{width}}  {self.elements:12,}  {self.bits_per_element:12.2f}  {self.bytes:14,.0f}")
-        fp32 = self.float_traffic.bytes
-        lines.append(f"{'float32':{width}}  {self.elements:12,}  {self.float_bits_per_element:12.2f}  {fp32:14,.0f}")
         ways = ", ".join(self.traffic.ways) or "nothing"
         return "\n".join([*lines, f"{self.num_workers} workers, by {ways}: {self.comparison}"])
 
@@ -119,8 +126,9 @@ def wire_report(
     Raises:
       ValueError: as `compressed_mean`.
     """
-    num_workers, layout = as_integer("num_workers", num_workers, 1), describe(tree)
+    num_workers = as_integer("num_workers", num_workers, 1)
     reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
+    layout = describe(tree, exclude=exclude)
     traffic = reducer.traffic(layout, num_workers)
     rows = zip(layout.paths, layout.sizes, bytes_of_tensors(traffic, layout), strict=True)
     tensors = tuple(TensorReport(*row) for row in rows)

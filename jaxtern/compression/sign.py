@@ -16,7 +16,6 @@ from jaxtern.compression.reducer import (
     Reducer,
     State,
     Tensors,
-    carry_nothing,
     require_int32,
     stateless,
     sum_in_order,
@@ -62,7 +61,7 @@ def _one_way() -> Reducer:
             _from_planes(_add_planes(words, scales), size).reshape(shape) / group.size
             for (words, scales), size, shape in rows
         ]
-        return Reduced(mean, carry_nothing(group), [_unpack(own, layout) for own in signs])
+        return Reduced(mean, state, [_unpack(own, layout) for own in signs])
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         words = sum(num_sign_words(size) for size in layout.sizes) + len(layout.sizes)

@@ -16,7 +16,6 @@ from jaxtern.compression.reducer import (
     Reducer,
     State,
     Tensors,
-    carry_nothing,
     require_int32,
     stateless,
 )
@@ -68,12 +67,12 @@ def top_k(
             places = unpack_places(bits, values.shape[-1], size)
             mean.append((_add_rows(places, values, size) / group.size).reshape(shape))
         if not group.tracks:
-            return Reduced(mean, carry_nothing(group))
+            return Reduced(mean, state)
         sent = [
             [_add_rows(p[None], v[None], t.size).reshape(t.shape) for (p, v), t in zip(*pair, strict=True)]
             for pair in zip(chosen, workers, strict=True)
         ]
-        return Reduced(mean, carry_nothing(group), sent)
+        return Reduced(mean, state, sent)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         words = 0

@@ -18,7 +18,7 @@ from jaxtern.compression.network.links import Network
 from jaxtern.compression.radix.reducer import quantized
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors
 from jaxtern.compression.statistics import Statistics, measure, unknown
-from jaxtern.compression.wrappers import hierarchical, partition
+from jaxtern.compression.wrappers import hierarchical, partition, require_match
 
 PathPredicate = Callable[[str], bool]
 
@@ -59,12 +59,14 @@ def state_specs(axis_name: str | tuple[str, ...]) -> CompressedMeanState:
 def ternary_mean(
     axis_name: str | tuple[str, ...],
     *,
-    clip_sigmas: Any = 2.5,
+    clip_sigmas: Any = None,
     min_size: int = 1,
     exclude: PathPredicate | None = None,
     scale: str = "exact",
     block_size: int | None = None,
     levels: int = 1,
+    rotation: bool = True,
+    rounding: str = "dither",
     exchange: str = "auto",
     fast_axis_name: str | tuple[str, ...] | None = None,
     network: Network | None = None,
@@ -76,7 +78,8 @@ def ternary_mean(
 
     Args:
       axis_name, min_size, exclude, fast_axis_name, seed: as in `compressed_mean`.
-      clip_sigmas, scale, block_size, levels, exchange, network: as in `jaxtern.quantized`, with one level.
+      clip_sigmas, scale, block_size, levels, rotation, rounding, exchange, network: as in `jaxtern.quantized`, with one
+        level.
 
     Returns:
       An optax transformation whose updates are the mean, the same bits on every worker.
@@ -88,7 +91,7 @@ def ternary_mean(
     Reference:
       Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017.
     """
-    reducer = quantized(levels, clip_sigmas, scale, block_size, exchange, network=network)
+    reducer = quantized(levels, clip_sigmas, scale, block_size, rotation, rounding, exchange, network=network)
     options: dict[str, Any] = {"fast_axis_name": fast_axis_name, "min_size": min_size, "exclude": exclude, "seed": seed}
     return compressed_mean(axis_name, reducer, **options)
 
@@ -115,7 +118,7 @@ def compressed_mean(
       fast_axis_name: axes of `shard_map` over the devices of one worker, such as those inside a host. Gradients are
         first averaged over them as floats: `hierarchical(float_mean(), reducer, fast_axis_name)`.
       min_size: tensors with fewer elements stay float.
-      exclude: takes a tensor's path, as "conv1/kernel"; where true, the tensor stays float.
+      exclude: takes a tensor's path, as "conv1/kernel"; where true, the tensor stays float. It must be of one.
       seed: of the noise, 0 to 2^32 - 1; it may be traced.
       virtual_workers: None: `updates` are the gradients of one worker; V: a sequence of V trees, the gradients of V
         workers that live on each device. The result is the same bits as from V times as many devices.
@@ -137,47 +140,55 @@ def compressed_mean(
         virtual_workers = as_integer("virtual_workers", virtual_workers, 1)
 
     def init(params: Any) -> CompressedMeanState:
-        return _first_state(reducer, params, axes, virtual_workers or 1, statistics)
+        layout = describe(params, axes, exclude, require_floats=False)
+        return _first_state(reducer, layout, axes, virtual_workers or 1, statistics)
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
         del params
         workers = [updates] if virtual_workers is None else list(updates)
         if virtual_workers is not None and len(workers) != virtual_workers:
             raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
-        return _update(reducer, workers, state, axes, seed, statistics)
+        collectives.count_workers(axes.workers + axes.fast)  # refuses an axis that is not there
+        layout = describe(workers[0], axes, exclude)
+        group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
+        return _update(reducer, workers, state, group, axes)
 
     # optax types a state as a tree of arrays, which has no place for None.
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def _first_state(
-    reducer: Reducer, params: Any, axes: Axes, local_workers: int, statistics: bool
+    reducer: Reducer, layout: Layout, axes: Axes, local_workers: int, statistics: bool
 ) -> CompressedMeanState:
     """`init` for so many workers on this device."""
-    layout = describe(params, axes, require_floats=False)
-    state = reducer.init(layout, _count_bound(axes) * local_workers)
-    if jax.tree.leaves(state.local):
-        _require_axes_for_init(axes)
+    devices, unbound = 1, ""
+    try:
+        collectives.count_workers(axes.fast)
+        devices = collectives.count_workers(axes.workers)
+    except ValueError as error:
+        unbound = str(error)
+    state = reducer.init(layout, devices * local_workers)
+    if unbound and jax.tree.leaves(state.local):
+        where = "as each worker has a state of its own, `init` must run inside shard_map, too (see jaxtern.state_specs)"
+        raise ValueError(f"{unbound}; {where}")
     local = jax.tree.map(lambda leaf: jnp.stack([leaf] * local_workers), state.local)
     measured = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields)) if statistics else None
     return CompressedMeanState(jnp.zeros((), jnp.int32), state.shared, local, measured)
 
 
 def _update(
-    reducer: Reducer, workers: Sequence[Any], state: CompressedMeanState, axes: Axes, seed: Any, statistics: bool
+    reducer: Reducer, workers: Sequence[Any], state: CompressedMeanState, group: Group, axes: Axes
 ) -> tuple[Any, CompressedMeanState]:
     """`update` of the trees of the workers on this device, one each."""
-    collectives.count_workers(axes.workers + axes.fast)  # refuses an axis that is not there
-    layout = describe(workers[0], axes)
+    layout = group.layout
     _require_local(workers, layout.paths, axes)
-    group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
     _require_state(state, reducer, group)
     treedef = jax.tree.structure(workers[0])
     tensors = [[_undifferentiable(jnp.asarray(x)) for x in treedef.flatten_up_to(own)] for own in workers]
     own = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local) for w in range(len(workers))]
     reduced = reducer.reduce(tensors, State(state.shared, own), group)
     new = _require_protocol(reduced, state, group)
-    if statistics:
+    if group.tracks:
         new = new._replace(statistics=measure(tensors, reduced, group, axes) if any(layout.sizes) else unknown())
     return treedef.unflatten(_like(reduced.mean, layout)), new
 
@@ -191,8 +202,6 @@ def _like(mean: Tensors, layout: Layout) -> Tensors:
 
 
 def _wrap(reducer: Reducer, min_size: int, exclude: PathPredicate | None, delayed: bool, axes: Axes) -> Reducer:
-    if exclude is not None and not callable(exclude):
-        raise ValueError(f"exclude={exclude!r}: must be None or a function of a path")
     reducer = keep_float(reducer, min_size, exclude)
     reducer = wrappers.delayed(reducer) if delayed else reducer
     return hierarchical(float_mean(), reducer, axes.fast) if axes.fast else reducer
@@ -200,20 +209,24 @@ def _wrap(reducer: Reducer, min_size: int, exclude: PathPredicate | None, delaye
 
 def keep_float(reducer: Reducer, min_size: int, exclude: PathPredicate | None) -> Reducer:
     """The reducer for tensors of `min_size` elements or more whose path is not excluded; the others stay float."""
+    if exclude is not None and not callable(exclude):
+        raise ValueError(f"exclude={exclude!r}: must be None or a function of a path")
     if min_size == 1 and exclude is None:
         return reducer
 
     def stays_float(path: str, shape: tuple[int, ...]) -> bool:
         return math.prod(shape) < min_size or (exclude is not None and exclude(path))
 
-    return partition([(stays_float, reducer.floats or float_mean(in_order=True))], reducer)
+    return partition([(stays_float, reducer.floats or float_mean(in_order=True))], reducer, may_be_empty=True)
 
 
-def describe(tree: Any, axes: Axes | None = None, require_floats: bool = True) -> Layout:
+def describe(
+    tree: Any, axes: Axes | None = None, exclude: PathPredicate | None = None, require_floats: bool = True
+) -> Layout:
     """The layout of a tree of gradients, weights or shapes; absent tensors (None) are no part of it.
 
     Raises:
-      ValueError: if a tensor is not floating-point and `require_floats`.
+      ValueError: if a tensor is not floating-point and `require_floats`; for an `exclude` that is true of none.
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     paths = tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
@@ -222,7 +235,11 @@ def describe(tree: Any, axes: Axes | None = None, require_floats: bool = True) -
         if require_floats and not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(f"gradient {path!r} is {array.dtype}: only floating-point gradients can be averaged")
     varying = tuple(collectives.other_axes(a, axes) if axes is not None else () for a in arrays)
-    return Layout(paths, tuple(tuple(a.shape) for a in arrays), tuple(jnp.dtype(a.dtype) for a in arrays), varying)
+    dtypes = tuple(jnp.dtype(array.dtype) for array in arrays)
+    layout = Layout(paths, tuple(tuple(array.shape) for array in arrays), dtypes, varying)
+    if exclude is not None:
+        require_match("exclude", lambda path, _: exclude(path), layout)
+    return layout
 
 
 def _as_axes(axis_name: str | tuple[str, ...], fast_axis_name: str | tuple[str, ...] | None) -> Axes:
@@ -234,23 +251,6 @@ def _as_axes(axis_name: str | tuple[str, ...], fast_axis_name: str | tuple[str, 
     return axes
 
 
-def _count_bound(axes: Axes) -> int:
-    """Devices along the axes of the workers; 1 where they are not bound."""
-    try:
-        return collectives.count_workers(axes.workers)
-    except ValueError:
-        return 1
-
-
-def _require_axes_for_init(axes: Axes) -> None:
-    """Refuses `init` outside of the axes where each worker has a state of its own."""
-    try:
-        collectives.count_workers(axes.workers + axes.fast)
-    except ValueError as error:
-        where = "as each worker has a state of its own, `init` must run inside shard_map, too (see jaxtern.state_specs)"
-        raise ValueError(f"{error}; {where}") from None
-
-
 def _require_local(workers: Sequence[Any], paths: tuple[str, ...], axes: Axes) -> None:
     """Refuses gradients that shard_map has already summed, as it does for weights that do not vary."""
     checked = set(collectives.checked_axes(axes.fast + axes.workers))
@@ -260,7 +260,7 @@ def _require_local(workers: Sequence[Any], paths: tuple[str, ...], axes: Axes) -
                 raise ValueError(
                     f"gradient {path!r} is the same on all workers of axis {'/'.join(sorted(checked))!r}: shard_map has"
                     " summed it already. Differentiate with respect to jax.lax.pcast(params, axis, to='varying'), or"
-                    " pass check_vma=False to shard_map."
+                    " pass check_vma=False to shard_map. optax.MultiSteps must stand behind the mean, not around it."
                 )
 
 

@@ -12,7 +12,7 @@ from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.network.links import Traffic
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, share_out
 
-Rule = tuple[Callable[[str, tuple[int, ...]], bool], Reducer]
+Predicate = Callable[[str, tuple[int, ...]], bool]  # of a tensor's path and shape
 
 
 def zeros(layout: Layout) -> Tensors:
@@ -109,7 +109,18 @@ def delayed(reducer: Reducer) -> Reducer:
     return Reducer(init, reduce, reducer.traffic, resize)
 
 
-def partition(rules: Sequence[Rule], rest: Reducer) -> Reducer:
+def require_match(name: str, applies: Predicate, layout: Layout) -> None:
+    """Refuses what is true of none of the tensors, if there are any.
+
+    Raises:
+      ValueError: naming the argument, and the paths that there are.
+    """
+    if layout.paths and not any(map(applies, layout.paths, layout.shapes)):
+        paths = ", ".join(map(repr, layout.paths[:8])) + (", ..." if layout.paths[8:] else "")
+        raise ValueError(f"{name}: must be true of a tensor, and is of none; their paths are {paths}")
+
+
+def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_empty: bool = False) -> Reducer:
     """Several reducers in one tree: path and shape decide which one a tensor goes to.
 
         partition([(lambda path, shape: math.prod(shape) < 1000, float_mean(in_order=True))], top_k(0.001))
@@ -117,19 +128,16 @@ def partition(rules: Sequence[Rule], rest: Reducer) -> Reducer:
     Args:
       rules: (path, shape) -> bool, and the reducer of the tensors for which it is the first to be true.
       rest: the reducer of all others.
+      may_be_empty: whether a rule may be true of no tensor. False: its functions refuse a tree of which it is.
 
     Returns:
       A reducer whose state is a tuple of theirs.
     """
-    reducers = [*(reducer for _, reducer in rules), rest]
 
     def parts_of(layout: Layout) -> list[tuple[Reducer, list[int]]]:
-        """Each reducer with the places of its tensors."""
-        places: list[list[int]] = [[] for _ in reducers]
-        for place, (path, shape) in enumerate(zip(layout.paths, layout.shapes, strict=True)):
-            matching = (number for number, (applies, _) in enumerate(rules) if applies(path, shape))
-            places[next(matching, len(rules))].append(place)
-        return list(zip(reducers, places, strict=True))
+        for number, (applies, _) in enumerate(rules if not may_be_empty else ()):
+            require_match(f"rules[{number}]", applies, layout)
+        return _deal_out(layout, rules, rest)
 
     def init(layout: Layout, num_workers: int) -> State:
         states = [each.init(layout.select(places), num_workers) for each, places in parts_of(layout)]
@@ -163,6 +171,17 @@ def partition(rules: Sequence[Rule], rest: Reducer) -> Reducer:
         return tuple(each.resize(own, layout.select(places), num_workers) for own, (each, places) in parts)
 
     return Reducer(init, reduce, traffic, resize)
+
+
+def _deal_out(
+    layout: Layout, rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer
+) -> list[tuple[Reducer, list[int]]]:
+    """Each reducer with the places of its tensors."""
+    places: list[list[int]] = [[] for _ in (*rules, rest)]
+    for place, (path, shape) in enumerate(zip(layout.paths, layout.shapes, strict=True)):
+        matching = (number for number, (applies, _) in enumerate(rules) if applies(path, shape))
+        places[next(matching, len(rules))].append(place)
+    return list(zip([*(reducer for _, reducer in rules), rest], places, strict=True))
 
 
 def _put(whole: list[Any], places: Sequence[int], part: Sequence[Any]) -> None:

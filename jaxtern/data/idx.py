@@ -82,6 +82,8 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
                 raw += part  # no more than the header says, which may be a few of many that are packed
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{path}: is damaged or cut short: {error}") from None
+    if not raw:
+        raise ValueError(f"{path}: is empty")
     if len(raw) < header or raw[:4] != magic:
         raise ValueError(f"{path}: starts with {raw[:4].hex()!r}, not with {magic.hex()!r} as such an idx file does")
     shape = _read_shape(raw[:header])

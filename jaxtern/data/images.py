@@ -8,6 +8,7 @@ threads run meanwhile.
 
 import io
 import struct
+import zlib
 from typing import Any, NamedTuple
 
 import cv2
@@ -15,9 +16,9 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from jaxtern.data.any_image import JPEG, PNG
 from jaxtern.data.preprocessing.views import View
 
-_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _END_OF_JPEG = b"\xff\xd9"
 # What simplejpeg takes for damage, in files that others read: of an odd header, or with something behind the pixels.
 _HARMLESS = ("unknown JFIF revision", "Could not determine subsampling", "extraneous bytes")
@@ -111,7 +112,7 @@ def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, chan
         factor = next((each for each in _FACTORS if shortest >= each * size), 1)
         pixels = _decode_part(image, header, view.bottom, factor, channels)
     else:
-        pixels = _convert(image, channels) if isinstance(image, np.ndarray) else _decode_png(image, channels)
+        pixels = convert(image, channels) if isinstance(image, np.ndarray) else _decode_png(image, channels)
     top, left = view.top // factor, view.left // factor
     bottom, right = -(-view.bottom // factor), -(-view.right // factor)
     edges = view.top / factor - top, view.left / factor - left
@@ -165,9 +166,9 @@ def _call_pillow(encoded: bytes | bytearray, channels: int, factor: int) -> np.n
 
 
 def _decode_png(encoded: bytes, channels: int) -> np.ndarray:
-    flags = cv2.IMREAD_COLOR if channels == _RGB else cv2.IMREAD_GRAYSCALE
+    flags, needed = cv2.IMREAD_COLOR if channels == _RGB else cv2.IMREAD_GRAYSCALE, _needed_of_png(encoded)
     try:
-        pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
+        pixels = cv2.imdecode(np.frombuffer(needed, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error as error:  # of a header that tells of more pixels than it takes
         raise ValueError(f"the PNG cannot be decoded: {' '.join(str(error).split())}") from None
     if pixels is None:
@@ -175,7 +176,22 @@ def _decode_png(encoded: bytes, channels: int) -> np.ndarray:
     return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if channels == _RGB else pixels[..., None]
 
 
-def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
+def _needed_of_png(encoded: bytes) -> bytes:
+    """The chunks that pixels depend on, all of them sound: of others, and of damage, libpng prints lines of its own."""
+    kept, place, kind = [PNG], len(PNG), b""
+    while kind != b"IEND":
+        end = place + 12 + int.from_bytes(encoded[place : place + 4], "big")
+        kind, content, check = encoded[place + 4 : place + 8], encoded[place + 4 : end - 4], encoded[end - 4 : end]
+        if len(encoded) < end or zlib.crc32(content) != int.from_bytes(check, "big"):
+            raise ValueError("the PNG is damaged or cut short")
+        if kind[:1].isupper() or kind == b"tRNS":  # names of the chunks that every decoder must know start so
+            kept.append(encoded[place:end])
+        place = end
+    return b"".join(kept)
+
+
+def convert(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """uint8[H, W, channels] of uint8[H, W, 1 or 3]."""
     if pixels.shape[2] == channels:
         return pixels
     if channels == _RGB:
@@ -209,13 +225,15 @@ def _turn(pixels: np.ndarray, box: _Box, view: View, size: int) -> np.ndarray:
 
 def _read_header(encoded: bytes) -> _Header:
     """Raises ValueError if it is no JPEG or PNG of a kind that is read here, or is damaged."""
-    if encoded[:8] == _PNG:
+    if encoded[:8] == PNG:
         if encoded[12:16] != b"IHDR" or len(encoded) < 24:
             raise ValueError("the PNG is damaged or cut short: it has no header")
         width, height = struct.unpack_from(">II", encoded, 16)
         require_few_pixels(height, width)
         return _Header(height, width, None)
-    if encoded[:3] != _JPEG:
+    if not encoded:
+        raise ValueError("is empty")
+    if encoded[:3] != JPEG:
         raise ValueError(f"starts with {bytes(encoded[:4]).hex()!r}: is neither a JPEG nor a PNG")
     place = _find_frame(encoded)
     bits, height, width, components = struct.unpack_from(">BHHB", encoded, place + 4)

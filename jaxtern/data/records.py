@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxtern.data.dataset import NO_BOXES, DataError, Dataset, Record
+from jaxtern.data.dataset import NO_BOXES, DataError, Dataset, Record, Split
 
 TEST_SPLITS = ("test", "validation")
 _SPARE_FILES = 128  # that a program has open besides shards
@@ -20,9 +20,10 @@ _SPARE_FILES = 128  # that a program has open besides shards
 class RecordSplit:
     """A split of a prepared dataset."""
 
-    def __init__(self, path: Path, name: str, source: Sequence[dict], image_shape: tuple, num_classes: int):
+    def __init__(self, path: Path, name: str, source: Sequence[dict], info: Any):
         self._path, self._name, self._source = path, name, source
-        self._image_shape, self._num_classes = image_shape, num_classes
+        self._image_shape, self._num_classes = info.features["image"].shape, info.features["label"].num_classes
+        self._spans = [(part.filename, part.skip, part.take) for part in info.splits[name].file_instructions]
 
     @property
     def size(self) -> int:
@@ -53,6 +54,19 @@ class RecordSplit:
         except Exception:  # noqa: BLE001 - this is also for messages, perhaps about this very record
             return str(index)
 
+    def require_apart(self, train: "RecordSplit") -> None:
+        """Raises ValueError if this split, on which a run is tested, shares examples with the one it trains on."""
+        shared = any(
+            file == other and max(start, begin) < min(start + count, begin + size)
+            for file, start, count in self._spans
+            for other, begin, size in train._spans
+        )
+        if shared:
+            raise ValueError(
+                f"dataset={str(self._path)!r}: train_split={train._name!r} and test_split={self._name!r} share"
+                " examples; parts that share none are 'train[:90%]' and 'train[90%:]'"
+            )
+
 
 def open_folder(path: str | Path, train_split: str = "train", test_split: str | None = None) -> Dataset:
     """Opens a prepared dataset; images stay on disk.
@@ -72,14 +86,22 @@ def open_folder(path: str | Path, train_split: str = "train", test_split: str | 
     if not path.is_dir():
         raise FileNotFoundError(f"{given}: no such folder")
     if not (path / "dataset_info.json").is_file():
-        unfinished = any(path.glob("*array_record*"))
-        why = "its preparation was not finished: run the same jaxtern.prepare again" if unfinished else "prepare one"
+        why = f"python -m jaxtern.prepare SOURCE {path} makes one"
+        if any(path.glob("*array_record*")):
+            why = "its preparation was not finished: run the same jaxtern.prepare again"
         raise FileNotFoundError(f"{given}: holds no dataset (there is no dataset_info.json); {why}")
     try:
         builder = tfds.builder_from_directory(path)
     except Exception as error:  # JSON, protobuf and TFDS each have their own
         raise ValueError(f"{given}: its description cannot be read: {_first_line(error)}") from error
     return open_builder(builder, train_split, test_split)
+
+
+def require_apart(dataset: Dataset) -> None:
+    """Raises ValueError if a prepared dataset is to be tested on examples that it is trained on."""
+    train, test = (split.source if isinstance(split, Split) else split for split in (dataset.train, dataset.test))
+    if isinstance(train, RecordSplit) and isinstance(test, RecordSplit):
+        test.require_apart(train)
 
 
 def open_named(name: str, data_dir: str | None, train_split: str = "train", test_split: str | None = None) -> Dataset:
@@ -142,7 +164,7 @@ def _open_split(builder: Any, path: Path, name: str) -> RecordSplit:
         source = builder.as_data_source(name, decoders={"image": tfds.decode.SkipDecoding()} if encoded else None)
     except Exception as error:
         raise ValueError(f"dataset={str(path)!r}: split {name!r} cannot be opened: {_first_line(error)}") from error
-    return RecordSplit(path, name, source, features["image"].shape, features["label"].num_classes)
+    return RecordSplit(path, name, source, builder.info)
 
 
 def _check_shards(split: Any) -> None:
@@ -170,7 +192,8 @@ def _require_split(dataset: str, argument: str, name: str, splits: Any) -> None:
     if size == 0:
         found = ", ".join(splits) or "none"
         raise ValueError(
-            f"{dataset}: has no split {name!r}; available: {found}; set {argument}, perhaps to a part: 'train[90%:]'"
+            f"{dataset}: has no split {name!r}; available: {found}; set {argument}; parts that share no example are"
+            " train_split='train[:90%]' and test_split='train[90%:]'"
         )
 
 

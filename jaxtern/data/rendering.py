@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxtern.data.dataset import DataError, Record, Records, Split
-from jaxtern.data.images import decode, read_shape, render
+from jaxtern.data.images import convert, decode, read_shape, render
 from jaxtern.data.order import ExampleOrder
 from jaxtern.data.preprocessing.families import Preprocessing
 
@@ -83,7 +83,7 @@ def render_for_evaluation(
       ValueError: if it cannot be read.
     """
     if preprocessing is None or preprocessing.evaluation_view is None or size is None:
-        return decode(image, channels) if isinstance(image, bytes) else image
+        return decode(image, channels) if isinstance(image, bytes) else convert(image, channels)
     height, width = read_shape(image) if isinstance(image, bytes) else image.shape[:2]
     return render(image, preprocessing.evaluation_view(height, width, size), size, _COLORS)
 

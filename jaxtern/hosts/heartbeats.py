@@ -169,7 +169,7 @@ class Hub(Side):
 
     def tell_failure(self, reason: str, status: int) -> None:
         # no judge_and_leave: who calls this leaves, with its own words
-        self.verdict = self.verdict or Verdict(0, status, failed(0, self._host, reason))
+        self.verdict = self.verdict or Verdict(0, status, f"{named(0, self._host)} failed: {reason}")
         self._tell_verdict(self.verdict)
 
     def alone(self) -> bool:
@@ -204,7 +204,8 @@ class Hub(Side):
     def _take_in(self, process: int, peer: _Peer, said: dict[str, Any]) -> None:
         if "failed" in said:
             self._send({"acknowledged": True}, peer)
-            self.judge_and_leave(Verdict(process, _status(said), failed(process, peer.host, str(said["failed"]))))
+            reason = f"{named(process, peer.host)} failed: {said['failed']}"
+            self.judge_and_leave(Verdict(process, _status(said), reason))
         elif "given_up" in said:
             self.judge_and_leave(_expelled(0, self._host))
 
@@ -256,11 +257,6 @@ class Spoke(Side):
 def named(process: int, host: str) -> str:
     """A name for messages, as "process 2 (host b)"."""
     return f"process {process} (host {host})" if host else f"process {process}"
-
-
-def failed(process: int, host: str, reason: str) -> str:
-    """The reason that others give for a process that told why it failed."""
-    return f"{named(process, host)} failed: {reason}"
 
 
 def _ended(process: int, peer: _Peer) -> Verdict:

@@ -3,7 +3,12 @@
 Every function here is a collective: all processes must call it, in the same order. A process alone gets its own back.
 """
 
+import contextlib
 import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -66,7 +71,25 @@ def connect(mesh: Mesh) -> None:
         return [jax.lax.psum(one, axes) for axes in (*names, names)]
 
     ones = to_devices(np.ones(mesh.size, np.int32), NamedSharding(mesh, spec))
-    jax.block_until_ready(jax.jit(jax.shard_map(add, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(ones))
+    with without_gloo_lines():
+        jax.block_until_ready(
+            jax.jit(jax.shard_map(add, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))(ones)
+        )
+
+
+@contextlib.contextmanager
+def without_gloo_lines() -> Iterator[None]:
+    """Drops what is printed inside: gloo, in C++, tells of every connection that it makes."""
+    if sys.stdout is None:  # it was closed
+        yield
+        return
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1)) as kept, Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept.fileno(), 1)
 
 
 def to_host(tree: Any) -> Any:

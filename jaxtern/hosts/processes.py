@@ -3,24 +3,22 @@
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TextIO
 
 from jaxtern.hosts.settings import for_process
 
-_TIED = Path(__file__).with_name("tied.py")
+# Killed when its parent ends, however that ends; also if that was before it said so. By exec, not between fork and exec
+# in the parent, where Python is not safe.
+_TIED = "setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$1" ] && shift && exec "$@"', "launch"
 _IN_VAIN = 2, 126, 127  # statuses of usage errors, and as in shells of commands that cannot be run or found
-_MOST = 4096  # processes
 _PASSED_ON = signal.SIGINT, signal.SIGTERM
-_GLOO = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[^\n]* : \d+")  # tells nothing, from C++
 
 
-def launch(command: Sequence[str], num_processes: int, *, max_restarts: int = 0, grace_seconds: float = 30.0) -> int:
+def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, grace_seconds: float = 30.0) -> int:
     """Runs a command in so many processes, which find each other by the environment; the status of the first to fail.
 
     Their lines are printed with their number before them. When one fails the others are ended. SIGINT and SIGTERM are
@@ -28,20 +26,10 @@ def launch(command: Sequence[str], num_processes: int, *, max_restarts: int = 0,
 
     Args:
       command: to run.
-      num_processes: at least 1.
+      num_processes: from 1 to 4096, as all run here.
       max_restarts: how often all are started again after one has failed, but for usage errors; on another port.
       grace_seconds: from SIGTERM to SIGKILL, for those that are left when one has ended.
-
-    Raises:
-      ValueError: for numbers out of their range.
     """
-    for name, value, least in (("num_processes", num_processes, 1), ("max_restarts", max_restarts, 0)):
-        if value < least:
-            raise ValueError(f"{name}={value}: must be {least} or more")
-    if num_processes > _MOST:
-        raise ValueError(f"num_processes={num_processes}: must be {_MOST:,} or less, as all run here")
-    if not grace_seconds >= 0:
-        raise ValueError(f"grace_seconds={grace_seconds:g}: must not be negative")
     return asyncio.run(_launch(command, num_processes, max_restarts, grace_seconds))
 
 
@@ -52,7 +40,7 @@ async def _launch(command: Sequence[str], num_processes: int, max_restarts: int,
         if status == 0 or stopped or status in _IN_VAIN or restarts == max_restarts:
             return status
         restarts += 1
-        _say(f"starting all again, {restarts} of {max_restarts} times")
+        print(f"launch: starting all again, {restarts} of {max_restarts} times", file=sys.stderr, flush=True)
 
 
 class _Team:
@@ -86,13 +74,12 @@ class _Team:
 
     async def _start(self, process: int) -> None:
         """Starts a process in a session of its own, so that Ctrl-C reaches it by `_pass_on` alone, and once."""
-        command = [sys.executable, "-I", "-S", str(_TIED), str(os.getpid()), *self._command]
         environment = for_process(self._coordinator, process, self._num_processes) | {"PYTHONUNBUFFERED": "1"}
         # Not asyncio's own pipes: by those a process has ended only when its descendants have closed them, too.
         (out, own_out), (errors, own_errors) = os.pipe(), os.pipe()
         try:
             started = await asyncio.create_subprocess_exec(
-                *command,
+                *(*_TIED, str(os.getpid()), *self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=own_out,
                 stderr=own_errors,
@@ -133,7 +120,7 @@ class _Team:
     def _end_others(self, process: int, status: int, others: bool) -> None:
         """After a failure; those that were sent a signal before are not interrupted a second time."""
         what = "; ending the others" if others and not self._signals else ""
-        _say(f"process {process} ended with status {status}{what}")
+        print(f"launch: process {process} ended with status {status}{what}", file=sys.stderr, flush=True)
         if not self._signals:
             self._send(signal.SIGTERM)
         self._kill_later()
@@ -171,13 +158,12 @@ async def _open_reader(pipe: int) -> asyncio.StreamReader:
 
 
 async def _copy_lines(reader: asyncio.StreamReader, process: int, stream: TextIO) -> None:
-    """Prints what a process does, each line behind its number; but for what gloo says of its connections."""
+    """Prints what a process does, each line behind its number."""
     rest = b""
     while chunk := await reader.read(1 << 16):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            if (told := _GLOO.sub(b"", line)) or not line:
-                print(f"[{process}] {_as_seen(told)}", file=stream, flush=True)
+            print(f"[{process}] {_as_seen(line)}", file=stream, flush=True)
     if _as_seen(rest):
         print(f"[{process}] {_as_seen(rest)}", file=stream, flush=True)
 
@@ -186,10 +172,6 @@ def _as_seen(line: bytes) -> str:
     """The text that a terminal would show of a line with carriage returns: the last part that is not blank."""
     drawn = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
     return drawn[-1].rstrip() if drawn else ""
-
-
-def _say(text: str) -> None:
-    print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
 def _free_port() -> int:

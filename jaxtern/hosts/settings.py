@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 COORDINATOR, PROCESS_ID, NUM_PROCESSES = "coordinator", "process_id", "num_processes"
 _NAMES = COORDINATOR, PROCESS_ID, NUM_PROCESSES
+_VARIABLES = {name: f"JAXTERN_{name.upper()}" for name in _NAMES}
 _LONGEST = 400  # characters of an error
 _HEAD = 250  # of them, where its middle is left out
 
@@ -40,17 +41,15 @@ def from_flags(coordinator: str | None, process_id: int | None, num_processes: i
 
 def from_environment(environment: Mapping[str, str]) -> Cluster | None:
     """Reads JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES likewise."""
-    shown = {name: f"JAXTERN_{name.upper()}" for name in _NAMES}
-    given: dict[str, str | int] = {name: environment[shown[name]] for name in _NAMES if shown[name] in environment}
+    given: dict[str, str | int] = {name: environment[own] for name, own in _VARIABLES.items() if own in environment}
     for name in given.keys() & {PROCESS_ID, NUM_PROCESSES}:
-        given[name] = parse_count(shown[name], given[name])
-    return _check(given, shown)
+        given[name] = parse_count(_VARIABLES[name], given[name])
+    return _check(given, _VARIABLES)
 
 
 def for_process(coordinator: str, process_id: int, num_processes: int) -> dict[str, str]:
     """Makes the environment from which `from_environment` reads these values."""
-    values = coordinator, process_id, num_processes
-    return {f"JAXTERN_{name.upper()}": str(value) for name, value in zip(_NAMES, values, strict=True)}
+    return dict(zip(_VARIABLES.values(), map(str, (coordinator, process_id, num_processes)), strict=True))
 
 
 def detects(environment: Mapping[str, str]) -> str | None:

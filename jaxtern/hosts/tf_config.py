@@ -16,6 +16,10 @@ _TRAINING = (*_CHIEFS, _WORKERS)  # in the order of their processes
 _OTHERS = "ps", "evaluator"
 
 
+class Evaluates(Exception):
+    """This process does not train: it is to evaluate the run's checkpoints as they come."""
+
+
 class Unneeded(Exception):
     """This process has nothing to do in training without parameter servers; the message says so."""
 
@@ -26,8 +30,8 @@ def read_tf_config(text: str) -> Cluster:
     The coordinator is the first one's host with its port, which no TensorFlow server takes.
 
     Raises:
-      ValueError: for anything but {"cluster": {TYPE: [HOST:PORT, ...], ...}, "task": {"type": TYPE, "index": INDEX}},
-        and for an evaluator.
+      ValueError: for anything but {"cluster": {TYPE: [HOST:PORT, ...], ...}, "task": {"type": TYPE, "index": INDEX}}.
+      Evaluates: for an evaluator.
       Unneeded: for a parameter server.
     """
     cluster, task = _parse(text)
@@ -51,11 +55,9 @@ def read_tf_config(text: str) -> Cluster:
 def _parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Cluster and task, as they are."""
     try:
-        config = json.loads(text, object_pairs_hook=_object_of, parse_int=_number_of)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"TF_CONFIG={shorten(text)}: is no JSON: {error.msg} at character {error.pos}") from None
-    except RecursionError:
-        raise ValueError(f"TF_CONFIG={shorten(text)}: is nested too deeply") from None
+        config = json.loads(text, object_pairs_hook=_object_of)
+    except (ValueError, RecursionError) as error:  # also for a number of more digits than Python reads
+        raise ValueError(f"TF_CONFIG={shorten(text)}: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"TF_CONFIG={shorten(text)}: must be an object with 'cluster' and 'task'")
     for name in ("cluster", "task"):
@@ -69,15 +71,8 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"TF_CONFIG: {shorten(twice)} stands twice in an object")
+        raise ValueError(f"{shorten(twice)} stands twice in an object")
     return dict(pairs)
-
-
-def _number_of(digits: str) -> int:
-    """Of a JSON number: none has so many digits that Python refuses it."""
-    if len(digits) > 18:
-        raise ValueError(f"TF_CONFIG: {shorten(digits)}: is no index")
-    return int(digits)
 
 
 def _read_addresses(kind: str, entries: Any) -> list[str]:
@@ -96,8 +91,8 @@ def _read_task(task: dict[str, Any], addresses: dict[str, list[str]]) -> tuple[s
     if kind == "ps":
         raise Unneeded("TF_CONFIG: parameter servers are not needed: this ps task has nothing to do and ends")
     if kind == "evaluator":
-        raise ValueError(
-            "TF_CONFIG: task: type='evaluator': run python -m jaxtern.evaluate --follow --workdir=FOLDER in its place"
+        raise Evaluates(
+            "TF_CONFIG: task: type='evaluator': evaluates beside training, as jaxtern.evaluate --follow does"
         )
     if kind not in _TRAINING:
         raise ValueError(f"TF_CONFIG: task: type={shorten(kind)}: must be one of {', '.join((*_TRAINING, *_OTHERS))}")
@@ -107,6 +102,6 @@ def _read_task(task: dict[str, Any], addresses: dict[str, list[str]]) -> tuple[s
     index = parse_count("TF_CONFIG: task: index", task.get("index"))
     if not 0 <= index < count:
         raise ValueError(
-            f"TF_CONFIG: task: index={index}: must be from 0 to {count - 1}, as cluster has {count} {kind}s"
+            f"TF_CONFIG: task: index={shorten(index)}: must be from 0 to {count - 1}, as cluster has {count} {kind}s"
         )
     return kind, index

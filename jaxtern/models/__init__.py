@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxtern.models.alexnet import AlexNet, AlexNetV2
 from jaxtern.models.cifarnet import CifarNet
-from jaxtern.models.googlenet import GoogLeNet
+from jaxtern.models.googlenet import GoogLeNet, TernGradGoogLeNet
 from jaxtern.models.inception import InceptionV3
 from jaxtern.models.lenet import LeNet
 from jaxtern.models.mnistnet import MnistNet
@@ -29,6 +29,7 @@ MODELS: dict[str, type[Model]] = {
     "vgg_19": VGG19,
     "vgg_f": VGGF,
     "googlenet": GoogLeNet,
+    "googlenet_terngrad": TernGradGoogLeNet,
     "inception_v3": InceptionV3,
     "resnet_20": ResNet20,
     "resnet_56": ResNet56,

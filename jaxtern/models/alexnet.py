@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtern.models.model import Model, split_key, unpack_image_shape
-from jaxtern.models.normalization import local_response_normalization
+from jaxtern.models.normalization import BatchNorm, local_response_normalization
 from jaxtern.models.pooling import max_pool
 
 _normal = nnx.initializers.truncated_normal  # cut off at two standard deviations
@@ -60,7 +60,7 @@ class _Groups(nnx.Module):
     def __init__(self, channels: int, features: int, size: int, stride: int, rngs: nnx.Rngs):
         options = {"strides": (stride, stride), "use_bias": False, "kernel_init": _normal(0.01), "rngs": rngs}
         convolution = functools.partial(nnx.Conv, channels, features, (size, size), **options)
-        norm = functools.partial(nnx.BatchNorm, features, momentum=0.9997, epsilon=0.001, use_scale=False, rngs=rngs)
+        norm = functools.partial(BatchNorm, features, momentum=0.9997, epsilon=0.001, use_scale=False, rngs=rngs)
         self.first, self.second = convolution(), convolution()
         self.first_norm, self.second_norm = norm(), norm()
 

@@ -1,98 +1,91 @@
-"""GoogLeNet as TernGrad trains it: nine blocks of four branches, batch norm on all convolutions, no auxiliary heads."""
+"""GoogLeNet with batch norm: nine blocks of four branches, and two auxiliary heads or, as TernGrad trains it, none."""
 
 import functools
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from jaxtern.models.model import Model, unpack_image_shape
-from jaxtern.models.pooling import max_pool
+from jaxtern.models.branches import BranchedModel, Convolution, Layers
 
-# Features of the first branch; of the second, reduced and then; of the third, likewise; of the fourth. A stage begins
-# with a pooling.
-_STAGES = (
-    {"3b": (64, (96, 128), (16, 32), 32), "3c": (128, (128, 192), (32, 96), 64)},
-    {
-        "4b": (192, (96, 208), (16, 48), 64),
-        "4c": (160, (112, 224), (24, 64), 64),
-        "4d": (128, (128, 256), (24, 64), 64),
-        "4e": (112, (144, 288), (32, 64), 64),
-        "4f": (256, (160, 320), (32, 128), 128),
-    },
-    {"5b": (256, (160, 320), (32, 128), 128), "5c": (384, (192, 384), (48, 128), 128)},
-)
-_normal = nnx.initializers.truncated_normal(0.01)  # cut off at two standard deviations
-_pool = functools.partial(max_pool, padding="SAME")
-_Pair = tuple[int, int]
+_DEVIATION = 0.01
+_linear = functools.partial(nnx.Linear, kernel_init=nnx.initializers.truncated_normal(_DEVIATION))
 
 
-class GoogLeNet(Model):
-    """conv 7x7x64/2, max 3/2, conv 1x1x64, conv 3x3x192, max 3/2, blocks 3b and 3c, max 3/2, blocks 4b to 4f, max 2/2,
-    blocks 5b and 5c, average over all that is left, dropout, linear C.
+def _block(first: int, second: tuple[int, int], third: tuple[int, int], fourth: int) -> dict[str, Layers]:
+    """Branches of so many features; the second and the third reduce them first."""
+    branch2, branch3 = ((f"1x1x{few}", f"3x3x{many}") for few, many in (second, third))
+    return {"branch1": (f"1x1x{first}",), "branch2": branch2, "branch3": branch3, "branch4": ("max", f"1x1x{fourth}")}
 
-    Convolutions are followed by batch norm without a scale (and have no bias), then ReLU. Images may have any size.
-    With 1000 classes it has 6,617,624 parameters (Szegedy et al. 2015; batch norm, initial deviation, and 3x3 in place
-    of 5x5 convolutions as in Wen et al. 2017).
+
+_PARTS = {
+    "conv1": "7x7x64/2",
+    "conv2": "1x1x64",
+    "conv3": "3x3x192",
+    "inception3a": _block(64, (96, 128), (16, 32), 32),
+    "inception3b": _block(128, (128, 192), (32, 96), 64),
+    "inception4a": _block(192, (96, 208), (16, 48), 64),
+    "inception4b": _block(160, (112, 224), (24, 64), 64),
+    "inception4c": _block(128, (128, 256), (24, 64), 64),
+    "inception4d": _block(112, (144, 288), (32, 64), 64),
+    "inception4e": _block(256, (160, 320), (32, 128), 128),
+    "inception5a": _block(256, (160, 320), (32, 128), 128),
+    "inception5b": _block(384, (192, 384), (48, 128), 128),
+}
+
+
+class GoogLeNet(BranchedModel):
+    """conv 7x7x64/2, max 3/2, conv 1x1x64, conv 3x3x192, max 3/2, blocks 3a and 3b, max 3/2, blocks 4a to 4e, max 2/2,
+    blocks 5a and 5b, average over all that is left, dropout, linear C.
+
+    A block joins conv 1x1; conv 1x1, conv 3x3; the same again; max 3/1, conv 1x1. Behind blocks 4a and 4d, in training,
+    stands a head: average to 4x4, conv 1x1x128, linear 1024, ReLU, dropout, linear C. Convolutions are followed by
+    batch norm (and have no bias), then ReLU. Images may have any size. With 1000 classes it has 13,004,888 parameters,
+    of which 6,379,984 are the heads'. (Szegedy et al. 2015; batch norm, poolings, and 3x3 in place of 5x5 convolutions
+    are torchvision's, whose weights so give the same logits.)
+
+    Args of __init__:
+      dropout_rate: before all last layers; None: .5, and .7 in the heads.
     """
 
-    last_layer = "fc"
+    parts = _PARTS
+    pooled: ClassVar = {"conv1": "max/2", "conv3": "max/2", "inception3b": "max/2", "inception4e": "max2/2"}
+    heads: ClassVar[dict[str, str]] = {"inception4a": "auxiliary1", "inception4d": "auxiliary2"}
+    auxiliary_weight = 0.3
+    deviation = _DEVIATION
 
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float = 0.5, rngs: nnx.Rngs):
-        _, _, channels = unpack_image_shape(input_shape)
-        self.conv1 = _Convolution(channels, 64, 7, stride=2, rngs=rngs)
-        self.conv2 = _Convolution(64, 64, 1, rngs=rngs)
-        self.conv3 = _Convolution(64, 192, 3, rngs=rngs)
-        channels = 192
-        for stage in _STAGES:
-            for name, features in stage.items():
-                setattr(self, f"block{name}", _Block(channels, *features, rngs=rngs))
-                first, (_, second), (_, third), fourth = features
-                channels = first + second + third + fourth
-        self.fc = nnx.Linear(channels, num_classes, kernel_init=_normal, rngs=rngs)
-        self.dropout = nnx.Dropout(dropout_rate)
-
-    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
-        trains = key is not None
-        x = _pool(self.conv1(images, trains), (3, 3), strides=(2, 2))
-        x = self.conv3(self.conv2(x, trains), trains)
-        for stage, window in zip(_STAGES, (3, 3, 2), strict=True):
-            x = _pool(x, (window, window), strides=(2, 2))
-            for name in stage:
-                x = getattr(self, f"block{name}")(x, trains)
-        features = jnp.mean(x, axis=(1, 2))
-        return self.fc(self.dropout(features, deterministic=not trains, rngs=key))
+    def create_head(self, channels: int, sides: list[int], *options: Any) -> Any:
+        return _Auxiliary(channels, *options)
 
 
-class _Block(nnx.Module):
-    """Four branches whose results are joined: conv 1x1; conv 1x1, conv 3x3; the same again; max 3/1, conv 1x1."""
+class TernGradGoogLeNet(GoogLeNet):
+    """Without heads, and with batch norm without a scale: 6,617,624 parameters (Wen et al. 2017)."""
 
-    def __init__(self, channels: int, first: int, second: _Pair, third: _Pair, fourth: int, *, rngs: nnx.Rngs):
-        self.branch1 = _Convolution(channels, first, 1, rngs=rngs)
-        self.branch2_reduce = _Convolution(channels, second[0], 1, rngs=rngs)
-        self.branch2 = _Convolution(*second, 3, rngs=rngs)
-        self.branch3_reduce = _Convolution(channels, third[0], 1, rngs=rngs)
-        self.branch3 = _Convolution(*third, 3, rngs=rngs)
-        self.branch4 = _Convolution(channels, fourth, 1, rngs=rngs)
-
-    def __call__(self, x: jax.Array, trains: bool) -> jax.Array:
-        branches = [
-            self.branch1(x, trains),
-            self.branch2(self.branch2_reduce(x, trains), trains),
-            self.branch3(self.branch3_reduce(x, trains), trains),
-            self.branch4(_pool(x, (3, 3), strides=(1, 1)), trains),
-        ]
-        return jnp.concatenate(branches, axis=-1)
+    auxiliary_weight = 0.0
+    heads: ClassVar[dict[str, str]] = {}
+    use_scale = False
 
 
-class _Convolution(nnx.Module):
-    """Convolution, batch norm, ReLU."""
+class _Auxiliary(nnx.Module):
+    """A classifier of what lies halfway, in training alone."""
 
-    def __init__(self, channels: int, features: int, size: int, *, stride: int = 1, rngs: nnx.Rngs):
-        options = {"strides": (stride, stride), "use_bias": False, "kernel_init": _normal}
-        self.conv = nnx.Conv(channels, features, (size, size), **options, rngs=rngs)
-        self.norm = nnx.BatchNorm(features, momentum=0.9997, epsilon=0.001, use_scale=False, rngs=rngs)
+    def __init__(self, channels: int, num_classes: int, dropout_rate: float | None, rngs: nnx.Rngs):
+        self.conv = Convolution(channels, "1x1x128", deviation=_DEVIATION, rngs=rngs)
+        self.fc1, self.fc2 = _linear(2048, 1024, rngs=rngs), _linear(1024, num_classes, rngs=rngs)
+        self.dropout = nnx.Dropout(0.7 if dropout_rate is None else dropout_rate)
 
-    def __call__(self, x: jax.Array, trains: bool) -> jax.Array:
-        return nnx.relu(self.norm(self.conv(x), use_running_average=not trains))
+    def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        rows, columns = (_shares(side, 4).astype(x.dtype) for side in x.shape[1:3])
+        x = self.conv(jnp.einsum("bhwc,ih,jw->bijc", x, rows, columns), moving=False)
+        x = nnx.relu(self.fc1(jnp.reshape(x, (x.shape[0], -1))))
+        return self.fc2(self.dropout(x, deterministic=key is None, rngs=key))
+
+
+def _shares(side: int, count: int) -> np.ndarray:
+    """float64[count, side]: what each position counts in each of so many means over all of them, as torch cuts them."""
+    starts, ends = (np.arange(count) * side) // count, -(-np.arange(1, count + 1) * side // count)
+    place = np.arange(side)
+    inside = (starts[:, None] <= place) & (place < ends[:, None])
+    return inside / inside.sum(axis=1, keepdims=True)

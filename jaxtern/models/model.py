@@ -17,7 +17,7 @@ class Model(nnx.Module):
       last_layer: whole path of the layer that gives the logits.
       decayed: regular expressions; a tensor whose whole path matches one takes part in weight decay.
       takes_text: whether inputs are characters, not images.
-      auxiliary_weight: of the loss of auxiliary logits, which in training come as the second of a pair.
+      auxiliary_weight: of the loss of auxiliary logits, which in training come behind the logits, in a tuple.
     """
 
     last_layer: ClassVar[str]
@@ -32,7 +32,7 @@ class Model(nnx.Module):
     def __call__(self, inputs: jax.Array, key: jax.Array | None = None) -> Any:
         """[B, *input_shape] inputs to float[B, num_classes] logits; of text, float[B, t, num_classes] of t characters.
 
-        In training a network with auxiliary logits gives a pair, with these second.
+        In training a network with auxiliary logits gives a tuple, with these behind the logits.
         """
         raise NotImplementedError
 

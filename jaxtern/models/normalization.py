@@ -1,8 +1,44 @@
 """Normalisations that flax does not have."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+
+
+class BatchNorm(nnx.BatchNorm):
+    """Batch norm whose moving moments are means over batches alone, after one step as after thousands.
+
+        s' = d s + 1 - d,    mean' = (d s mean + (1 - d) mean of the batch) / s',    var likewise
+
+    d is the momentum. Those of `nnx.BatchNorm` hold d^t of the zeros and ones that they start with, more than of 2,000
+    batches where d = .9997. Here s is 1 - d^t in step t, by which Adam divides its moments, too (Kingma and Ba 2015,
+    section 3); as s is kept, moments that are taken over from elsewhere count in full.
+
+    Attributes:
+      share: s, float32 scalar: 0 where `mean` and `var` are fresh, 1 where they are all of batches.
+    """
+
+    def __init__(self, num_features: int, **options: Any):
+        """As `nnx.BatchNorm`."""
+        super().__init__(num_features, **options)
+        self.share = nnx.BatchStat(jnp.zeros((), jnp.float32))
+
+    def __call__(
+        self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None
+    ) -> jax.Array:
+        """As `nnx.BatchNorm`."""
+        if self.use_running_average if use_running_average is None else use_running_average:
+            return super().__call__(x, use_running_average=True, mask=mask)
+        for moments in (self.mean, self.var):
+            moments[...] *= self.share[...]
+        x = super().__call__(x, use_running_average=False, mask=mask)
+        self.share[...] = self.momentum * self.share[...] + (1 - self.momentum)
+        for moments in (self.mean, self.var):
+            moments[...] /= self.share[...]
+        return x
 
 
 def local_response_normalization(x: jax.Array, radius: int, bias: float, alpha: float, beta: float) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtern.models.model import Model, unpack_image_shape
+from jaxtern.models.normalization import BatchNorm
 from jaxtern.models.pooling import max_pool
 
 _ONE_AROUND = ((1, 1), (1, 1))
@@ -30,7 +31,7 @@ class ResNet(Model):
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
         _, _, channels = unpack_image_shape(input_shape)
-        norm = functools.partial(nnx.BatchNorm, momentum=0.997, epsilon=1e-5, rngs=rngs)
+        norm = functools.partial(BatchNorm, momentum=0.997, epsilon=1e-5, rngs=rngs)
         self.conv1, self.norm1 = _convolution(channels, 64, 7, 2, rngs), norm(64)
         self.stage1 = _Stage(_Bottleneck, self.depths[0], 64, 64, 1, norm)
         self.stage2 = _Stage(_Bottleneck, self.depths[1], 256, 128, 2, norm)
@@ -81,7 +82,7 @@ class CifarResNet(Model):
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
         _, _, channels = unpack_image_shape(input_shape)
-        norm = functools.partial(nnx.BatchNorm, momentum=0.9, epsilon=1e-5, rngs=rngs)
+        norm = functools.partial(BatchNorm, momentum=0.9, epsilon=1e-5, rngs=rngs)
         self.conv1, self.norm1 = _convolution(channels, 16, 3, 1, rngs), norm(16)
         self.stage1 = _Stage(_Plain, self.depth, 16, 16, 1, norm)
         self.stage2 = _Stage(_Plain, self.depth, 16, 32, 2, norm)

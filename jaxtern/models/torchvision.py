@@ -14,7 +14,8 @@ from jaxtern.models.vgg import VGGF
 
 _TENSORS = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_CHANNELS = 512  # of the last convolution of VGG, which fc1 is behind
+# Channels of the convolution behind which a linear layer stands, with more than one position to each.
+_CHANNELS = {"fc1/kernel": 512, "auxiliary1/fc1/kernel": 128, "auxiliary2/fc1/kernel": 128}
 
 
 def read_torchvision(
@@ -22,9 +23,10 @@ def read_torchvision(
 ) -> dict[str, Any]:
     """Reads a network's weights and moments from a file of torchvision's, into the layout of ours.
 
-    resnet_50, resnet_101 and resnet_152 take those of resnet50, ...; vgg_f those of vgg16, but for the last layer.
-    Convolutions OIHW become HWIO, linear layers OI become IO, and the first of them behind a convolution has its inputs
-    by height, width, channel rather than by channel, height, width.
+    resnet_50, resnet_101 and resnet_152 take those of resnet50, ...; vgg_f those of vgg16, but for the last layer;
+    googlenet and inception_v3 those of the same name. Convolutions OIHW become HWIO,
+    linear layers OI become IO, and the first of them behind a convolution has its inputs by height, width, channel
+    rather than by channel, height, width. The moments of batch norm have a share of 1 (`normalization.BatchNorm`).
 
     Args:
       path: of a file that `safetensors.torch.save_file(network.state_dict(), path)` has written.
@@ -56,6 +58,8 @@ def read_torchvision(
             if not any(re.fullmatch(pattern, ours) for pattern in exclude)
             and (theirs in file.names or not allow_missing)
         }
+    of_batches = [ours for ours in shapes if ours.endswith("/share") and f"{ours[:-5]}mean" in tensors]
+    tensors |= dict.fromkeys(of_batches, np.ones((), np.float32))
     return traverse_util.unflatten_dict(tensors, sep="/")
 
 
@@ -88,7 +92,7 @@ class _File:
         tensor = np.asarray(self._opened.get_tensor(name), np.float32)
         if not np.isfinite(tensor).all():
             raise ValueError(f"{self.path}: {name}: must be finite")
-        return np.ascontiguousarray(_to_our_layout(tensor, is_behind_convolution=path == "fc1/kernel"))
+        return np.ascontiguousarray(_to_our_layout(tensor, _CHANNELS.get(path)))
 
 
 def _open(path: Path) -> Any:
@@ -103,11 +107,11 @@ def _open(path: Path) -> Any:
         raise ValueError(f"{path}: must be a .safetensors file: {error}") from error
 
 
-def _to_our_layout(tensor: np.ndarray, is_behind_convolution: bool) -> np.ndarray:
-    if is_behind_convolution:
+def _to_our_layout(tensor: np.ndarray, channels: int | None) -> np.ndarray:
+    if channels is not None:
         outputs, inputs = tensor.shape
-        side = math.isqrt(inputs // _CHANNELS)
-        return tensor.reshape(outputs, _CHANNELS, side, side).transpose(2, 3, 1, 0).reshape(inputs, outputs)
+        side = math.isqrt(inputs // channels)
+        return tensor.reshape(outputs, channels, side, side).transpose(2, 3, 1, 0).reshape(inputs, outputs)
     return tensor.transpose(2, 3, 1, 0) if tensor.ndim == 4 else tensor.T
 
 
@@ -131,15 +135,29 @@ def _vgg_layers(depths: tuple[int, ...]) -> dict[str, str]:
     return layers | {"fc1": "classifier.0", "fc2": "classifier.3"}
 
 
+def _googlenet_layer(layer: str) -> str:
+    """inception3a/branch2_1/norm to inception3a.branch2.0.bn, auxiliary1/fc1 to aux1.fc1."""
+    named = layer.replace("/", ".").replace("norm", "bn").replace("auxiliary", "aux")
+    named = re.sub(r"(branch[23])_(\d)", lambda found: f"{found[1]}.{int(found[2]) - 1}", named)
+    return named.replace("branch4", "branch4.1")  # behind its pooling
+
+
+def _inception_layer(layer: str) -> str:
+    """Mixed_5b/branch5x5_1/norm to Mixed_5b.branch5x5_1.bn, auxiliary/conv0/conv to AuxLogits.conv0.conv."""
+    return layer.replace("/", ".").replace("norm", "bn").replace("auxiliary", "AuxLogits")
+
+
 _LAYERS: dict[str, Callable[[str], str | None]] = {
     **dict.fromkeys(("resnet_50", "resnet_101", "resnet_152"), _resnet_layer),
     "vgg_f": _vgg_layers(VGGF.depths).get,
+    "googlenet": _googlenet_layer,
+    "inception_v3": _inception_layer,
 }
 _OTHERS = {"vgg_f": ("classifier.6.weight", "classifier.6.bias")}  # tensors that none of ours stands for
 
 
 def _name_of(model: str, path: str) -> str | None:
-    """torchvision's name for a tensor, or None where it has no such layer."""
+    """torchvision's name for a tensor, or None where it has none."""
     layer, _, leaf = path.rpartition("/")
-    theirs = _LAYERS[model](layer)
+    theirs = _LAYERS[model](layer) if leaf in _TENSORS else None
     return None if theirs is None else f"{theirs}.{_TENSORS[leaf]}"

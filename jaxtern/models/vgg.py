@@ -8,13 +8,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxtern.models.model import Model, split_key, unpack_image_shape
+from jaxtern.models.normalization import BatchNorm
 from jaxtern.models.pooling import max_pool
 
 _FEATURES = (64, 128, 256, 512, 512)  # of the blocks' convolutions
 _xavier = nnx.initializers.xavier_uniform()
 _convolution = functools.partial(nnx.Conv, kernel_size=(3, 3), kernel_init=_xavier)
 _linear = functools.partial(nnx.Linear, kernel_init=_xavier)
-_norm = functools.partial(nnx.BatchNorm, momentum=0.999, epsilon=0.001, use_scale=False)
+_norm = functools.partial(BatchNorm, momentum=0.999, epsilon=0.001, use_scale=False)
 
 
 class _Backbone(Model):

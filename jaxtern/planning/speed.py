@@ -13,7 +13,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtern.compression.collectives import Axes
 from jaxtern.compression.radix.quantizer import Quantizer
 from jaxtern.compression.reducer import Group, Layout, Reducer, State, Tensors
-from jaxtern.kernels import derive_key
+from jaxtern.kernels import derive_key, rotate
+from jaxtern.kernels.dither import Dither, dithered
 from jaxtern.planning.model import QuantizerSpeed
 
 _AXIS = "workers"
@@ -29,20 +30,29 @@ def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements
     """
     sizes, key = (elements,), derive_key(0, 0, 0)
     gradient = jax.random.normal(jax.random.key(0), sizes)
-    scales = quantizer.local_scales(gradient, sizes)
+
+    def scale(_: Any, gradient: jax.Array, key: jax.Array) -> jax.Array:
+        return quantizer.measure(turn(gradient, key, False), sizes).scales
+
+    def turn(x: jax.Array, key: jax.Array, is_inverse: bool) -> jax.Array:
+        options = {"is_inverse": is_inverse, "implementation": quantizer.implementation}
+        return rotate([x], key, **options)[0] if quantizer.rotation else x
+
+    scales = scale(None, gradient, key)
     words = jnp.stack([quantizer.encode(gradient, scales, derive_key(0, 0, w), sizes, 1) for w in range(_ROWS)])
     width = quantizer.shard_words(words.shape[1], 1, _ROWS)
     shard = jnp.pad(words, ((0, 0), (0, width - words.shape[1])))
 
-    def decode(_: Any, words: jax.Array, scales: jax.Array) -> jax.Array:
-        return quantizer.decode(words, scales, sizes, 1, len(words))
+    def decode(_: Any, words: jax.Array, scales: jax.Array, key: jax.Array) -> jax.Array:
+        dither = Dither(dithered(key, 0, len(words)), len(words)) if quantizer.rounding == "dither" else None
+        return turn(quantizer.decode(words, scales, sizes, 1, len(words), dither), key, True)
 
     place = jnp.uint32(0)
     stages: dict[str, tuple[Callable, Any, tuple]] = {  # function, the argument whose place is taken, the others
-        "scales": (lambda _, g: quantizer.local_scales(g, sizes), scales, (gradient,)),
+        "scales": (scale, scales, (gradient, key)),
         "encode": (lambda _, g, s, k: quantizer.encode(g, s, k, sizes, 1), words[0], (gradient, scales, key)),
-        "decode": (decode, gradient, (words[:1], scales)),
-        "decode_row": (decode, gradient, (words, scales)),
+        "decode": (decode, gradient, (words[:1], scales, key)),
+        "decode_row": (decode, gradient, (words, scales, key)),
         "sum_row": (lambda _, w: quantizer.add_shards(w), quantizer.add_shards(shard), (shard,)),
         "mean_row": (lambda _, w, k, p: quantizer.average_shards(w, k, p), shard[0], (shard, key, place)),
         "add": (lambda total, g: total + g, gradient, (gradient,)),

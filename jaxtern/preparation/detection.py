@@ -66,9 +66,7 @@ def open_source(path: Path, reading: Reading) -> Source:
         "imagenet": lambda: open_imagenet(path, reading.labels, reading.boxes),
         "images": lambda: open_image_folder(path, reading.validation_fraction, reading.seed),
     }
-    source = openers[found]()
-    require_sound(source, str(path))
-    return source
+    return require_sound(openers[found](), str(path), whole=found == "imagenet")
 
 
 def detect_format(path: Path) -> str:

@@ -1,9 +1,12 @@
-"""Files in a folder, a zip or a tar, and in tars within a tar: listed once, then read at random, never unpacked."""
+"""Files in a folder, a zip or a tar, and in tars within a tar: listed once, then read at random."""
 
+import atexit
 import functools
 import lzma
 import os
+import shutil
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,6 +16,7 @@ from typing import NamedTuple
 from jaxtern.preparation.source import DamagedImage
 
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
+_TAR_ERRORS = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 class Member(NamedTuple):
@@ -36,8 +40,11 @@ class Member(NamedTuple):
 def list_container(path: Path) -> tuple[list[Member], Callable[[tuple], bytes]]:
     """What lies in a folder, a zip or a tar, in order of names; and the function that reads a member's location.
 
+    A compressed tar, which cannot be read at random, is unpacked into a temporary folder for as long as the process
+    lives.
+
     Raises:
-      ValueError: if it is none of them, or damaged, or a compressed tar, which cannot be read at random.
+      ValueError: if it is none of them, or damaged.
     """
     if path.is_dir():
         members, read = _list_folder(path), read_file
@@ -46,12 +53,10 @@ def list_container(path: Path) -> tuple[list[Member], Callable[[tuple], bytes]]:
     elif is_tar(path):
         members, read = list(list_tar(path)), read_span
     elif _starts_compressed(path):
-        raise ValueError(
-            f"SOURCE={str(path)!r}: is compressed as a whole, so that no image can be found in it: unpack it"
-        )
+        members, read = _list_folder(_unpack(path)), read_file
     else:
         raise ValueError(f"SOURCE={str(path)!r}: is no folder, zip or tar, or is cut short")
-    return sorted(members), read
+    return sorted(member for member in members if member.name != "."), read  # "." is what was packed
 
 
 def _list_folder(root: Path) -> list[Member]:
@@ -66,6 +71,17 @@ def _list_folder(root: Path) -> list[Member]:
                 raise ValueError(f"{path}: is no file, or a link to none")
             members.append(Member((relative / name).as_posix(), (str(path),), path.stat().st_size))
     return members
+
+
+def _unpack(path: Path) -> Path:
+    folder = tempfile.mkdtemp(prefix="jaxtern-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        with tarfile.open(path) as archive:
+            archive.extractall(folder, filter="data")
+    except _TAR_ERRORS as error:
+        raise ValueError(f"SOURCE={str(path)!r}: cannot be unpacked to {folder}: {error}") from None
+    return Path(folder)
 
 
 def _raise(error: OSError) -> None:
@@ -117,7 +133,7 @@ def read_tar(path: Path, given: str, suffixes: tuple[str, ...] = ("",)) -> Itera
                 content = archive.extractfile(info) if info.name.endswith(suffixes) else None
                 if content is not None:
                     yield info.name, content.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except _TAR_ERRORS as error:
         raise ValueError(f"{given}: is damaged or cut short: {error}") from None
 
 

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxtern.data.any_image import LOSSLESS, SUFFIXES
 from jaxtern.preparation.files import Member, list_container
 from jaxtern.preparation.source import Item, Source, name_some
 
-SUFFIXES = (".png", ".jpg", ".jpeg")  # in any letter case
 SPLIT_FOLDERS = {  # in any letter case
     "train": "train", "training": "train", "traindata": "train",
     "val": "validation", "valid": "validation", "validation": "validation", "validationdata": "validation",
@@ -32,13 +32,13 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
     """The splits that its folders are called by, else train and validation, as `split_off_validation` takes it.
 
     Args:
-      path: of a folder, a zip or an uncompressed tar. Folders that hold everything else, hidden files and macOS's are
+      path: of a folder, a zip or a tar. Folders that hold everything else, hidden files and macOS's are
         overlooked.
       validation_fraction: of a class; None for a tenth, and where there are splits.
       seed: of the choice of validation images.
 
     Raises:
-      ValueError: if there are no images, or not in folders of classes, or a folder of a class or split has none.
+      ValueError: if there are no images, or not in folders of classes, or a folder of a split has none.
     """
     members, read = list_container(path)
     entries = _strip_wrapping(path, [_Entry(PurePosixPath(m.name).parts, m) for m in members if not _is_hidden(m.name)])
@@ -58,8 +58,8 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
         raise ValueError(f"validation_fraction={validation_fraction}: the source has splits: {', '.join(items)}")
     images = [entry for entries in splits.values() for entry in entries if entry.is_image]
     other = sum(not e.member.is_folder for e in entries) - len(images)
-    remarks = (f"{other:,} files not taken, which are no PNG or JPEG by their names",) if other else ()
-    encoding = "png" if all(e.parts[-1].lower().endswith(".png") for e in images) else "jpeg"
+    remarks = (f"{other:,} files not taken, which are no images by their names",) if other else ()
+    encoding = "png" if all(e.parts[-1].lower().endswith(LOSSLESS) for e in images) else "jpeg"
     return Source(names, items, read, encoding, remarks=remarks)
 
 
@@ -77,9 +77,14 @@ def split_off_validation(
     chosen = np.zeros(len(items), bool)
     for label, name in enumerate(names):
         (rows,) = np.nonzero(labels == label)
+        if not len(rows):  # refused with what is known of the whole source
+            continue
         count = max(1, round(fraction * len(rows)))
         if count >= len(rows):
-            raise ValueError(f"validation_fraction={fraction}: class {name} has {len(rows)} images, too few to split")
+            raise ValueError(
+                f"validation_fraction={fraction}: class {name} has {len(rows)} images, too few to split;"
+                " --validation_fraction=0 leaves all of them to training"
+            )
         generator = np.random.Generator(np.random.Philox(key=[seed, label]))
         chosen[generator.permutation(rows)[:count]] = True
     return {
@@ -95,7 +100,7 @@ def _is_hidden(name: str) -> bool:
 def _strip_wrapping(path: Path, entries: list[_Entry]) -> list[_Entry]:
     """Entries below the folders that hold all images."""
     if not any(entry.is_image for entry in entries):
-        raise ValueError(f"SOURCE={str(path)!r}: holds no images (.png, .jpg, .jpeg)")
+        raise ValueError(f"SOURCE={str(path)!r}: holds no images ({', '.join(SUFFIXES)})")
     while True:
         images = [entry.parts for entry in entries if entry.is_image]
         first = {parts[0] for parts in images}
@@ -131,16 +136,11 @@ def _find_splits(path: Path, entries: list[_Entry]) -> dict[str, list[_Entry]]:
 def _list_class_names(path: Path, splits: dict[str, list[_Entry]]) -> tuple[str, ...]:
     """The names of all classes, sorted."""
     names: set[str] = set()
-    for split, entries in splits.items():
+    for entries in splits.values():
         loose = [entry.member.name for entry in entries if entry.is_image and len(entry.parts) == 1]
         if loose:
             raise ValueError(f"SOURCE={str(path)!r}: {name_some(loose, 'image', 'images')} in no folder of a class")
-        full = {entry.parts[0] for entry in entries if entry.is_image}
-        empty = {entry.parts[0] for entry in entries if entry.member.is_folder} - full
-        if empty:
-            what = name_some(sorted(empty), "the folder of class", "the folders of classes")
-            raise ValueError(f"SOURCE={str(path)!r}: {what} in split {split} without images")
-        names |= full
+        names |= {entry.parts[0] for entry in entries if entry.is_image or entry.member.is_folder}
     if len(names) < 2:
         raise ValueError(f"SOURCE={str(path)!r}: has images of one class alone: {', '.join(names)}")
     return tuple(sorted(names))

@@ -1,31 +1,21 @@
 """One image: decoded to find damage, kept byte for byte where nothing must change, else stored anew."""
 
 import contextlib
-import io
 import re
-import struct
-import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 import simplejpeg
-from PIL import Image
 
+from jaxtern.data.any_image import JPEG, decode_any, is_grey_file, is_plain_png, is_upright
 from jaxtern.data.images import require_few_pixels
 from jaxtern.preparation.source import DamagedImage, Encoding
 
-_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-_GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N")
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")
 _UNNAMED_SAMPLING = "Could not determine subsampling"  # of which TurboJPEG decodes nothing
 _STRAY_BYTES = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
-# What Pillow's decoders raise on damaged files.
-_DECODING_ERRORS = (
-    OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, struct.error, zlib.error,
-    NotImplementedError, Image.DecompressionBombError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
     """
     if isinstance(raw, np.ndarray):
         decoded = _Decoded(raw, raw.shape[:2], fits=True)
-    elif raw.startswith(_JPEG):
+    elif raw.startswith(JPEG):
         decoded = _decode_jpeg(raw, rules)
     else:
         decoded = _decode_other(raw, rules)
@@ -98,14 +88,13 @@ def is_grey(raw: bytes | np.ndarray) -> bool:
     """
     if isinstance(raw, np.ndarray):
         return raw.shape[2] == 1
-    if raw.startswith(_JPEG):
+    if raw.startswith(JPEG):
         with contextlib.suppress(DamagedImage):  # of headers Pillow forgives more
             return _read_jpeg_header(raw)[2] == "Gray"
     try:
-        with Image.open(io.BytesIO(raw)) as image:
-            return image.mode in _GREY_MODES
-    except _DECODING_ERRORS as error:
-        raise DamagedImage(_describe(raw, error)) from None
+        return is_grey_file(raw)
+    except ValueError as error:
+        raise DamagedImage(str(error)) from None
 
 
 def _decode_jpeg(raw: bytes, rules: Rules) -> _Decoded:
@@ -114,7 +103,7 @@ def _decode_jpeg(raw: bytes, rules: Rules) -> _Decoded:
         return _decode_sound_jpeg(raw, rules)
     except DamagedImage:
         _require_harmless(raw, rules)
-    pixels = _open_with_pillow(raw, rules.channels)
+    pixels = _open(raw, rules.channels)
     return _Decoded(pixels, pixels.shape[:2], fits=False)
 
 
@@ -146,16 +135,17 @@ def _mend_header(raw: bytes) -> tuple[bytes, bytes]:
 
 def _decode_sound_jpeg(raw: bytes, rules: Rules) -> _Decoded:
     height, width, colours, _ = _read_jpeg_header(raw)
-    fits = colours not in ("CMYK", "YCCK")
+    has_inks = colours in ("CMYK", "YCCK")
+    fits = not has_inks and is_upright(raw)
     keep = fits and rules.encoding == "jpeg" and not (rules.shortest and min(height, width) > rules.shortest)
     space = "GRAY" if keep or rules.channels == 1 else "RGB"  # looking for damage, grey does, and is faster
     try:
         # simplejpeg tells of every damage, also where it could go on; OpenCV and Pillow are silent on garbled data
-        pixels = simplejpeg.decode_jpeg(raw, space if fits else "CMYK")
+        pixels = simplejpeg.decode_jpeg(raw, "CMYK" if has_inks else space)
     except ValueError as error:
         raise DamagedImage(str(error)) from None
     if not fits:
-        pixels = _open_with_pillow(raw, rules.channels)  # which knows of Adobe's inverted inks
+        pixels = _open(raw, rules.channels)  # which knows of Adobe's inverted inks, and turns it upright
     return _Decoded(None if keep else pixels, (height, width), fits)
 
 
@@ -169,38 +159,17 @@ def _read_jpeg_header(raw: bytes) -> tuple[int, int, str, str]:
 
 
 def _decode_other(raw: bytes, rules: Rules) -> _Decoded:
-    pixels = _open_with_pillow(raw, rules.channels)
-    fits = rules.encoding != "jpeg" and raw.startswith(_PNG) and _is_plain_png(raw)
+    pixels = _open(raw, rules.channels)
+    fits = rules.encoding != "jpeg" and is_plain_png(raw) and is_upright(raw)
     keep = fits and rules.encoding == "png" and not (rules.shortest and min(pixels.shape[:2]) > rules.shortest)
     return _Decoded(None if keep else pixels, pixels.shape[:2], fits)
 
 
-def _is_plain_png(raw: bytes) -> bool:
-    """Whether it has 8 bits a channel, grey or RGB, without alpha, transparent colour, palette or animation."""
-    depth, colour = raw[24], raw[25]
-    return depth == 8 and colour in (0, 2) and b"tRNS" not in raw[:1024] and b"acTL" not in raw[:1024]
-
-
-def _open_with_pillow(raw: bytes, channels: int) -> np.ndarray:
-    """uint8[H, W, C] of the first frame; alpha is dropped, as all decoders of training data do, 16 bits become 8."""
+def _open(raw: bytes, channels: int) -> np.ndarray:
     try:
-        if raw.startswith(_PNG):
-            with Image.open(io.BytesIO(raw)) as image:
-                image.verify()  # decoding alone overlooks a missing end
-        with Image.open(io.BytesIO(raw)) as image:
-            if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
-                image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
-            pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
-    except _DECODING_ERRORS as error:
-        raise DamagedImage(_describe(raw, error)) from None
-    return pixels.reshape(*pixels.shape[:2], channels)
-
-
-def _describe(raw: bytes, error: Exception) -> str:
-    if not raw:
-        return "is empty"
-    # the message of "cannot identify image file" shows an address, different each time
-    return "is no image" if isinstance(error, Image.UnidentifiedImageError) else str(error) or type(error).__name__
+        return decode_any(raw, channels)
+    except ValueError as error:
+        raise DamagedImage(str(error)) from None
 
 
 def _shrink(pixels: np.ndarray, shortest: int | None) -> np.ndarray:

@@ -1,7 +1,7 @@
 """What every source of images comes down to: named, labelled items by split, and a function that reads any of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -56,15 +56,13 @@ class DamagedImage(Exception):
     """This image cannot be decoded; the message says why."""
 
 
-def require_sound(source: Source, path: str) -> None:
-    """Refuses a source without images, with labels out of range, or with a split that lacks a class.
+def require_sound(source: Source, path: str, whole: bool) -> Source:
+    """The source, with a remark on every split that lacks classes, which is refused where it must be whole.
 
     Raises:
-      ValueError: naming the split and the class or item.
+      ValueError: if it has no images, or none of some class, or labels out of range; naming the class or item.
     """
-    if not any(source.splits.values()):
-        raise ValueError(f"SOURCE={path!r}: holds no images")
-    num_classes = len(source.class_names)
+    num_classes, remarks, seen = len(source.class_names), source.remarks, set()
     for split, items in source.splits.items():
         for item in items:
             if not 0 <= item.label < num_classes:
@@ -72,12 +70,17 @@ def require_sound(source: Source, path: str) -> None:
                     f"SOURCE={path!r}: {item.name} has label {item.label}, which must be from 0 to {num_classes - 1}"
                 )
         present = {item.label for item in items}
-        missing = [name for label, name in enumerate(source.class_names) if label not in present]
-        if missing:
-            raise ValueError(
-                f"SOURCE={path!r}: split {split} has no images of {name_some(missing, 'class', 'classes')};"
-                " every split must have all classes"
-            )
+        seen |= present
+        if missing := [name for label, name in enumerate(source.class_names) if label not in present]:
+            lacks = f"split {split} has no images of {name_some(missing, 'class', 'classes')}"
+            if whole:
+                raise ValueError(f"SOURCE={path!r}: {lacks}; every split must have all classes")
+            remarks += (f"warning: {lacks}",)
+    if not seen:
+        raise ValueError(f"SOURCE={path!r}: holds no images")
+    if nowhere := [name for label, name in enumerate(source.class_names) if label not in seen]:
+        raise ValueError(f"SOURCE={path!r}: holds no images of {name_some(nowhere, 'class', 'classes')}")
+    return replace(source, remarks=remarks)
 
 
 def name_some(names: list[str], one: str, many: str) -> str:

@@ -120,10 +120,8 @@ def branch_by_owner(owner: jax.Array, whole: Callable[[jax.Array], None], mixed:
     pl.when(owner < 0)(lambda: mixed(-1 - owner))
 
 
-def factors_of_run(
-    segment: jax.Array, run: jax.Array, bounds: Any, factors: Sequence[Any]
-) -> tuple[jax.Array, list[jax.Array]]:
-    """The factor of each place of a run, of each kind of `factors`; and the segment where the run ends.
+def factors_of_run(segment: jax.Array, run: jax.Array, bounds: Any, factors: Any) -> tuple[jax.Array, jax.Array]:
+    """The segment where a run ends, and the factor of each of its places.
 
     `segment` is the one where the run begins, or where the run before it ended.
     """
@@ -134,9 +132,6 @@ def factors_of_run(
 
     def advance(carry: Any) -> Any:
         segment = carry[0] + 1
-        is_behind = place >= bounds[segment]
-        return segment, [
-            jnp.where(is_behind, ref[segment], values) for ref, values in zip(factors, carry[1], strict=True)
-        ]
+        return segment, jnp.where(place >= bounds[segment], factors[segment], carry[1])
 
-    return lax.while_loop(is_more, advance, (segment, [filled(ref[segment], jnp.float32) for ref in factors]))
+    return lax.while_loop(is_more, advance, (segment, filled(factors[segment], jnp.float32)))

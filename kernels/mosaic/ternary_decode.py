@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from .. import radix as radix_lib
+from .. import noise, radix as radix_lib
+from ..dither import Dither
 from ..radix import RUN
 from ..rounding import settle
 from ..segments import Segments
@@ -30,23 +31,27 @@ def ternary_decode_mgpu(
     segments: Segments,
     zero: int,
     radix: int,
-    dtype: jnp.dtype,
+    dither: Dither | None,
     tuning: Tuning,
     interpret: Any = None,
 ) -> jax.Array:
-    """`ternary_decode`, its arguments checked; units are what a digit is worth, `zero` is the sum of zero levels."""
+    """`ternary_decode`, its arguments checked; the others are those of `ternary_decode_reference`."""
     rows, width = words.shape
     depth, runs = radix_lib.digits_per_word(radix), segments.num_runs
     bounds_table, owner_table = mgpu.segment_tables(segments, depth)
 
-    def ternary_decode(tile, words, units, bounds, owners, mean) -> None:
+    def ternary_decode(tile, words, units, bounds, owners, bits, mean) -> None:
         totals = sum_planes(words, rows, width, tile, radix)
         first_run = tile * depth
         out = mgpu.window(mean, first_run * RUN, depth)
+        added = _dither_planes(dither._replace(bits=[bits[i] for i in range(4)]), first_run, depth) if dither else None
 
         def store(k: int, unit: jax.Array) -> None:
             digits = lax.bitcast_convert_type(totals[k], jnp.int32) - zero
-            mgpu.store(out, k * RUN, settle(digits.astype(jnp.float32) * unit).astype(dtype))
+            levels = digits.astype(jnp.float32)
+            if dither and added:
+                levels = (digits * dither.times).astype(jnp.float32) - added[k]
+            mgpu.store(out, k * RUN, settle(levels * unit))
 
         def store_under_one_scale(segment: jax.Array) -> None:
             unit = units[segment]
@@ -55,15 +60,29 @@ def ternary_decode_mgpu(
 
         def store_run_by_run(segment: jax.Array) -> None:
             for k in range(depth):
-                segment, (unit,) = mgpu.factors_of_run(segment, first_run + k, bounds, (units,))
+                segment, unit = mgpu.factors_of_run(segment, first_run + k, bounds, units)
                 pl.when(first_run + k < runs)(functools.partial(store, k, unit))
 
         mgpu.branch_by_owner(owners[tile], store_under_one_scale, store_run_by_run)
 
     operands = [words.reshape(-1), units, jnp.asarray(bounds_table), jnp.asarray(owner_table)]
-    outputs = [(runs * RUN, dtype)]
+    operands.append(dither.bits if dither else jnp.zeros((4,), jnp.uint32))
+    outputs = [(runs * RUN, np.float32)]
     mean = mgpu.launch(ternary_decode, operands, outputs, len(owner_table), tuning, interpret)[0]
     return mean[: segments.num_elements]
+
+
+def _dither_planes(dither: Dither, first_run: jax.Array, depth: int) -> list[jax.Array]:
+    """What is to be taken off each plane; four share a draw where they are one group in every tile."""
+    planes = []
+    for k in range(depth):
+        run, lane = first_run + k, k % noise.LANES
+        if depth % noise.LANES or lane == 0:
+            first = (run // noise.LANES * RUN).astype(jnp.uint32) + np.uint32(dither.offset // noise.LANES)
+            halves = noise.draw(dither.bits[:2], mgpu.places(jnp.uint32) + first)
+        lane = mgpu.filled(run % noise.LANES, jnp.uint32) if depth % noise.LANES else lane
+        planes.append(dither.of(noise.take(halves, lane)))
+    return planes
 
 
 def sum_planes(

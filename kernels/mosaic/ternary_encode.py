@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from .. import noise, radix as radix_lib
+from .. import dither, noise, radix as radix_lib
 from ..radix import RUN
-from ..rounding import settle, to_digits
+from ..rounding import to_digits
 from ..segments import Segments, fill_up
 from ..tuning import Tuning
 from . import mgpu
@@ -35,32 +35,28 @@ class _Plan(NamedTuple):
 
 
 class _Refs(NamedTuple):
-    """Arrays in device memory; the key as two numbers once it is read."""
+    """Arrays in device memory; the key as four numbers once it is read."""
 
     gradient: Any
     steps: Any
-    units: Any
     key: Any
     bounds: Any
     owners: Any
     words: Any
-    residual: Any = None
 
 
 def ternary_encode_mgpu(
     gradient: jax.Array,
     steps: jax.Array,
-    units: jax.Array,
     key: jax.Array,
     segments: Segments,
     radix: int,
     levels: int,
     offset: int,
-    residual: bool,
     tuning: Tuning,
     interpret: Any = None,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """`ternary_encode`, its arguments checked; steps turn g into fixed point, units are what a level is worth."""
+) -> jax.Array:
+    """`ternary_encode`, its arguments checked; steps turn g into fixed point."""
     depth, tiles = radix_lib.digits_per_word(radix), segments.num_words(radix) // RUN
     tiles_per_item = noise.LANES // math.gcd(depth, noise.LANES)
     plan = _Plan(radix, levels, offset // noise.LANES, depth, segments.num_runs, tiles, tiles_per_item)
@@ -68,24 +64,21 @@ def ternary_encode_mgpu(
 
     def ternary_encode(item: jax.Array, *arrays: Any) -> None:
         refs = _Refs(*arrays)
-        refs = refs._replace(key=(refs.key[0], refs.key[1]))  # read once, before anything is stored
+        refs = refs._replace(key=tuple(refs.key[i] for i in range(4)))  # read once, before anything is stored
         mgpu.branch_by_owner(
             refs.owners[item],
             lambda segment: _encode_under_one_scale(item, segment, refs, plan),
             lambda segment: _encode_run_by_run(item, segment, refs, plan),
         )
 
-    operands = [fill_up(gradient, RUN), steps, units, key, jnp.asarray(bounds), jnp.asarray(owners)]
-    outputs = [(tiles * RUN, np.uint32)] + [(plan.runs * RUN, np.float32)] * residual
-    found = mgpu.launch(ternary_encode, operands, outputs, owners.size, tuning, interpret)
-    return (found[0], found[1][: segments.num_elements]) if residual else found[0]
+    operands = [fill_up(gradient, RUN), steps, key, jnp.asarray(bounds), jnp.asarray(owners)]
+    return mgpu.launch(ternary_encode, operands, [(tiles * RUN, np.uint32)], owners.size, tuning, interpret)[0]
 
 
 def _encode_under_one_scale(item: jax.Array, segment: jax.Array, refs: _Refs, plan: _Plan) -> None:
-    step, unit = refs.steps[segment], refs.units[segment]
+    step = refs.steps[segment]
     runs = plan.tiles_per_item * plan.depth
     gradient = mgpu.window(refs.gradient, item * (runs * RUN), runs)
-    residual = None if refs.residual is None else mgpu.window(refs.residual, item * (runs * RUN), runs)
     words = mgpu.window(refs.words, item * (plan.tiles_per_item * RUN), plan.tiles_per_item)
     group = _group(item * runs, plan)
     for tile in range(plan.tiles_per_item):
@@ -95,10 +88,9 @@ def _encode_under_one_scale(item: jax.Array, segment: jax.Array, refs: _Refs, pl
         planes = []
         for run, x in enumerate(loaded, first):
             if run % noise.LANES == 0:
-                halves = noise.draw(refs.key, group + jnp.uint32(run // noise.LANES * RUN))
-            planes.append(to_digits(x * step, noise.take(halves, run % noise.LANES), plan.levels))
-            if residual is not None:
-                mgpu.store(residual, run * RUN, _left_out(x, planes[-1], unit, plan))
+                halves = noise.draw(refs.key[:2], group + jnp.uint32(run // noise.LANES * RUN))
+            bits = dither.shifted(noise.take(halves, run % noise.LANES), *refs.key[2:])
+            planes.append(to_digits(x * step, bits, plan.levels))
         mgpu.store(words, tile * RUN, radix_lib.pack_planes(planes, plan.radix))
 
 
@@ -106,15 +98,12 @@ def _encode_run_by_run(item: jax.Array, segment: jax.Array, refs: _Refs, plan: _
     def add_run(k: jax.Array, carry: tuple, tile: jax.Array) -> tuple:
         segment, words, weight = carry
         run = tile * plan.depth + k
-        segment, (step, unit) = mgpu.factors_of_run(segment, run, refs.bounds, (refs.steps, refs.units))
+        segment, step = mgpu.factors_of_run(segment, run, refs.bounds, refs.steps)
         is_there = mgpu.filled(run, jnp.int32) < plan.runs
         start = jnp.minimum(run, plan.runs - 1) * RUN
         x = jnp.where(is_there, mgpu.load(refs.gradient, start).astype(jnp.float32), 0.0)
-        bits = noise.take(noise.draw(refs.key, _group(run, plan)), mgpu.filled(run % noise.LANES, jnp.uint32))
-        digits = to_digits(x * step, bits, plan.levels)
-        if refs.residual is not None:
-            left_out = _left_out(x, digits, unit, plan)
-            pl.when(run < plan.runs)(lambda: mgpu.store(refs.residual, start, left_out))
+        drawn = noise.take(noise.draw(refs.key[:2], _group(run, plan)), mgpu.filled(run % noise.LANES, jnp.uint32))
+        digits = to_digits(x * step, dither.shifted(drawn, *refs.key[2:]), plan.levels)
         return segment, words + digits * weight, weight * jnp.uint32(plan.radix)
 
     def encode_tile(i: jax.Array, segment: jax.Array) -> jax.Array:
@@ -131,9 +120,3 @@ def _group(run: jax.Array, plan: _Plan) -> jax.Array:
     """The groups of noise that a run belongs to, each place's own."""
     first = (run // noise.LANES * RUN).astype(jnp.uint32) + jnp.uint32(plan.first_group)
     return mgpu.places(jnp.uint32) + first
-
-
-def _left_out(x: jax.Array, digits: jax.Array, unit: jax.Array, plan: _Plan) -> jax.Array:
-    """The residual of a run."""
-    level = (lax.bitcast_convert_type(digits, jnp.int32) - plan.levels).astype(jnp.float32)
-    return x - settle(level * unit)

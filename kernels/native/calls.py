@@ -10,20 +10,24 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import radix as radix_lib
+from ..dither import Dither
 from ..moments_reference import Partials, chunk_counts
 from ..segments import Segments
 from .library import target_of
 
 _NO_BLOCKS = 2**62  # elements of a block that no tensor reaches
+_BLOCKS_PER_ITEM = 4  # as in rotate.c
 
 
-def moments_native(tensors: Sequence[jax.Array], segments: Segments, is_split: bool) -> tuple[Partials, jax.Array]:
+def moments_native(
+    tensors: Sequence[jax.Array], segments: Segments, is_split: bool, of_magnitudes: bool = False
+) -> tuple[Partials, jax.Array]:
     """As `partials_reference` and `centres_of`, of a vector or of tensors that lie apart."""
     counts = chunk_counts(segments)
     before = np.concatenate([[0], np.cumsum(counts)])[_firsts(segments)]
     shapes = [((int(counts.sum()),), jnp.float32)] * 3 + [((segments.num_scales,), jnp.float32)]
-    layout = _layout(segments, is_split=is_split)
-    max_abs, first, second, centres = _call("moments", shapes, tensors, first_chunks=before, **layout)
+    layout = _layout(segments, is_split=is_split) | {"first_chunks": before, "of_magnitudes": of_magnitudes}
+    max_abs, first, second, centres = _call("moments", shapes, tensors, **layout)
     return (max_abs, first, second), centres
 
 
@@ -57,11 +61,20 @@ def encode_span_native(
     return words, tensors
 
 
-def ternary_decode_native(words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int) -> jax.Array:
+def ternary_decode_native(
+    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int, dither: Dither | None
+) -> jax.Array:
     """`ternary_decode` to float32, its arguments checked."""
-    numbers = {"radix": radix, "zero": zero, "start": 0, "elements": segments.num_elements}
+    bits, numbers = _describe(dither)
+    numbers |= {"radix": radix, "zero": zero, "start": 0, "elements": segments.num_elements}
     shapes = [((segments.num_elements,), jnp.float32)]
-    return _call("ternary_decode", shapes, [words, units], **numbers, **_layout(segments))[0]
+    return _call("ternary_decode", shapes, [words, units, bits], **numbers, **_layout(segments))[0]
+
+
+def _describe(dither: Dither | None) -> tuple[jax.Array, dict[str, int]]:
+    """The bits of a dither, and its numbers; a count of 0 where there is none."""
+    own = dither or Dither(jnp.zeros((4,), jnp.uint32), 0)
+    return own.bits, {"count": own.count, "centre": own.centre, "times": own.times, "offset": own.offset}
 
 
 def decode_span_native(
@@ -75,13 +88,15 @@ def decode_span_native(
     start: int,
     size: int,
     after: Sequence[jax.Array],
+    dither: Dither | None,
 ) -> list[jax.Array]:
     """`decode_span`, its arguments checked; in place where nobody else needs what it decodes into."""
-    numbers = {"radix": radix, "zero": zero, "start": start, "elements": size}
+    bits, numbers = _describe(dither)
+    numbers |= {"radix": radix, "zero": zero, "start": start, "elements": size}
     shapes = [(each.shape, jnp.float32) for each in into]
-    aliases = {3 + number: number for number in range(len(into))}
+    aliases = {4 + number: number for number in range(len(into))}
     total = jnp.zeros((1, 0), jnp.uint32) if total is None else total
-    operands, layout = [words, units, total, *into, *after], _layout(segments, is_split=True)
+    operands, layout = [words, units, bits, total, *into, *after], _layout(segments, is_split=True)
     return list(_call("ternary_decode", shapes, operands, aliases, **numbers, **layout))
 
 
@@ -107,6 +122,19 @@ def concatenate_native(parts: Sequence[jax.Array]) -> jax.Array:
     return _call("concatenate", [((sum(part.size for part in parts),), jnp.float32)], parts, **layout)[0]
 
 
+def rotate_native(
+    tensors: Sequence[jax.Array], key: jax.Array, blocks: Sequence[int], is_inverse: bool
+) -> list[jax.Array]:
+    """`rotate`, its arguments checked, with the elements of a block of each tensor."""
+    sizes = np.array([each.size for each in tensors])
+    items = -(-(sizes // blocks) // _BLOCKS_PER_ITEM)
+    ends = np.cumsum(items)
+    tables = np.column_stack([sizes, blocks, ends - items]).reshape(-1)
+    aliases = {1 + number: number for number in range(len(tensors))}
+    numbers = {"tensors": tables, "items": ends[-1], "is_inverse": is_inverse}
+    return list(_call("rotate", [(each.shape, jnp.float32) for each in tensors], [key, *tensors], aliases, **numbers))
+
+
 def _call(
     op: str,
     results: Sequence[tuple[tuple[int, ...], Any]],
@@ -119,8 +147,12 @@ def _call(
     varying = jax.typeof(operands[0]).manual_axis_type
     # A type that varies is refused without a sharding; inside `shard_map` no axis of an array is sharded any more.
     mesh = jax.sharding.get_abstract_mesh()
-    whole = NamedSharding(mesh, PartitionSpec(None)) if varying.varying else None
-    shapes = [jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying, sharding=whole) for shape, dtype in results]
+
+    def describe(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        whole = NamedSharding(mesh, PartitionSpec(*[None] * len(shape))) if varying.varying else None
+        return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying, sharding=whole)
+
+    shapes = [describe(*each) for each in results]
     call = jax.ffi.ffi_call(target_of(op), shapes, vmap_method="sequential", input_output_aliases=aliases)
     return call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()})
 

@@ -85,15 +85,28 @@ typedef struct Decode {
   Memory mean;
   Radix radix;
   int64_t rows, width, start, elements, tiles; /* of the layout's elements those that are decoded */
-  int32_t zero;
+  int32_t zero, times;
+  const uint32_t* bits; /* of a dither; see dither.py */
+  uint32_t count, first_group;
+  int32_t centre;
 } Decode;
 
-/* A run under one scale, from `digits` to `mean`. */
-INLINE void scale_run(const int32_t* digits, int32_t zero, float unit, int64_t size, float* mean) {
-  for (int64_t j = 0; j < size; j++) mean[j] = settle((float)(digits[j] - zero) * unit);
+/* A run's part under one scale, from `digits` to `mean`; `half` holds the bits of its dither, or is NULL. */
+INLINE void scale_run(
+    const Decode* job, const int32_t* digits, const uint32_t* half, int shift, float unit, int64_t size, float* mean) {
+  if (half == NULL) {
+    for (int64_t j = 0; j < size; j++) mean[j] = settle((float)(digits[j] - job->zero) * unit);
+    return;
+  }
+  const uint32_t count = job->count, added = job->bits[3];
+  for (int64_t j = 0; j < size; j++) {
+    int32_t dither = (int32_t)((half[j] >> shift & 0xFFFFu) * count + added & 0xFFFFu) - job->centre;
+    float levels = (float)((digits[j] - job->zero) * job->times) - (float)dither * 0x1p-16f;
+    mean[j] = settle(levels * unit);
+  }
 }
 
-static void decode_tile(const Decode* job, int64_t tile, Segment* segment) {
+static void decode_tile(const Decode* job, int64_t tile, Segment* segment, Noise* noise) {
   int32_t planes[MAX_DEPTH][RUN] ALIGNED;
   const uint32_t* words = job->words + tile * RUN;
   if (job->total == NULL) {
@@ -105,14 +118,18 @@ static void decode_tile(const Decode* job, int64_t tile, Segment* segment) {
   }
   for (int k = 0; k < job->radix.depth; k++) {
     int64_t run = (tile * job->radix.depth + k) * RUN, begin = job->start + run;
-    int64_t end = begin + minimum(RUN, job->elements - run), place = begin;
+    int64_t end = begin + minimum(RUN, job->elements - run), place = begin, number = run / RUN;
+    const int shift = number % 2 * 16;
+    const uint32_t* half = NULL;
+    if (job->count && place < end) half = noise_of_run(job->bits, job->first_group, number, noise);
     while (place < end) {
       if (place >= segment->end) *segment = segment_at(&job->mean.layout, place);
       int64_t stop = minimum(segment->end, end);
       const float unit = job->units[segment->number];
       float* mean = place_in(&job->mean, segment->tensor, place);
-      if (stop - place == RUN) scale_run(planes[k], job->zero, unit, RUN, mean);
-      else scale_run(planes[k] + (place - begin), job->zero, unit, stop - place, mean);
+      int64_t skipped = place - begin;
+      if (stop - place == RUN) scale_run(job, planes[k], half, shift, unit, RUN, mean);
+      else scale_run(job, planes[k] + skipped, half ? half + skipped : NULL, shift, unit, stop - place, mean);
       place = stop;
     }
   }
@@ -121,12 +138,14 @@ static void decode_tile(const Decode* job, int64_t tile, Segment* segment) {
 static void decode_item(const void* data, int64_t item) {
   const Decode* job = data;
   Segment segment = {0, 0, 0, 0};
+  Noise noise;
+  noise.group = -1;
   int64_t end = minimum((item + 1) * TILES_PER_ITEM, job->tiles);
-  for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) decode_tile(job, tile, &segment);
+  for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) decode_tile(job, tile, &segment, &noise);
 }
 
-/* Operands: words, units; where means are to replace a span of tensors, the total of two workers' words (or nothing),
- * the tensors, and what was to be computed before. Result: means, or the tensors. */
+/* Operands: words, units, bits of a dither; where means are to replace a span of tensors, the total of two workers'
+ * words (or nothing), the tensors, and what was to be computed before. Result: means, or the tensors. */
 HANDLER jaxtern_ternary_decode(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
   Memory mean;
@@ -141,8 +160,13 @@ HANDLER jaxtern_ternary_decode(XLA_FFI_CallFrame* frame) {
       .start = attribute(frame, "start"),
       .elements = attribute(frame, "elements"),
       .zero = (int32_t)attribute(frame, "zero"),
+      .times = (int32_t)attribute(frame, "times"),
+      .bits = operand(frame, 2),
+      .count = (uint32_t)attribute(frame, "count"),
+      .centre = (int32_t)attribute(frame, "centre"),
+      .first_group = (uint32_t)(attribute(frame, "offset") / LANES),
   };
-  if (attribute(frame, "is_split") && dimension(frame, 2, 1)) job->total = operand(frame, 2);
+  if (attribute(frame, "is_split") && dimension(frame, 3, 1)) job->total = operand(frame, 3);
   job->tiles = job->width / RUN;
   run_job(frame, ceiling(job->tiles, TILES_PER_ITEM), decode_item, job);
   return NULL;

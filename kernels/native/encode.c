@@ -75,18 +75,21 @@ INLINE float clip(float scaled, float limit) {
 INLINE void add_run(
     const Encode* job, const float* x, const float* steps, int stride, const uint32_t* half, int shift, uint32_t weight,
     uint32_t* words) {
+  const uint32_t mask = job->key[2], added = job->key[3]; /* see dither.py */
   const float limit = (float)((int64_t)job->levels << 16), one = steps[0];
   const uint32_t zero = (uint32_t)job->levels << 16;
   if (job->levels <= MAGIC_LEVELS) {
     const uint32_t bias = zero - bits_of(MAGIC);
     for (int j = 0; j < RUN; j++) {
       float scaled = clip(x[j] * (stride ? steps[j] : one), limit);
-      words[j] += ((bits_of(scaled + MAGIC) + bias + (half[j] >> shift & 0xFFFFu)) >> 16) * weight;
+      uint32_t drawn = (half[j] >> shift & mask) + added & 0xFFFFu;
+      words[j] += ((bits_of(scaled + MAGIC) + bias + drawn) >> 16) * weight;
     }
   } else {
     for (int j = 0; j < RUN; j++) {
       float scaled = clip(x[j] * (stride ? steps[j] : one), limit);
-      words[j] += (((uint32_t)(int32_t)rintf(scaled) + zero + (half[j] >> shift & 0xFFFFu)) >> 16) * weight;
+      uint32_t drawn = (half[j] >> shift & mask) + added & 0xFFFFu;
+      words[j] += (((uint32_t)(int32_t)rintf(scaled) + zero + drawn) >> 16) * weight;
     }
   }
 }
@@ -111,7 +114,7 @@ static void encode_run(
     for (int j = 0; j < RUN; j++) words[j] += (uint32_t)job->levels * weight;
     return;
   }
-  const uint32_t* half = noise_of_run(job->key, job->first_group, run, noise);
+  const uint32_t* half = job->key[2] ? noise_of_run(job->key, job->first_group, run, noise) : noise->halves[0];
   const int shift = run % 2 * 16;
   if (begin >= segment->end) *segment = segment_at(&job->gradient.layout, begin);
   if (size == RUN && begin + RUN <= segment->end) {
@@ -127,8 +130,7 @@ static void encode_run(
 static void encode_item(const void* data, int64_t item) {
   const Encode* job = data;
   Segment segment = {0, 0, 0, 0};
-  Noise noise;
-  noise.group = -1;
+  Noise noise = {.group = -1};
   int64_t end = minimum((item + 1) * TILES_PER_ITEM, job->tiles);
   for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) {
     uint32_t words[RUN] ALIGNED = {0}, weight = 1;

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jax
 
-OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum", "shard_mean", "concatenate", "follow")
+OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum", "shard_mean", "concatenate", "follow", "rotate")
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.[ch]")))
 HEADER = Path("xla", "ffi", "api", "c_api.h")
 FLAGS = [

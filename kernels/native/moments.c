@@ -8,6 +8,7 @@ enum { LINE = 16, FAN_IN = 16, GROUP = FAN_IN * RUN, CHUNK_RUNS = 128, CHUNK = C
 typedef struct Moments {
   Memory gradient;
   float *centres, *max_abs, *first, *second;
+  uint32_t mask; /* of an element's bits: all, or all but its sign */
   int64_t chunks;
   const int64_t* first_chunks; /* of every tensor, and behind the last the number of all */
 } Moments;
@@ -20,9 +21,11 @@ typedef struct Sums {
 
 INLINE int32_t magnitude_bits(float x) { return (int32_t)(bits_of(x) & 0x7FFFFFFFu); }
 
+INLINE float masked(float x, uint32_t mask) { return float_of(bits_of(x) & mask); }
+
 /* x - centre to 12 bits, so that its square is exact. */
-INLINE float deviation(float x, float centre) {
-  return float_of((bits_of(settle(x) - centre) + 0x800u) & 0xFFFFF000u);
+INLINE float deviation(float x, float centre, uint32_t mask) {
+  return float_of((bits_of(settle(masked(x, mask)) - centre) + 0x800u) & 0xFFFFF000u);
 }
 
 INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -41,7 +44,8 @@ INLINE float add_halves(const float* x) {
 }
 
 static void add_group(
-    const float* restrict x, float centre, float* restrict first, float* restrict second, int32_t* restrict largest) {
+    const float* restrict x, float centre, uint32_t mask, float* restrict first, float* restrict second,
+    int32_t* restrict largest) {
   for (int part = 0; part < RUN; part += LINE) {
     /* Lines are read far from in order, which processors do not foresee: the second next group's are asked for in order. */
     for (int i = 0; i < FAN_IN; i++) __builtin_prefetch(x + 2 * GROUP + (part + i) * LINE, 0, 2);
@@ -51,7 +55,7 @@ static void add_group(
 #pragma GCC unroll 16
       for (int i = 0; i < FAN_IN; i++) {
         bits = larger(bits, magnitude_bits(x[i * RUN + j]));
-        deviations[i] = deviation(x[i * RUN + j], centre);
+        deviations[i] = deviation(x[i * RUN + j], centre, mask);
         squares[i] = deviations[i] * deviations[i];
       }
       largest[j] = bits;
@@ -88,8 +92,9 @@ static float sum_even_and_odd(const float* even, const float* odd) {
 }
 
 /* Of a segment that begins at x. */
-static float centre_of(const float* x, int64_t size) {
-  return middle(settle(x[0]), settle(x[size / 2]), settle(x[size - 1]));
+static float centre_of(const float* x, int64_t size, uint32_t mask) {
+  float first = settle(masked(x[0], mask)), last = settle(masked(x[size - 1], mask));
+  return middle(first, settle(masked(x[size / 2], mask)), last);
 }
 
 static void reduce_chunk(const Moments* job, int64_t chunk, const float* x, int64_t size, float centre) {
@@ -98,7 +103,7 @@ static void reduce_chunk(const Moments* job, int64_t chunk, const float* x, int6
   for (int64_t start = 0, group = 0; start < size; start += GROUP, group++) {
     int is_whole = start + GROUP <= size;
     const float* runs = is_whole ? x + start : fill_group(x + start, size - start, centre, filled);
-    add_group(runs, centre, sums.first[group % 2], sums.second[group % 2], sums.largest);
+    add_group(runs, centre, job->mask, sums.first[group % 2], sums.second[group % 2], sums.largest);
   }
   int32_t largest = magnitude_bits(centre);
   for (int j = 0; j < RUN; j++) largest = larger(largest, sums.largest[j]);
@@ -113,7 +118,7 @@ static void reduce_short_chunk(const Moments* job, int64_t chunk, const float* x
   int32_t largest = magnitude_bits(centre);
   for (int64_t j = 0; j < size; j++) {
     largest = larger(largest, magnitude_bits(x[j]));
-    deviations[j] = deviation(x[j], centre);
+    deviations[j] = deviation(x[j], centre, job->mask);
     squares[j] = deviations[j] * deviations[j];
   }
   job->max_abs[chunk] = float_of((uint32_t)largest);
@@ -142,7 +147,7 @@ static void reduce_item(const void* data, int64_t item) {
     int64_t start = start_of(job, chunk);
     Segment segment = segment_at(&job->gradient.layout, start);
     const float* x = place_in(&job->gradient, segment.tensor, segment.begin);
-    float centre = centre_of(x, segment.end - segment.begin);
+    float centre = centre_of(x, segment.end - segment.begin, job->mask);
     if (start == segment.begin) job->centres[segment.number] = centre;
     int64_t size = minimum(segment.end - start, CHUNK);
     (size <= RUN ? reduce_short_chunk : reduce_chunk)(job, chunk, x + (start - segment.begin), size, centre);
@@ -161,6 +166,7 @@ HANDLER jaxtern_moments(XLA_FFI_CallFrame* frame) {
       .first = result(frame, 1),
       .second = result(frame, 2),
       .centres = result(frame, 3),
+      .mask = attribute(frame, "of_magnitudes") ? 0x7FFFFFFFu : 0xFFFFFFFFu,
   };
   int64_t size;
   job->first_chunks = table(frame, "first_chunks", &size);

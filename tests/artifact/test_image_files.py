@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import simplejpeg
 
 from jaxtern.artifact.image_files import ImageFiles
+
+TINY = simplejpeg.encode_jpeg(np.zeros((2, 2, 3), np.uint8))  # bytes behind it are no damage
 
 
 @pytest.fixture
@@ -12,7 +16,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("b.png", "a.JPG", "sub/c.jpeg", "notes.txt", ".hidden/d.png", ".e.png", "other/a.JPG"):
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
+        path.write_bytes(TINY + name.encode())
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -26,7 +30,8 @@ def keys(files: ImageFiles) -> list[str]:
 def test_files_of_a_folder_are_its_images_sorted_by_their_paths_in_it():
     files = ImageFiles(["./photos"])
     assert keys(files) == ["a.JPG", "b.png", "other/a.JPG", "sub/c.jpeg"]
-    assert files.read(3).image == b"sub/c.jpeg"
+    assert files.read(3).image == TINY + b"sub/c.jpeg"
+    assert files.left_out == [Path("photos/notes.txt")]
     assert files.describe(3) == "photos/sub/c.jpeg"
 
 

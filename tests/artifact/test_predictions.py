@@ -66,6 +66,19 @@ def test_table_has_a_line_an_example():
     ]
 
 
+def test_right_labels_stand_behind_the_key_and_are_counted(logits: np.ndarray, tmp_path: Path):
+    true = [int(row.argmax()) for row in logits]
+    true[0] = int(logits[0].argmin())
+    found = rank([str(row) for row in range(50)], logits, LABELS, 2, true)
+    assert found.precision_at_1 == 49 / 50
+    write_predictions(tmp_path / "out.csv", found)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[:3] == ["key", "true", "label_1"]
+    assert [row["true"] for row in rows] == [LABELS[label] for label in true]
+    assert format_table(found).splitlines()[1].split()[:2] == ["1", LABELS[true[1]].split()[0]]
+
+
 @pytest.mark.parametrize(("name", "words"), [("out.txt", "must end in .csv"), ("no/out.csv", "no folder")])
 def test_file_that_could_not_be_written_is_refused(tmp_path: Path, name: str, words: str):
     with pytest.raises(ValueError, match=words):

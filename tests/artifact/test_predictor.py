@@ -7,12 +7,22 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from flax import nnx
+from PIL import Image
 
 from jaxtern.artifact.image_files import ImageFiles
 from jaxtern.artifact.predictor import Predictor
 from jaxtern.artifact.storage import write_artifact
 from jaxtern.data.dataset import Split
-from jaxtern.training.run.evaluation import evaluate
+from jaxtern.data.images import decode
+from jaxtern.data.synthetic import make_synthetic_text
+from jaxtern.data.tasks import create_task
+from jaxtern.models import create_model
+from jaxtern.preparation.images import Rules, store_image
+from jaxtern.training.recipe.recipe import Recipe
+from jaxtern.training.run.evaluation import compute_logits, evaluate
+from jaxtern.training.run.exporting import export_network
+from jaxtern.training.run.inputs import facts_of
 
 NETWORKS = {
     "whole images": ("lenet", "mnist", (12, 8, 1), None, 23),
@@ -84,7 +94,7 @@ def test_predictor_names_damaged_files_and_gives_the_others_their_bits(lenet, ou
     assert "cut short" in told[1]
     assert "(8, 12, 1)" in told[2]
     assert "(12, 8, 1)" in told[2]
-    assert "neither a JPEG nor a PNG" in told[3]
+    assert told[3] == "is no image"
     np.testing.assert_array_equal(damaged[[0, 4]], whole[[0, 4]])
 
 
@@ -106,3 +116,35 @@ def test_predictor_of_a_split_of_none_gives_none(lenet, out: Path):
     write_artifact(out, lenet.artifact)
     none = Split(lenet.split.images[:0], lenet.split.labels[:0])
     assert Predictor(out).predict_records(none, fail).shape == (0, 7)
+
+
+@pytest.mark.parametrize("kind", ["cmyk.jpg", "turned.jpg", "a.gif", "a.webp", "a.tiff", "deep.png", "alpha.png"])
+def test_predictor_takes_what_preparation_takes_with_the_same_pixels(tmp_path: Path, kind: str):
+    smooth = np.add.outer(np.arange(30) * 4, np.arange(20) * 5)[..., None] // np.array([1, 2, 3])
+    image, exif = Image.fromarray(smooth.astype(np.uint8)), Image.Exif()
+    exif[0x0112] = 6
+    changed = {
+        "cmyk.jpg": lambda: image.convert("CMYK"),
+        "deep.png": lambda: Image.fromarray(smooth[..., 0].astype(np.uint16) * 257),
+        "alpha.png": lambda: image.convert("RGBA"),
+    }.get(kind, lambda: image)()
+    changed.save(tmp_path / kind, **({"exif": exif} if kind == "turned.jpg" else {}))
+    raw = (tmp_path / kind).read_bytes()
+    read = ImageFiles([str(tmp_path)]).read(0).image
+    stored = store_image(raw, Rules("png", 3)).content  # without loss
+    np.testing.assert_array_equal(read, decode(stored, 3))
+    assert read.shape[:2] == ((20, 30) if kind == "turned.jpg" else (30, 20))
+
+
+def test_predictor_of_a_text_gives_the_logits_of_evaluation(out: Path):
+    task = create_task("text", sequence_length=12)
+    data = make_synthetic_text(12, 20, 9)
+    sections = {"model": {"name": "transformer"}, "data": {"preprocessing": "text", "sequence_length": 12}}
+    recipe = Recipe.from_dict(sections)
+    graph, variables = nnx.split(create_model("transformer", (12,), 20, seed=0))
+    variables = nnx.to_pure_dict(variables)
+    write_artifact(out, export_network(recipe, facts_of(task, data), graph, variables, 7))
+    predictor, windows = Predictor(out), data.test.examples
+    logits = predictor.predict(windows[:, :-1], len(windows))
+    np.testing.assert_array_equal(logits, np.asarray(compute_logits(graph, task, variables, windows)))
+    assert not predictor.of_images

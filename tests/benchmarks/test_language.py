@@ -44,14 +44,14 @@ def test_study_trains_each_variant_and_seed_and_makes_a_table(
     language.main()
     assert len(commands) == 4
     assert {"--config=charlm", "--config.data.name=./a.txt", "--config.run.num_steps=20"} <= set(commands[3])
-    assert {"--config.run.seed=1", "--config.mean.clip_sigmas=2.5", f"--workdir={tmp_path / 'out' / 'ternary_1'}"} <= {
+    assert {"--config.run.seed=1", "--config.mean.method=ternary", f"--workdir={tmp_path / 'out' / 'ternary_1'}"} <= {
         *commands[3]
     }
     table = (tmp_path / "out" / "table.md").read_text()
     assert table in capsys.readouterr().out
     assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]] == [
         ["float", "48.00", "1.500", "1.700", "1.600", "0.141", "", "50.0"],
-        ["ternary, c = 2.5", "3.64", "1.560", "1.800", "1.680", "0.170", "+0.080", "50.0"],
+        ["ternary", "3.64", "1.560", "1.800", "1.680", "0.170", "+0.080", "50.0"],
     ]
     rows = json.loads((tmp_path / "out" / "language.json").read_text())["rows"]
     assert (rows[2]["steps"], rows[2]["losses"]) == ([10, 20], [3.0, 1.56])

@@ -42,7 +42,7 @@ def test_table_and_plot_are_of_the_runs(tmp_path: Path, monkeypatch: pytest.Monk
     assert table in capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     assert rows[0] == ["float", "0.25", "51.00", "200", "", ""]
-    assert rows[3] == ["top_k as DGC, .1 %", "0.50", "52.00", "200", "", ""]
+    assert rows[6] == ["top_k as DGC, .1 %", "0.50", "52.00", "200", "", ""]
     assert (tmp_path / "methods.png").stat().st_size > 1000
 
 

@@ -119,7 +119,7 @@ def test_launch_does_not_repeat_what_was_asked_wrongly(tmp_path: Path, status: i
 
 def test_launch_of_a_missing_program_fails_like_a_shell(capfd: pytest.CaptureFixture):
     assert launch(["no-such-program"], 1, max_restarts=1) == 127
-    assert "[0] error: no-such-program: No such file or directory" in capfd.readouterr().err
+    assert "no-such-program: not found" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -178,23 +178,14 @@ def test_launch_ends_all_where_nobody_reads_what_they_print(open_script: Open, t
 
 
 @pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ({"num_processes": 0}, "num_processes=0: must be 1 or more"),
-        ({"num_processes": 1, "max_restarts": -1}, "max_restarts=-1: must be 0 or more"),
-        ({"num_processes": 1, "grace_seconds": -1.0}, "grace_seconds=-1: must not be negative"),
-    ],
-)
-def test_launch_refuses_numbers_out_of_range(options: dict, rule: str):
-    with pytest.raises(ValueError, match=rule):
-        launch(["true"], **options)
-
-
-@pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
         ([], 2, "error: -n: must be given"),
-        (["-n", "0", "--", "--config=digits"], 2, "error: num_processes=0: must be 1 or more"),
+        (
+            ["-n", "0", "--", "--config=digits"],
+            2,
+            "error: flag --num_processes=0: 0 is not an integer in the range [1, 4096]",
+        ),
         (["-n", "2", "--max_restarts=2", "--", "--config.colour=red"], 2, "] error: --config.colour:"),
     ],
 )

@@ -8,7 +8,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from jaxtern.cluster import Cluster, Unneeded, find_cluster
+from jaxtern.cluster import Cluster, Evaluates, Unneeded, find_cluster
 from jaxtern.hosts.settings import ALONE, detects, for_process
 from jaxtern.hosts.tf_config import read_tf_config
 
@@ -50,6 +50,7 @@ def test_settings_take_flags_before_the_launcher_before_tf_config():
     assert _find("a:1", 1, 4, TF_CONFIG=config, **launcher) == Cluster(1, 4, "a:1")
     assert _find(TF_CONFIG=config, **launcher) == Cluster(2, 3, "b:2")
     assert _find(TF_CONFIG=config) == Cluster(1, 3, "a:1")
+    assert _find("tcp://a:1", 1, 4) == Cluster(1, 4, "a:1")
 
 
 @pytest.mark.parametrize(
@@ -98,21 +99,23 @@ def test_tf_config_without_a_chief_begins_with_the_first_worker():
     assert read_tf_config(_tf_config({"master": ["m:1"], "worker": ["a:1"]}, "master", 0)) == Cluster(0, 2, "m:1")
 
 
-def test_tf_config_tells_servers_and_evaluators_that_they_are_not_needed():
+def test_tf_config_tells_servers_and_evaluators_that_they_do_not_train():
     with pytest.raises(Unneeded, match="parameter servers are not needed"):
         read_tf_config(_tf_config(THREE | {"ps": ["p:1"]}, "ps"))
-    assert "jaxtern.evaluate --follow" in _refusal(_tf_config(THREE, "evaluator"))
+    with pytest.raises(Evaluates):
+        read_tf_config(_tf_config(THREE, "evaluator"))
 
 
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("{", "is no JSON"),
+        ("{", "TF_CONFIG='{': Expecting"),
         ("[]", "must be an object with 'cluster' and 'task'"),
         ("{}", "cluster=None: must be an object"),
         ('{"cluster": {}}', "task=None: must be an object"),
-        ("[" * 100_000, "nested too deeply"),
-        (f'{{"cluster": {"9" * 5000}}}', "is no index"),
+        ("[" * 100_000, "recursion"),
+        (f'{{"cluster": {"9" * 5000}}}', "value has 5000 digits"),
+        (_tf_config(THREE, "worker", 10**4000), "...: must be from 0 to 1"),
         ('{"cluster": {"chief": ["a:1"], "chief": ["b:1"]}, "task": {}}', "'chief' stands twice"),
         (_tf_config({}), "must have a 'chief' or a 'worker'"),
         (_tf_config({"ps": ["a:1"]}), "must have a 'chief' or a 'worker'"),
@@ -216,6 +219,57 @@ def test_open_mpi_gives_each_a_gpu_where_they_share_a_host_and_jax_is_told_of_no
     assert _find("a:1", None, None, **_open_mpi(1, 0, 1)) == Cluster(1, 2, "a:1")
     assert _find("a:1", None, None, **_open_mpi(1, 1, JAX_LOCAL_DEVICE_IDS="0")) == Cluster(1, 2, "a:1")
     assert _find("a:1", None, None, **_open_mpi(1, 1)) == Cluster(1, 2, "a:1", (1,))
+
+
+TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+ON_ONE_HOST = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+def test_torchrun_s_variables_are_taken():
+    assert _find(**TORCHRUN) == Cluster(2, 4, "a:29500")
+    assert _find(**TORCHRUN | {"MASTER_ADDR": "fd00::1"}) == Cluster(2, 4, "[fd00::1]:29500")
+    assert _find(**TORCHRUN, **ON_ONE_HOST) == Cluster(2, 4, "a:29500", (1,))
+    assert _find(**TORCHRUN, **ON_ONE_HOST, JAX_LOCAL_DEVICE_IDS="0") == Cluster(2, 4, "a:29500")
+    assert _find(**TORCHRUN, **ON_ONE_HOST | {"LOCAL_WORLD_SIZE": "1"}) == Cluster(2, 4, "a:29500")
+
+
+def test_torchrun_that_listens_at_its_port_leaves_another_on_which_all_agree():
+    found, other, named = (
+        _find(**TORCHRUN | AGENT | more) for more in ({}, {"RANK": "0"}, {"JAX_COORDINATOR_PORT": "7"})
+    )
+    assert found is not None
+    assert other is not None
+    assert found.coordinator == other.coordinator
+    host, _, port = str(found.coordinator).partition(":")
+    assert (host, 61440 <= int(port) < 65536) == ("a", True)
+    assert named == Cluster(2, 4, "a:7")
+
+
+def test_torchrun_of_one_process_and_other_programs_variables_say_nothing():
+    assert _find(**TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert _find(WORLD_SIZE="4", MASTER_ADDR="a", MASTER_PORT="1") is None
+    assert _find(RANK="gold") is None
+
+
+def test_torchrun_comes_after_tf_config_and_before_open_mpi():
+    assert _find(**TORCHRUN, TF_CONFIG=_tf_config(THREE)) == Cluster(1, 3, "a:1")
+    assert _find(**TORCHRUN, **_open_mpi(1, 1)) == Cluster(2, 4, "a:29500")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR:MASTER_PORT=':29500': must be HOST:PORT"),
+        ({"MASTER_PORT": "http"}, "MASTER_ADDR:MASTER_PORT='a:http': must be HOST:PORT"),
+        ({"RANK": "4"}, "RANK=4: must be below WORLD_SIZE=4"),
+        ({"RANK": "one"}, "RANK='one': must be a whole number"),
+        (ON_ONE_HOST | {"LOCAL_RANK": "x"}, "LOCAL_RANK='x': must be a whole number"),
+    ],
+)
+def test_torchrun_that_does_not_fit_is_refused(wrong: dict[str, str], rule: str):
+    with pytest.raises(ValueError, match=re.escape(rule)):
+        _find(**TORCHRUN | wrong)
 
 
 def test_open_mpi_on_several_hosts_needs_a_coordinator_and_no_more():

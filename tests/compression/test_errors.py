@@ -17,7 +17,7 @@ from jaxtern import Network, Reduced, Reducer, State, Traffic, compressed_mean, 
 ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"fast_axis_name": "data"}, r"fast_axis_name='data': must name other axes than axis_name='data'"),
     ({"fast_axis_name": ()}, r"axis_name=\(\): must be the name of an axis, or a tuple of different names"),
-    ({"reducer": "binary"}, r"reducer='binary': must be a jaxtern\.Reducer, or one of float, ternary, quantized"),
+    ({"reducer": "binary"}, r"reducer='binary': must be a jaxtern\.Reducer, or one of float, ternary, terngrad"),
     ({"reducer": None}, r"reducer=None: must be a jaxtern\.Reducer, or one of float, ternary"),
     ({"reducer": 3}, r"reducer=3: must be a jaxtern\.Reducer, or one of float, ternary"),
     ({"min_size": 0}, r"min_size=0: must be an integer of 1 or more"),
@@ -37,7 +37,9 @@ QUANTIZED: list[tuple[dict[str, Any], str]] = [
     ({"clip_sigmas": np.inf}, r"clip_sigmas=inf: must be a finite number of 0 or more"),
     ({"clip_sigmas": True}, r"clip_sigmas=True: must be a finite number"),
     ({"clip_sigmas": "2.5"}, r"clip_sigmas='2\.5': must be a finite number of 0 or more"),
-    ({"clip_sigmas": None}, r"clip_sigmas=None: must be a finite number of 0 or more"),
+    ({"clip_sigmas": 1.2}, r"clip_sigmas=1\.2: must be 0, or 1\.5 or more, with rotation"),
+    ({"scale": "pow2"}, r"scale='pow2': must be 'exact' with rotation"),
+    ({"rounding": "up"}, r"rounding='up': must be one of stochastic, dither, nearest"),
     ({"scale": "max"}, r"scale='max': must be one of exact, pow2"),
     ({"levels": 0}, r"levels=0: must be an integer from 1 to 32767"),
     ({"levels": 32768}, r"levels=32768: must be an integer from 1 to 32767"),
@@ -70,6 +72,7 @@ REDUCERS: list[tuple[Callable, str]] = [
     (lambda: Network(latency="1 ms"), r"latency='1 ms': must be a finite number of 0 or more"),
     (lambda: jaxtern.wire_report({}, num_workers=0), r"num_workers=0: must be an integer of 1 or more"),
 ]
+TREE = {"params": {"head": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones((2,))}}}
 AXES = ["", (), ("data", "data"), None, 3, ("data", 1)]
 
 
@@ -101,6 +104,34 @@ def test_reducers_and_networks_refuse_an_argument_out_of_its_range(make: Callabl
 def test_what_is_no_axis_name_is_refused(axis_name: Any):
     message = r"axis_name=.*: must be the name of an axis, or a tuple of different names"
     _refused(lambda: ternary_mean(axis_name), message)
+
+
+@pytest.mark.parametrize("min_size", [1, 3])
+def test_an_exclude_that_matches_nothing_is_refused_with_the_paths_that_there_are(min_size: int):
+    options = {"exclude": lambda path: path.startswith("head/"), "min_size": min_size}
+    transformation = compressed_mean("data", **options)
+    message = (
+        r"exclude: must be true of a tensor, and is of none; their paths are 'params/head/bias', 'params/head/kernel'$"
+    )
+    _refused(lambda: transformation.init(TREE), message)
+    _refused(lambda: _update(transformation, lambda _: transformation.init(None))(TREE), message)
+    _refused(lambda: jaxtern.wire_report(TREE, **options), message)
+
+
+def test_a_rule_of_partition_that_matches_nothing_is_refused_unless_it_may_be_empty():
+    rules = [(lambda path, _: path.endswith("bias"), jaxtern.float_mean()), (lambda *_: False, jaxtern.top_k(0.1))]
+    reducer = jaxtern.partition(rules, jaxtern.ternary())
+    message = (
+        r"rules\[1\]: must be true of a tensor, and is of none; their paths are 'params/head/bias', 'params/head/k"
+    )
+    for refused in (compressed_mean("data", reducer).init, lambda tree: jaxtern.wire_report(tree, reducer)):
+        _refused(functools.partial(refused, TREE), message)
+    many = {f"layer{number:02}": jnp.ones(2) for number in range(20)}
+    _refused(
+        lambda: jaxtern.wire_report(many, jaxtern.partition(rules[1:], reducer)), r"rules\[0\]: .* 'layer07', \.\.\.$"
+    )
+    jaxtern.wire_report(TREE, jaxtern.partition(rules, jaxtern.ternary(), may_be_empty=True))
+    jaxtern.wire_report({}, reducer)
 
 
 def test_an_axis_that_does_not_exist_is_refused(updates_over: Callable):
@@ -243,12 +274,12 @@ def test_a_reducer_that_breaks_the_protocol_is_refused(reducer: Reducer, message
     ],
 )
 def test_who_asks_what_was_sent_must_be_told(reducer: Reducer, rule: str):
-    rules = [(lambda path, _: path == "none", jaxtern.sign())]
+    rules = [(lambda path, _: path == "none", jaxtern.sign())]  # true of none, so all goes to the other
     askers = {
         "statistics=True": compressed_mean("data", reducer, statistics=True),
         "error_feedback": compressed_mean("data", jaxtern.error_feedback(reducer)),
         "momentum_correction": compressed_mean("data", jaxtern.momentum_correction(reducer)),
-        "partition": compressed_mean("data", jaxtern.error_feedback(jaxtern.partition(rules, reducer))),
+        "partition": compressed_mean("data", jaxtern.error_feedback(jaxtern.partition(rules, reducer, True))),
     }
     for asker, transformation in askers.items():
         _refused(lambda t=transformation: _update(t)(jnp.ones((2, 3))), f"{asker}: {rule}")

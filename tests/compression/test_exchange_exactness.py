@@ -19,6 +19,7 @@ from jaxtern.compression.radix.exchanges import choose_exchange
 from jaxtern.compression.radix.quantizer import Quantizer
 
 EXACT = ("sum", "scatter", "gather")
+plain_mean = functools.partial(ternary_mean, rotation=False, rounding="stochastic")
 SHAPES = st.lists(st.integers(0, 12), max_size=3).map(tuple)
 
 
@@ -59,7 +60,7 @@ def test_every_exact_exchange_decodes_to_the_integer_sum_of_all_levels(
     gradients = [_normal(i, num_workers, *shape) for i, shape in enumerate(shapes)]
     means = {}
     for exchange in EXACT:
-        make = functools.partial(ternary_mean, clip_sigmas=0, levels=levels, exchange=exchange, seed=21)
+        make = functools.partial(plain_mean, clip_sigmas=0, levels=levels, exchange=exchange, seed=21)
         means[exchange], _ = updates_over(make, f"vmap:{num_workers}")(gradients, step)
     expected = _expected_sums(numpy_levels, gradients, step, levels=levels, seed=21)
     for *others, gathered, (total, scale) in zip(*(means[name] for name in EXACT), expected, strict=True):
@@ -75,7 +76,7 @@ def test_workers_that_all_send_their_scale_neither_carry_nor_saturate(
 ):
     signs = np.random.default_rng(0).choice([-1, 1], 100).astype(np.float32)
     gradients = jnp.asarray(np.broadcast_to(3 * signs, (num_workers, 100)))
-    make = functools.partial(ternary_mean, clip_sigmas=0, exchange=exchange)
+    make = functools.partial(plain_mean, clip_sigmas=0, exchange=exchange)
     mean, _ = updates_over(make, f"vmap:{num_workers}")(gradients)
     np.testing.assert_allclose(mean, gradients, rtol=2e-7)
 
@@ -85,7 +86,7 @@ def test_with_pow2_and_2_to_the_k_workers_the_mean_is_exact_in_floating_point(
     updates_over: Callable, numpy_levels: Callable, exchange: str, num_workers: int
 ):
     gradients = [_normal(1, num_workers, 300) * np.float32(0.01)]
-    make = functools.partial(ternary_mean, clip_sigmas=0, scale="pow2", exchange=exchange)
+    make = functools.partial(plain_mean, clip_sigmas=0, scale="pow2", exchange=exchange)
     (mean,), _ = updates_over(make, f"vmap:{num_workers}")(gradients)
     scale = 2.0 ** np.ceil(np.log2(np.abs(gradients[0]).max()))
     total = sum(numpy_levels(local, scale, worker=worker) for worker, local in enumerate(gradients[0]))
@@ -95,8 +96,9 @@ def test_with_pow2_and_2_to_the_k_workers_the_mean_is_exact_in_floating_point(
 def test_one_worker_still_ternarises(updates_over: Callable, numpy_levels: Callable, assert_exact_mean: Callable):
     gradient = _normal(2, 1, 500)
     scale = np.abs(gradient).max()
+    make = functools.partial(plain_mean, clip_sigmas=0)
     for layout, check_vma in (("vmap:1", False), ("pmap:1", False), ("mesh:1", False), ("mesh:1", True)):
-        mean, _ = updates_over(functools.partial(ternary_mean, clip_sigmas=0), layout, check_vma=check_vma)(gradient, 5)
+        mean, _ = updates_over(make, layout, check_vma=check_vma)(gradient, 5)
         assert_exact_mean(mean[0], numpy_levels(gradient[0], scale, step=5), scale, 1)
 
 
@@ -159,7 +161,7 @@ def test_auto_takes_what_sends_fewer_bits_and_gathers_where_words_cannot_be_adde
 
 def test_all_workers_share_the_largest_of_their_scales(updates_over: Callable):
     gradients = _normal(9, 4, 200) * np.array([1, 30, 0.01, 2], np.float32)[:, None]
-    mean, _ = updates_over(functools.partial(ternary_mean, clip_sigmas=1.5), "vmap:4")(gradients)
+    mean, _ = updates_over(functools.partial(plain_mean, clip_sigmas=1.5), "vmap:4")(gradients)
     scale = 1.5 * gradients[1].std(dtype=np.float64)
     whole = np.unique((mean * 4 / scale).round(2))
     assert {-1, 0, 1} <= set(whole) <= {-4, -3, -2, -1, 0, 1, 2, 3, 4}

@@ -4,6 +4,7 @@ Where ours cannot hold what theirs does, because the workers share a scale here,
 asserts what does hold.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,13 +23,16 @@ REDUCERS: dict[str, Callable[..., Any]] = {
     "bfloat16": lambda: jaxtern.float_mean("bfloat16"),
     "float16": lambda: jaxtern.float_mean("float16"),
     "ternary": jaxtern.ternary,
-    "8 bits": lambda: jaxtern.quantized(127, clip_sigmas=0.0),
+    "terngrad": jaxtern.terngrad,
+    "8 bits": lambda: plain(127),
     "sign": jaxtern.sign,
     "sign, two-way": lambda: jaxtern.sign(two_way=True),
     "top_k": lambda: jaxtern.top_k(0.1),
     "low_rank": lambda rank=2: jaxtern.low_rank(rank),
     "dgc": lambda: jaxtern.momentum_correction(jaxtern.top_k(0.1, feedback=False), momentum=0.5),
 }
+# Levels of the tensor itself, which is neither rotated nor clipped: what the peers below do.
+plain = functools.partial(jaxtern.quantized, clip_sigmas=0.0, rotation=False, rounding="stochastic")
 
 
 def _placed(reducer: Any, num_workers: int) -> tuple[Any, Mesh]:
@@ -87,14 +91,14 @@ def assert_means(found: list[np.ndarray], expected: list[list[np.ndarray]], **to
 def test_ternary_leaves_what_has_two_values_as_it_is():
     """FedJAX, test_terngrad_quantize_identity: [0, 2, 2] within 2.5 sigma, exactly."""
     value = np.float32([0, 2, 2])
-    (mean,) = reduce_once(jaxtern.ternary(clip_sigmas=2.5), [value, value])
+    (mean,) = reduce_once(jaxtern.terngrad(), [value, value])
     np.testing.assert_array_equal(mean, value)
 
 
 def test_ternary_clips_at_two_and_a_half_sigmas():
     """FedJAX, test_terngrad_quantize_clipping: 100 and -100 among 98 zeros become +-35.355339."""
     value = np.float32([100, -100] + 98 * [0])
-    (mean,) = reduce_once(jaxtern.ternary(clip_sigmas=2.5), [value, value])
+    (mean,) = reduce_once(jaxtern.terngrad(), [value, value])
     np.testing.assert_allclose(mean[:2], [35.355339, -35.355339], rtol=1e-6)
     assert not mean[2:].any()
 
@@ -102,7 +106,7 @@ def test_ternary_clips_at_two_and_a_half_sigmas():
 def test_quantized_leaves_values_on_its_levels_and_equal_values_as_they_are():
     """FedJAX, test_uniform_stochastic_quantize_identity and _all_equal: [0, 2, 2, 4] and [4, 4, 4, 4], exactly."""
     values = np.float32([[0, 2, 2, 4], [4, 4, 4, 4]])
-    for value, mean in zip(values, reduce_once(jaxtern.quantized(2, clip_sigmas=0.0), *values[:, None]), strict=True):
+    for value, mean in zip(values, reduce_once(plain(2), *values[:, None]), strict=True):
         np.testing.assert_array_equal(mean, value)
 
 
@@ -118,7 +122,7 @@ def test_quantized_is_unbiased_over_500_draws(levels: int, value: list):
     copies of the tensor are drawn each time, which leaves .002.
     """
     drawn = np.broadcast_to(np.float32(value), (250, 2, 512, *np.shape(value)))
-    ((means,), _) = reduce_all(jaxtern.quantized(levels, clip_sigmas=0.0), drawn)
+    ((means,), _) = reduce_all(plain(levels), drawn)
     assert (means != np.float32(value)).any()
     np.testing.assert_allclose(means.mean(axis=(0, 1), dtype=np.float64), value, rtol=0, atol=1.5e-2)
 
@@ -126,7 +130,7 @@ def test_quantized_is_unbiased_over_500_draws(levels: int, value: list):
 def test_ternary_sends_log2_of_3_bits_an_element_and_a_scale():
     """FedJAX, test_terngrad_quantizer counts log2(3) bits an element and 64 a tensor; five trits a byte are 1.6."""
     elements = 10_240  # whole tiles of words
-    report = jaxtern.wire_report({"w": jnp.zeros(elements)}, jaxtern.ternary(exchange="gather"), num_workers=2)
+    report = jaxtern.wire_report({"w": jnp.zeros(elements)}, jaxtern.terngrad(exchange="gather"), num_workers=2)
     assert np.log2(3) * elements <= 8 * report.bytes <= 1.6 * elements + 64
 
 
@@ -143,7 +147,7 @@ def test_8_bits_keep_4_percent_of_uniform_tensors(dtype: str):
     kinds = [(size, 1) for size in (128, 512, 4096)] + [(size, 2) for size in (256, 1024, 2048)]
     drawn = [random.random((own, size), np.float32) * times for size, own in kinds for times in (1, 100, 1000)]
     tensors = [jnp.asarray(np.broadcast_to(tensor, (2, tensor.shape[1])), dtype) for tensor in drawn]
-    for tensor, mean in zip(tensors, reduce_once(jaxtern.quantized(127, clip_sigmas=0.0), *tensors), strict=True):
+    for tensor, mean in zip(tensors, reduce_once(plain(127), *tensors), strict=True):
         assert mean.dtype == tensor.dtype
         wanted = np.asarray(tensor, np.float32).mean(axis=0)
         error = np.abs(np.asarray(mean, np.float32) - wanted) / (wanted + 1e-7)
@@ -187,7 +191,7 @@ def test_tensors_of_equal_elements_are_exact(levels: int):
     Theirs also where each worker has another number, as every worker has scales of its own; ours share one.
     """
     tensors = [jnp.full((4, size), 3, dtype) for size in (1, 2, 128, 100_003) for dtype in ("float32", "float16")]
-    for mean in reduce_once(jaxtern.quantized(levels, clip_sigmas=0.0), *tensors):
+    for mean in reduce_once(plain(levels), *tensors):
         np.testing.assert_array_equal(np.asarray(mean, np.float32), 3)
 
 
@@ -201,7 +205,7 @@ def test_error_is_below_one_level_of_the_block(levels: int, block_size: int):
     ramps = [np.arange(size, dtype=np.float32) - size / 2 for size in (128, 1025, 16_384)]
     workers = np.float32([1, 2, 3, 4])
     tensors = [np.multiply.outer(workers, ramp) for ramp in ramps]
-    means = reduce_once(jaxtern.quantized(levels, clip_sigmas=0.0, block_size=block_size), *tensors)
+    means = reduce_once(plain(levels, block_size=block_size), *tensors)
     for ramp, mean in zip(ramps, means, strict=True):
         blocks = np.pad(np.abs(ramp), (0, -ramp.size % block_size)).reshape(-1, block_size)
         level = np.repeat(workers.max() * blocks.max(axis=1) / levels, block_size)[: ramp.size]

@@ -12,10 +12,12 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.stats
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxtern
 from jaxtern import CompressedMeanState, Reducer, compressed_mean
+from jaxtern.compression.radix.gaussian import best_code
 from jaxtern.compression.transform import describe
 
 FAILURE = 1e-9  # probability with which a claim about a row's noise fails though it holds
@@ -94,6 +96,33 @@ def unbiased(levels: int, *, block_size: int | None = None, pow2: bool = False, 
             bias = np.sum(error * np.sign(expected) / level) / math.sqrt(max(error.size, 1))
             assert abs(bias) <= bound + 0.01 * math.sqrt(error.size)
             assert error.size < 100 or len(np.unique(draws[:, 1])) > 1  # drawn anew in each step
+
+    return check
+
+
+def rotated(levels: int, rounding: str = "dither", rounds: int = 1) -> Callable:
+    """E[mean] is the mean of the gradients, but for one fiftieth; its noise is that of a normal variable.
+
+    By Student's t of as many draws, rotations being drawn anew in each step. Smaller tensors are not clipped, and their
+    noise is as large as their largest element makes it.
+    """
+    code = best_code(levels, rounding)
+
+    def check(run: Run) -> None:
+        for gradients, means in zip(leaves(run.gradients), leaves(run.means), strict=True):
+            constant = gradients[-1].reshape(NUM_WORKERS, -1).astype(np.float64)
+            is_small = constant.shape[1] < 256
+            if not constant.size or (is_small and rounding == "nearest"):  # too small to be spread, so biased
+                continue
+            errors = means[CONSTANT:].reshape(NUM_STEPS - CONSTANT, -1) - constant.mean(axis=0)
+            limit = scipy.stats.t.isf(FAILURE / (2 * errors.shape[1]), len(errors) - 1) / math.sqrt(len(errors))
+            spread = np.sqrt(np.mean(constant**2))
+            assert (np.abs(errors.mean(axis=0)) <= limit * errors.std(axis=0, ddof=1) + 0.02 * spread).all()
+            expected = constant.mean(axis=0)
+            along = errors @ expected / (expected @ expected)
+            assert abs(along.mean()) <= limit * along.std(ddof=1) + 0.02
+            noise = np.mean(np.sum(errors**2, axis=1)) / (np.sum(constant**2) / NUM_WORKERS**2)
+            assert is_small or rounds > 1 or noise <= 1.1 * code.noise
 
     return check
 
@@ -178,12 +207,18 @@ ROWS = {
     "float": Row(lambda: jaxtern.float_mean(in_order=True), exact()),
     "float16": Row(lambda: jaxtern.float_mean("float16"), exact("float16")),
     "bfloat16": Row(lambda: jaxtern.float_mean("bfloat16"), exact("bfloat16")),
-    "ternary by gather": Row(lambda: jaxtern.ternary(exchange="gather"), unbiased(1), draws=True),
-    "ternary by sum": Row(lambda: jaxtern.ternary(exchange="sum"), unbiased(1), draws=True),
-    "ternary by scatter": Row(lambda: jaxtern.ternary(exchange="scatter"), unbiased(1), draws=True),
-    "ternary two-way": Row(lambda: jaxtern.ternary(exchange="two_way"), unbiased(1, rounds=2), draws=True),
+    "terngrad": Row(lambda: jaxtern.terngrad(exchange="gather"), unbiased(1), draws=True),
+    "terngrad two-way": Row(lambda: jaxtern.terngrad(exchange="two_way"), unbiased(1, rounds=2), draws=True),
+    "ternary by gather": Row(lambda: jaxtern.ternary(exchange="gather"), rotated(1), draws=True),
+    "ternary by sum": Row(lambda: jaxtern.ternary(exchange="sum"), rotated(1), draws=True, shapes=LARGE),
+    "ternary by scatter": Row(lambda: jaxtern.ternary(exchange="scatter"), rotated(1), draws=True),
+    "ternary two-way": Row(lambda: jaxtern.ternary(exchange="two_way"), rotated(1, rounds=2), draws=True),
+    "ternary, own noise": Row(lambda: jaxtern.ternary(rounding="stochastic"), rotated(1, "stochastic"), draws=True),
+    "7 levels, nearest": Row(lambda: jaxtern.quantized(3, rounding="nearest"), rotated(3, "nearest"), draws=True),
     "quantized": Row(
-        lambda: jaxtern.quantized(7, block_size=50, scale="pow2", bucket_size=200),
+        lambda: jaxtern.quantized(
+            7, block_size=50, scale="pow2", bucket_size=200, rotation=False, rounding="stochastic"
+        ),
         unbiased(7, block_size=50, pow2=True),
         draws=True,
     ),

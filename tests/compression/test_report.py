@@ -49,10 +49,12 @@ def test_large_tensors_cost_the_bits_an_element_that_the_formats_promise(num_wor
     def bits(reducer: Any) -> float:
         return wire_report(tree, reducer, num_workers).bits_per_element
 
-    gather, added, scatter, two_way = (bits(jaxtern.ternary(exchange=each)) for each in EXCHANGES)
+    gather, added, scatter, two_way = (bits(jaxtern.terngrad(exchange=each)) for each in EXCHANGES)
     assert gather == pytest.approx(1.6 * (num_workers - 1), rel=2e-4)
     assert added == pytest.approx(2 * share * 32 / digits, rel=2e-4)
     assert scatter == pytest.approx(share * (1.6 + 32 / digits), rel=2e-2)  # shards are filled up
+    rotated = bits(jaxtern.ternary(exchange="gather"))
+    assert rotated == pytest.approx(gather + 2 * share * 32 / 4096, rel=2e-4)  # a scale for each block
     assert two_way == pytest.approx(share * 3.2, rel=2e-2)
     assert bits(jaxtern.sign(two_way=True)) == pytest.approx(share + share, rel=1e-3)
     assert bits(jaxtern.sign()) == pytest.approx(num_workers - 1, rel=1e-3)
@@ -66,6 +68,29 @@ def test_the_table_names_every_tensor_and_fits_a_small_terminal():
     assert [line.split()[0] for line in lines] == ["tensor", "conv/bias", "conv/kernel", "fc", "total", "float32", "4"]
     assert "float" in lines[1]
     assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_floats_cost_what_a_ring_costs_and_where_they_cost_more_it_is_said(num_workers: int):
+    """Few floats are gathered, all in one, as they are added in the order of the workers."""
+    for size, said in ((2**15, "  float"), (999, "  float" if num_workers == 2 else "  more than float")):
+        tree = {"w": jnp.zeros(2**22), "kept": jnp.zeros(size)}
+        report = wire_report(tree, "ternary", num_workers, exclude=lambda path: path == "kept")
+        share = report.tensors[0].bytes / all_reduce(size, num_workers).bytes
+        assert share == pytest.approx(1 if said == "  float" else 2)
+        assert str(report).splitlines()[1].endswith(said)
+
+
+def test_a_tree_too_small_to_gain_is_told_so():
+    for reducer in ("ternary", jaxtern.ternary(exchange="scatter")):
+        assert "MORE bytes than float32: too small a tree for this; take float" in str(
+            wire_report({"w": jnp.zeros(8)}, reducer, 4)
+        )
+    small, large = (wire_report({"w": jnp.zeros(size)}, "ternary", 4) for size in (2**11, 2**18))
+    assert small.ratio > 3
+    assert small.summary().endswith("times fewer bytes, but no less time at 1 Gbit/s: too small a tree to gain by it")
+    assert large.summary().endswith("times fewer bytes")
+    assert wire_report({"w": jnp.zeros(8)}, "float", 4).comparison == "1.0 times fewer bytes"
 
 
 def test_one_worker_sends_nothing_and_an_empty_tree_has_a_report():

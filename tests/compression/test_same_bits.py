@@ -37,7 +37,8 @@ def _gradients(num_workers: int, sizes: dict[str, int]) -> dict[str, Any]:
 
 def _transformation(axes: tuple[str, ...], virtual_workers: int | None, options: dict[str, Any]) -> Any:
     of_mean = {name: options[name] for name in ("min_size", "seed", "delayed") if name in options}
-    of_reducer = {"levels": 1} | {name: value for name, value in options.items() if name not in of_mean}
+    plain = {"levels": 1, "rotation": False, "rounding": "stochastic"}
+    of_reducer = plain | {name: value for name, value in options.items() if name not in of_mean}
     if options["exchange"] == "float":
         of_mean.pop("min_size", None)
         return jaxtern.compressed_mean(axes, jaxtern.float_mean(), virtual_workers=virtual_workers, **of_mean)

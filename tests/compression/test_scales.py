@@ -15,7 +15,7 @@ from jaxtern.kernels import Segments
 
 @functools.cache
 def _local_scales(segments: Segments) -> Callable:
-    return jax.jit(lambda g, c: scales.local_scales(g, segments, c, "auto"))
+    return jax.jit(lambda g, c: scales.measure(g, segments, c, False, "auto").scales)
 
 
 def _scales(gradient: np.ndarray, clip_sigmas: float, segments: Segments | None = None) -> np.ndarray:

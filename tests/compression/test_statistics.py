@@ -13,6 +13,9 @@ from jaxtern import compressed_mean, quantized, ternary_mean, top_k
 FAILURE = 1e-8
 
 
+PLAIN = {"rotation": False, "rounding": "stochastic"}
+
+
 def _normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
@@ -21,7 +24,7 @@ def _normal(seed: int, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize("exchange", ["gather", "sum"])
 def test_statistics_are_what_numpy_measures(updates_over: Callable, numpy_levels: Callable, layout: str, exchange: str):
     gradients = {"a": _normal(0, 4, 300), "b": 3 * _normal(1, 4, 20, 10), "float": _normal(2, 4, 7)}
-    reducer = quantized(2, clip_sigmas=0.0, exchange=exchange)
+    reducer = quantized(2, 0.0, rotation=False, rounding="stochastic", exchange=exchange)
     make = functools.partial(compressed_mean, reducer=reducer, min_size=8, statistics=True)
     mean, state = updates_over(make, layout)(gradients, 9)
     zeros, errors = [], []
@@ -77,7 +80,7 @@ def test_the_mean_over_many_steps_is_that_of_the_clipped_gradients(
     """Unbiased, with the variance of independent coins: s^2 f (1 - f) / L^2 / N^2 for each worker and step."""
     num_workers, num_steps, n = 4, 64, 5000
     gradients = _normal(5, num_workers, n)
-    make = functools.partial(ternary_mean, clip_sigmas=clip_sigmas, exchange=exchange, levels=levels)
+    make = functools.partial(ternary_mean, clip_sigmas=clip_sigmas, exchange=exchange, levels=levels, **PLAIN)
     update = updates_over(make, f"vmap:{num_workers}")
     means = np.stack([update(gradients, step)[0][0] for step in range(num_steps)]).astype(np.float64)
 

@@ -1,5 +1,6 @@
 """Decoding and rendering: against slow references, of all kinds of JPEG, and in one line where an image is damaged."""
 
+import io
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import simplejpeg
+from PIL import Image
 from scipy import ndimage
 
 from jaxtern.data import images
@@ -264,7 +266,7 @@ DAMAGED = {
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damaged_image_is_refused_in_one_line(damage: str):
     for call in (lambda image: decode(image, 3), lambda image: render(image, View(0, 0, 10, 10), 8, 3)):
-        with pytest.raises(ValueError, match=r"JPEG|PNG") as caught:
+        with pytest.raises(ValueError, match=r"JPEG|PNG|is empty") as caught:
             call(DAMAGED[damage])
         assert "\n" not in str(caught.value)
 
@@ -313,3 +315,17 @@ def test_jpegs_that_are_odd_but_whole_are_read(kind: str, bottom: int):
     assert difference(render(odd, view, 24, 3), render(plain, view, 24, 3)).mean() < 2
     with pytest.raises(ValueError, match="damaged or cut short"):
         decode(odd[: len(odd) // 2], 3)
+
+
+def test_png_is_decoded_without_lines_of_the_library(capfd: pytest.CaptureFixture):
+    """A colour profile that is none, and damage, of which libpng itself would print."""
+    file, pixels = io.BytesIO(), np.arange(96, dtype=np.uint8).reshape(4, 8, 3)
+    Image.fromarray(pixels).save(file, "PNG", icc_profile=b"none")
+    raw = file.getvalue()
+    np.testing.assert_array_equal(decode(raw, 3), pixels)
+    for damaged in (raw[:-20], raw[:-3], raw.replace(b"IDAT", b"IDAT\xff", 1), raw[:70] + b"\xff" + raw[71:]):
+        with pytest.raises(ValueError, match="the PNG is damaged or cut short"):
+            decode(damaged, 3)
+    with pytest.raises(ValueError, match="is empty"):
+        decode(b"", 3)
+    assert capfd.readouterr() == ("", "")

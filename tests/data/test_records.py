@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
+from jaxtern.data.dataset import Split
 from jaxtern.data.feed import load_split
-from jaxtern.data.records import open_folder
+from jaxtern.data.records import open_folder, require_apart
 from jaxtern.data.sources import load_dataset
 
 
@@ -146,6 +147,35 @@ def test_dataset_that_cannot_be_opened_is_refused(photos: Path, arguments: tuple
     with pytest.raises((ValueError, OSError)) as caught:
         load_dataset(*filled)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "share"),
+    [
+        ("train", "train[80%:]", True),
+        ("train[:50%]", "train[40%:60%]", True),
+        ("train", "train", True),
+        ("train[:80%]", "train[80%:]", False),
+        ("train[50%:]", "train[:20%]", False),
+        ("train", "validation", False),
+    ],
+)
+def test_test_splits_within_the_training_split_are_refused(photos: Path, train: str, test: str, share: bool):
+    """A run refuses them; reading such splits, as prediction does, stays free."""
+    dataset = load_dataset(str(photos), None, train, test)
+    names = {
+        key: {split.key(index) for index in range(split.size)}
+        for key, split in {"train": dataset.train, "test": dataset.test}.items()
+    }
+    assert bool(names["train"] & names["test"]) is share
+    if not share:
+        require_apart(dataset)
+        return
+    loaded = dataset._replace(test=Split(np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, np.int32), dataset.test))
+    for each in (dataset, loaded):
+        with pytest.raises(ValueError, match="share examples") as caught:
+            require_apart(each)
+        assert f"train_split={train!r} and test_split={test!r}" in str(caught.value)
 
 
 def test_label_outside_the_classes_names_its_example(write_folder: Callable, tmp_path: Path):

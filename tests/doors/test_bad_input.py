@@ -31,7 +31,7 @@ CASES = {
     "unknown method": (
         "train",
         ["--config.mean.method=zip"],
-        ["mean.method='zip'", "float, ternary, quantized, top_k, dgc"],
+        ["mean.method='zip'", "float, ternary, terngrad, quantized, top_k, dgc"],
     ),
     "unknown model": ("train", ["--config.model.name=lenett"], ["model='lenett'", "lenet"]),
     "unknown dataset": ("train", ["--config.data.name=cifar99"], ["dataset='cifar99'", "TFDS knows none"]),

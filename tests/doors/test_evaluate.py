@@ -1,6 +1,7 @@
 """python -m jaxtern.evaluate: the newest whole checkpoint, each one once."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -81,4 +82,32 @@ def test_evaluator_takes_the_best_of_what_was_evaluated_in_training(workdir: Pat
 def test_evaluator_that_follows_a_finished_run_ends(workdir: Path, run_door: Callable):
     done = run_door("evaluate", f"--workdir={workdir}", "--follow")
     assert done.returncode == 0, done.stderr
-    assert [record["step"] for record in read(workdir / "evaluations.jsonl")] == [58, 59, 60]
+    records = read(workdir / "evaluations.jsonl")
+    assert [record["step"] for record in records] == [58, 59, 60]
+    (events,) = (workdir / "tensorboard" / "evaluated_test").glob("events.*")
+    assert events.read_bytes().count(b"test/precision_at_1") == 3
+
+
+def test_evaluator_takes_a_step_that_is_asked_for(workdir: Path, run_door: Callable):
+    done = run_door("evaluate", f"--workdir={workdir}", "--step=59", "--noaveraged")
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stdout.splitlines()
+    assert re.fullmatch(r"step 59: test loss [\d.]+ \(cross entropy\), precision@1 .* on 360 examples", line)
+    (record,) = read(workdir / "evaluations.jsonl")
+    assert (record["step"], "averaged" in record) == (59, False)  # this run keeps no averages
+    none = run_door("evaluate", f"--workdir={workdir}", "--step=5")
+    assert none.returncode == 2
+    assert none.stderr == f"error: step=5: workdir={str(workdir)!r} holds no such checkpoint; available: 58, 59, 60\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--step=5", "--follow"], "--step=5: is of one checkpoint; leave out --follow"),
+        (["--best", "--follow"], "--best=True: is of one checkpoint; leave out --follow"),
+        (["--best", "--step=5"], "--step=5: leave it out where --best says which"),
+    ],
+)
+def test_evaluator_refuses_flags_of_two_checkpoints(run_door: Callable, tmp_path: Path, flags: list[str], words: str):
+    done = run_door("evaluate", *flags, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"error: {words}\n")

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -84,11 +85,15 @@ def test_network_exported_without_its_dataset_predicts_files_and_dataset_as_eval
     (tmp_path / "exported").rename(tmp_path / "moved")
     done = run_door("predict", tmp_path / "moved", f"--dataset={dataset}", f"--out={of_dataset}")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"predictions of 8 images in {of_dataset}\n"
+    told, precision = done.stdout.splitlines()
+    assert told == f"predictions of 8 images in {of_dataset}"
     done = run_door("predict", tmp_path / "moved", photos / "source" / "test", f"--out={of_files}")
     assert (done.returncode, done.stderr) == (0, "")
     assert of_dataset.read_bytes() == evaluated.read_bytes()
-    expected = {key.removeprefix("test/"): row for key, row in read(evaluated).items()}
+    expected = {key.removeprefix("test/"): row[1:] for key, row in read(evaluated).items()}  # files have no label
+    right = [row[0] == row[1] for row in read(evaluated).values()]
+    assert precision == f"precision@1 {np.mean(right):.2%}"
+    assert all(key.split("/")[1] == row[0] for key, row in read(evaluated).items())
     assert read(of_files) == expected
     assert len({tuple(row) for row in expected.values()}) == 8
     assert {row[0] for row in expected.values()} | {row[2] for row in expected.values()} == {"cat", "dog"}
@@ -125,7 +130,8 @@ def digits(tmp_path_factory: pytest.TempPathFactory, run_door: Callable, train_a
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "lenet of step 3 (131,080 numbers), images of 8 by 8 by 1 to 10 classes, for cpu and cuda",
-        "in exported; to predict: python -m jaxtern.predict exported IMAGE_OR_FOLDER",
+        "in exported",
+        "to predict: python -m jaxtern.predict exported IMAGE_OR_FOLDER",
     ]
     return root
 
@@ -163,6 +169,14 @@ def test_predict_needs_nothing_of_training_and_names_damaged_images(digits: Path
     assert len(values) == 4
     assert values[0].endswith("%")
     assert values[1] in "0123456789"
+
+
+def test_exported_program_runs_without_jaxtern_as_the_page_says(digits: Path):
+    *_, snippet = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), flags=re.DOTALL)
+    script = f"{snippet}\nimport sys\nassert logits.shape == (2, 10)\nassert 'jaxtern' not in sys.modules"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=digits, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_predictions_of_a_dataset_without_files_have_numbers_as_keys(digits: Path, tmp_path: Path, run_door: Callable):

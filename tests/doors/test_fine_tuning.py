@@ -98,11 +98,11 @@ def read_newest(workdir: Path) -> dict[str, np.ndarray]:
     return read_weights(ModelSection(init_from=str(workdir)), {})
 
 
-def read_rows(path: Path) -> dict[str, list[str]]:
+def read_rows(path: Path) -> dict[str, dict[str, str]]:
     """Predictions by file, by class and name."""
     with path.open(newline="") as file:
-        _, *rows = csv.reader(file)
-    return {"/".join(Path(key).parts[-2:]): values for key, *values in rows}
+        rows = list(csv.DictReader(file))
+    return {"/".join(Path(row.pop("key")).parts[-2:]): row for row in rows}
 
 
 @pytest.mark.slow
@@ -134,9 +134,10 @@ def test_fine_tuned_network_predicts_files_as_evaluation_does(runs: Runs, tmp_pa
     ):
         done = run_door(door, *arguments)
         assert (done.returncode, done.stderr) == (0, "")
-    rows = read_rows(predicted)
-    assert rows == read_rows(evaluated)
-    assert len(rows) == len({tuple(row) for row in rows.values()}) == 12
-    assert {row[0] for row in rows.values()} <= {"cat", "dog", "hen"}
-    precision = np.mean([key.split("/")[0] == row[0] for key, row in rows.items()])
+    rows, labelled = read_rows(predicted), read_rows(evaluated)
+    assert {key: row.pop("true") for key, row in labelled.items()} == {key: key.split("/")[0] for key in rows}
+    assert rows == labelled
+    assert len(rows) == len({tuple(row.values()) for row in rows.values()}) == 12
+    assert {row["label_1"] for row in rows.values()} <= {"cat", "dog", "hen"}
+    precision = np.mean([key.split("/")[0] == row["label_1"] for key, row in rows.items()])
     assert f"test accuracy {precision:.2%} " in runs.again.stdout

@@ -1,5 +1,6 @@
 """A user's own network, as docs/training.md writes it: trained, evaluated, exported, used."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -58,3 +59,24 @@ def test_network_that_is_not_there_ends_in_a_line(
     assert done.stderr.startswith(words)
     assert done.stderr.count("\n") == 1
     assert not (folder / "refused").exists()
+
+
+@pytest.mark.slow
+def test_own_loss_trains_and_is_evaluated_from_its_file(tmp_path: Path, run_door: Callable):
+    """As docs/training.md writes it; without its file the run is refused."""
+    pages = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), flags=re.DOTALL)
+    (recipe,) = (page for page in pages if "def squares" in page)
+    (tmp_path / "squares.py").write_text(recipe)
+    flags = "--config=./squares.py", "--config.run.num_steps=100", "--workdir=run"
+    done = run_door("train", *flags, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^step 100: loss 0\.\d+ \(squares\), accuracy ", done.stdout, re.MULTILINE)
+    assert re.search(r"^step 100: test loss 0\.\d+ \(squares\), .*, confidence 0\.\d+$", done.stdout, re.MULTILINE)
+    evaluated = run_door("evaluate", "--workdir=run", "--networks=squares.py", cwd=tmp_path)
+    assert (evaluated.returncode, evaluated.stderr) == (0, "")
+    (record,) = map(json.loads, (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines())
+    assert record["metrics/confidence"] > 0
+    assert record["precision_at_1"] > 0.6
+    refused = run_door("evaluate", "--workdir=run", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "model.loss='squares': must be one of cross_entropy" in refused.stderr

@@ -53,6 +53,13 @@ def test_prepare_draws_the_sheet(dataset: Path):
     assert sheet.std() > 20
 
 
+def test_prepare_draws_the_sheet_of_training_images_alone(dataset: Path, run_door: Callable, tmp_path: Path):
+    source, sheet = dataset.parent / "source" / "train", tmp_path / "sheet.png"
+    done = run_door("prepare", source, tmp_path / "out", "--validation_fraction=0", f"--sheet={sheet}")
+    assert done.returncode == 0, done.stderr
+    assert cv2.imread(str(sheet)).std() > 20
+
+
 def test_run_on_prepared_images_killed_in_mid_epoch_goes_on_as_if_it_had_not_been(
     dataset: Path,
     tmp_path: Path,

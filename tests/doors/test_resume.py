@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 NUM_STEPS = 60
-TIMES = ("examples_per_second",)
+TIMES = ("examples_per_second", "steps_per_second")
 
 
 class Adventures(NamedTuple):

@@ -23,6 +23,7 @@ from jaxtern.kernels import (
     ternary_decode,
     ternary_encode,
 )
+from jaxtern.kernels.dither import Dither, complete, dithered, nearest
 from jaxtern.kernels.moments_reference import partials_reference
 from jaxtern.kernels.ternary_decode import units_of
 from jaxtern.kernels.ternary_encode import steps_of
@@ -42,6 +43,7 @@ DTYPES = ["float32", "bfloat16", "float16"]
 DEFAULT = Tuning(2, 1)
 TUNINGS = [Tuning(1, 1), Tuning(2, 1), Tuning(1, 3), Tuning(2, 2)]
 KEY = derive_key(3, 14, 15)
+BITS = [complete(KEY), nearest(), dithered(KEY, 2, 5)]
 
 # Every example is traced and compiled anew, so there are few.
 few_examples = settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -87,44 +89,45 @@ def _scales(segments: Segments, seed: int = 0) -> jax.Array:
 
 def _mosaic_encode(segments: Segments, tuning: Tuning = DEFAULT, **options: Any) -> Callable:
     radix, levels = options.get("radix", 3), options.get("levels", 1)
-    rest = (segments, radix, levels, options.get("offset", 0), options.get("residual", False), tuning)
+    rest = (segments, radix, levels, options.get("offset", 0), tuning)
 
     def encode(gradient: jax.Array, scales: jax.Array, key: jax.Array, interpret: Any) -> Any:
-        steps, units = steps_of(scales, levels), units_of(scales, levels)
-        return ternary_encode_mgpu(gradient, steps, units, key, *rest, interpret)
+        return ternary_encode_mgpu(gradient, steps_of(scales, levels), complete(key), *rest, interpret)
 
     return encode
 
 
 @few_examples
 @given(
-    buckets(), st.integers(1, 16), st.sampled_from([1, 2, 64, 65, 1000]), st.booleans(), st.sampled_from(DTYPES),
-    st.sampled_from(TUNINGS),
+    buckets(), st.integers(1, 16), st.sampled_from([1, 2, 64, 65, 1000]), st.sampled_from(DTYPES),
+    st.sampled_from(TUNINGS), st.sampled_from(BITS),
 )  # fmt: skip
-@example(Segments((5120,)), 1, 1, False, "float32", DEFAULT)
-@example(Segments((2560, 2560, 2560)), 1, 1, True, "float32", Tuning(1, 2))
-@example(Segments((7000,)), 2, 1, False, "bfloat16", DEFAULT)
-@example(Segments((11 * 512, 1)), 3, 1, True, "float16", DEFAULT)
+@example(Segments((5120,)), 1, 1, "float32", DEFAULT, BITS[0])
+@example(Segments((2560, 2560, 2560)), 1, 1, "float32", Tuning(1, 2), BITS[1])
+@example(Segments((7000,)), 2, 1, "bfloat16", DEFAULT, BITS[2])
+@example(Segments((11 * 512, 1)), 3, 1, "float16", DEFAULT, BITS[0])
 def test_encode_equals_its_reference(
-    run: Callable, segments: Segments, added: int, levels: int, residual: bool, dtype: str, tuning: Tuning
+    run: Callable, segments: Segments, added: int, levels: int, dtype: str, tuning: Tuning, bits: jax.Array
 ):
-    options = {"radix": min(2 * levels * added + 1, 2**16), "levels": levels, "residual": residual, "offset": 1024}
-    arrays = _gradient(segments, dtype), _scales(segments), KEY
+    options = {"radix": min(2 * levels * added + 1, 2**16), "levels": levels, "offset": 1024}
+    arrays = _gradient(segments, dtype), _scales(segments), bits
     expected = ternary_encode(*arrays, segments, **options, implementation="reference")
     _assert_same(run(_mosaic_encode(segments, tuning, **options), *arrays), expected)
 
 
 @few_examples
 @given(
-    buckets(), st.integers(1, 12), st.booleans(), st.sampled_from([1, 2, 100]), st.sampled_from(DTYPES),
-    st.sampled_from(TUNINGS),
+    buckets(), st.integers(1, 12), st.booleans(), st.sampled_from([1, 2, 100]), st.sampled_from(TUNINGS),
+    st.sampled_from([0, 1, 3]),
 )  # fmt: skip
-@example(Segments((5120,)), 1, False, 1, "float32", DEFAULT)
-@example(Segments((5120, 77)), 9, False, 1, "bfloat16", DEFAULT)
-@example(Segments((2600, 1)), 4, True, 1, "float16", Tuning(1, 2))
+@example(Segments((5120,)), 1, False, 1, DEFAULT, 0)
+@example(Segments((5120, 77)), 9, False, 1, DEFAULT, 1)
+@example(Segments((2600, 1)), 4, True, 1, Tuning(1, 2), 1)
+@example(Segments((5120, 77)), 1, False, 1, DEFAULT, 7)
 def test_decode_equals_its_reference(
-    run: Callable, segments: Segments, num_workers: int, added: bool, levels: int, dtype: str, tuning: Tuning
+    run: Callable, segments: Segments, num_workers: int, added: bool, levels: int, tuning: Tuning, times: int
 ):
+    """`times`: 0: no dither; else that of so many times the workers."""
     radix = 2 * levels * (num_workers if added else 1) + 1
     gradient, scales, zero = _gradient(segments, "float32"), _scales(segments), num_workers * levels
     words = [
@@ -132,15 +135,15 @@ def test_decode_equals_its_reference(
         for i in range(num_workers)
     ]
     rows = sum(words[1:], words[0])[None] if added else jnp.stack(words)
+    dither = Dither(dithered(KEY, 0, 1), num_workers * times, offset=1024) if times else None
     expected = ternary_decode(
-        rows, scales, segments, num_workers=num_workers, radix=radix, levels=levels, dtype=dtype,
+        rows, scales, segments, num_workers=num_workers, radix=radix, levels=levels, dither=dither,
         implementation="reference",
     )  # fmt: skip
 
     def decode(rows: jax.Array, scales: jax.Array, interpret: Any) -> jax.Array:
-        return ternary_decode_mgpu(
-            rows, units_of(scales, zero), segments, zero, radix, jnp.dtype(dtype), tuning, interpret
-        )
+        units, own = units_of(scales, zero * (times or 1)), dither and dither._replace(times=times)
+        return ternary_decode_mgpu(rows, units, segments, zero, radix, own, tuning, interpret)
 
     _assert_same(run(decode, rows, scales), expected)
 
@@ -192,7 +195,7 @@ def test_what_is_not_finite_comes_out_as_nan_in_its_own_segment(run: Callable, b
     words = run(_mosaic_encode(segments), gradient, scales, KEY)
 
     def decode(words: jax.Array, units: jax.Array, interpret: Any) -> jax.Array:
-        return ternary_decode_mgpu(words[None], units, segments, 1, 3, jnp.dtype("float32"), DEFAULT, interpret)
+        return ternary_decode_mgpu(words[None], units, segments, 1, 3, None, DEFAULT, interpret)
 
     mean = run(decode, jnp.asarray(words), units_of(scales, 1))
     np.testing.assert_array_equal(np.isnan(mean), np.repeat([False, True, False], segments.sizes))
@@ -249,7 +252,7 @@ def _lowered(kernel: Callable, *arrays: tuple[tuple[int, ...], str]) -> str:
 
 
 def _decode_large(words: jax.Array, units: jax.Array, interpret: Any) -> jax.Array:
-    return ternary_decode_mgpu(words, units, LARGE, LARGE_WORKERS, 3, jnp.dtype("bfloat16"), DEFAULT, interpret)
+    return ternary_decode_mgpu(words, units, LARGE, LARGE_WORKERS, 3, None, DEFAULT, interpret)
 
 
 LOWERED = {
@@ -257,7 +260,7 @@ LOWERED = {
         lambda g, i: partials_mgpu(g, LARGE, DEFAULT, i), ((LARGE.num_elements,), dtype)
     ),
     "ternary_encode": lambda dtype: _lowered(
-        _mosaic_encode(LARGE, residual=True), ((LARGE.num_elements,), dtype), ((2,), "float32"), ((2,), "uint32")
+        _mosaic_encode(LARGE), ((LARGE.num_elements,), dtype), ((2,), "float32"), ((2,), "uint32")
     ),
     "ternary_decode": lambda _: _lowered(
         _decode_large, ((LARGE_WORKERS, LARGE.num_words(3)), "uint32"), ((2,), "float32")

@@ -17,7 +17,6 @@ from jaxtern.kernels import (
     digits_per_word,
     dispatch,
     moments,
-    num_words,
     shard_sum,
     ternary_decode,
     ternary_encode,
@@ -172,15 +171,10 @@ def test_numbers_too_small_for_float32_are_zeros_on_every_thread():
 @needs_native
 def test_what_native_lacks_is_refused():
     half, segments = jnp.zeros(300, jnp.bfloat16), Segments((300,))
-    words = jnp.zeros((1, num_words(300, 3)), jnp.uint32)
     with pytest.raises(ValueError, match=r"moments: implementation='native': gradient\.dtype=bfloat16 is not float32"):
         moments(half, segments, implementation="native")
     with pytest.raises(ValueError, match=r"ternary_encode: implementation='native': gradient\.dtype=bfloat16"):
         ternary_encode(half, jnp.ones(1), KEY, segments, implementation="native")
-    with pytest.raises(ValueError, match="ternary_encode: implementation='native': it gives no residual"):
-        ternary_encode(jnp.zeros(300), jnp.ones(1), KEY, segments, residual=True, implementation="native")
-    with pytest.raises(ValueError, match="ternary_decode: implementation='native': dtype=float16 is not float32"):
-        ternary_decode(words, jnp.ones(1), segments, num_workers=1, dtype=jnp.float16, implementation="native")
 
 
 @needs_native

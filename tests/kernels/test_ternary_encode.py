@@ -147,19 +147,6 @@ def test_a_bucket_holds_what_its_tensors_round_to_alone_at_their_offset(
     np.testing.assert_array_equal(levels_of(words, 793), np.concatenate(expected))
 
 
-@pytest.mark.parametrize(("radix", "levels"), [(3, 1), (9, 1), (7, 3), (255, 127), (2001, 1000)])
-@pytest.mark.parametrize("block_size", [None, 300])
-def test_words_and_residual_add_up_to_the_gradient(radix: int, levels: int, block_size: int | None):
-    segments = Segments((1000, 50), block_size)
-    gradient = np.random.default_rng(0).standard_normal(1050, np.float32)
-    scales = np.random.default_rng(1).uniform(0.5, 3, segments.num_scales).tolist()
-    words, residual = _encode(gradient, scales, segments, radix=radix, levels=levels, residual=True)
-    np.testing.assert_array_equal(words, _encode(gradient, scales, segments, radix=radix, levels=levels))
-    decoded = _decode(words, scales, segments, radix=radix, levels=levels)
-    assert residual.dtype == np.float32
-    np.testing.assert_array_equal(residual, gradient - decoded)
-
-
 def test_noise_positions_reach_the_end_of_the_stream(levels_of: Callable, numpy_levels: Callable):
     gradient = np.random.default_rng(6).standard_normal(64, np.float32)
     words = _encode(gradient, [2.0], Segments((64,)), np.asarray(derive_key(0, 0, 0)), offset=2**32 - 512)

@@ -91,7 +91,6 @@ TF_CONFIGS = {
     "a type that is an object": workers(TWO, {"worker": 0}),
     "a type that is a number": workers(TWO, 1),
     "a type that is not there": workers(TWO, "chief"),
-    "an evaluator": workers(TWO, "evaluator"),
     "an index too high": workers(TWO, index=2),
     "an index below zero": workers(TWO, index=-1),
     "an index of half": workers(TWO, index=0.5),
@@ -132,6 +131,9 @@ FLAGS = {
     "a time of nothing": (["--start_timeout=0"], "start_timeout=0"),
     "a time that is no number": (["--start_timeout=nan"], "start_timeout=nan"),
     "a time without end": (["--start_timeout=inf"], "start_timeout=inf"),
+    "a rank alone": (["--rank=1"], "--num_processes must be given"),
+    "a world of nothing": (["--world_size=0"], "--num_processes=0"),
+    "a coordinator of another kind": (["--coordinator=udp://a:1", "--rank=0", "--world_size=2"], "must be HOST:PORT"),
     "a coordinator of six": (["--coordinator=::1:1", "--num_processes=2", "--process_id=0"], "in brackets"),
     "a coordinator that is a path": (["--coordinator=/a:1", "--num_processes=2", "--process_id=0"], "HOST:PORT"),
 }

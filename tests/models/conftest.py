@@ -1,16 +1,21 @@
-"""Networks of which only the shapes are made, or only some weights, and networks with weights of NumPy's."""
+"""Networks of which only the shapes are made, or only some weights; with weights of NumPy's; with torchvision's."""
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from flax import nnx
 
-from jaxtern.models import create_model
+from jaxtern.models import MODELS, create_model
+from jaxtern.models.torchvision import read_torchvision
+
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
 def weights_of(model: nnx.Module) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def filled() -> Callable[..., tuple[Any, dict, dict]]:
             x = random.standard_normal(leaf.shape, np.float32)
             scales = {"kernel": math.sqrt(2 / max(1, math.prod(leaf.shape[:-1]))), "bias": 0.1, "mean": 0.1}
             name = path[-1].key
-            return jnp.asarray(np.exp(x / 4) if name == "var" else x * np.float32(scales[name]))
+            return jnp.asarray(np.exp(x / 4) if name in ("var", "scale", "share") else x * np.float32(scales[name]))
 
         graph, *states = nnx.split(model, nnx.Param, nnx.BatchStat)
         params, moments = (jax.tree_util.tree_map_with_path(draw, nnx.to_pure_dict(state)) for state in states)
@@ -96,7 +101,7 @@ class Plain:
     """Layers in jax.lax, to write a network a second time."""
 
     @staticmethod
-    def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: str = "SAME") -> jax.Array:
+    def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: Any = "SAME") -> jax.Array:
         axes = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=axes)
 
@@ -118,3 +123,86 @@ class Plain:
 @pytest.fixture(scope="session")
 def plain() -> type[Plain]:
     return Plain
+
+
+class Drawn:
+    """Random tensors under torchvision's names."""
+
+    def __init__(self):
+        self.state: dict[str, np.ndarray] = {}
+        self._generator = np.random.default_rng(0)
+
+    def kernel(self, name: str, *shape: int, has_bias: bool = False) -> None:
+        kernel = self._generator.standard_normal(shape, np.float32)
+        self.state[f"{name}.weight"] = kernel * np.float32(math.sqrt(2 / math.prod(shape[1:])))
+        if has_bias:
+            self.state[f"{name}.bias"] = self._uniform(-0.5, 0.5, shape[0])
+
+    def norm(self, name: str, features: int) -> None:
+        sign = np.where(self._generator.random(features) < 0.3, -1, 1).astype(np.float32)
+        self.state[f"{name}.weight"] = sign * self._uniform(0.5, 1.5, features)
+        self.state[f"{name}.bias"] = self._uniform(-0.5, 0.5, features)
+        self.state[f"{name}.running_mean"] = self._uniform(-0.5, 0.5, features)
+        self.state[f"{name}.running_var"] = self._uniform(0.5, 2, features)
+        self.state[f"{name}.num_batches_tracked"] = np.asarray(7)
+
+    def unit(self, name: str, *shape: int) -> None:
+        """Convolution and norm, as GoogLeNet and Inception v3 have them."""
+        self.kernel(f"{name}.conv", *shape)
+        self.norm(f"{name}.bn", shape[0])
+
+    def _uniform(self, low: float, high: float, size: int) -> np.ndarray:
+        return self._generator.uniform(low, high, size).astype(np.float32)
+
+
+@pytest.fixture
+def drawn() -> Drawn:
+    return Drawn()
+
+
+class Network:
+    """One of ours without weights, and with those of a file."""
+
+    def __init__(self, name: str, side: int, num_classes: int, **options: Any):
+        self.name = name
+        create: Any = MODELS[name]
+        model = nnx.eval_shape(lambda: create((side, side, 3), num_classes, rngs=nnx.Rngs(params=0), **options))
+        self.graph, self._state = nnx.split(model)
+        self.like = nnx.to_pure_dict(self._state)
+
+    def read(self, path: Path, **options: Any) -> dict[str, Any]:
+        return read_torchvision(path, self.name, self.like, **options)
+
+    def run(self, tensors: dict[str, Any], images: np.ndarray, trains: bool = False) -> Any:
+        """Logits; in training a tuple of them and those of the heads."""
+        nnx.replace_by_pure_dict(self._state, tensors)
+
+        def run(state: Any, images: jax.Array) -> Any:
+            return nnx.merge(self.graph, state)(images, jax.random.key(0) if trains else None)
+
+        return jax.device_get(jax.jit(run, compiler_options=QUICKLY)(self._state, images))
+
+
+@pytest.fixture(scope="session")
+def network_of() -> type[Network]:
+    return Network
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[[dict[str, np.ndarray]], Path]:
+    def write(state: dict[str, np.ndarray]) -> Path:
+        safetensors.numpy.save_file(state, tmp_path / "weights.safetensors")
+        return tmp_path / "weights.safetensors"
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def assert_close() -> Callable[[np.ndarray, Any, float], None]:
+    """Checks that logits are the same to a share of their deviation."""
+
+    def check(ours: np.ndarray, theirs: Any, tolerance: float) -> None:
+        assert np.asarray(theirs).std() > 0
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.asarray(theirs).std())
+
+    return check

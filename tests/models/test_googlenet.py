@@ -1,4 +1,4 @@
-"""GoogLeNet has the blocks, sizes, initial weights and batch norm of its table."""
+"""GoogLeNet has the blocks, sizes, initial weights, batch norm and heads of its table; TernGrad's has no heads."""
 
 import math
 from collections.abc import Callable
@@ -10,15 +10,15 @@ from flax import nnx
 
 # Of each block: channels in, then features of its six convolutions.
 BLOCKS = {
-    "3b": (192, 64, 96, 128, 16, 32, 32),
-    "3c": (256, 128, 128, 192, 32, 96, 64),
-    "4b": (480, 192, 96, 208, 16, 48, 64),
-    "4c": (512, 160, 112, 224, 24, 64, 64),
-    "4d": (512, 128, 128, 256, 24, 64, 64),
-    "4e": (512, 112, 144, 288, 32, 64, 64),
-    "4f": (528, 256, 160, 320, 32, 128, 128),
-    "5b": (832, 256, 160, 320, 32, 128, 128),
-    "5c": (832, 384, 192, 384, 48, 128, 128),
+    "3a": (192, 64, 96, 128, 16, 32, 32),
+    "3b": (256, 128, 128, 192, 32, 96, 64),
+    "4a": (480, 192, 96, 208, 16, 48, 64),
+    "4b": (512, 160, 112, 224, 24, 64, 64),
+    "4c": (512, 128, 128, 256, 24, 64, 64),
+    "4d": (512, 112, 144, 288, 32, 64, 64),
+    "4e": (528, 256, 160, 320, 32, 128, 128),
+    "5a": (832, 256, 160, 320, 32, 128, 128),
+    "5b": (832, 384, 192, 384, 48, 128, 128),
 }
 
 
@@ -26,17 +26,17 @@ def kernels_of_table() -> dict[str, tuple[int, ...]]:
     """Shapes of the convolutions' kernels by path."""
     shapes = {"conv1": (7, 7, 3, 64), "conv2": (1, 1, 64, 64), "conv3": (3, 3, 64, 192)}
     for name, (channels, first, reduced, second, reduced_more, third, fourth) in BLOCKS.items():
-        shapes[f"block{name}/branch1"] = (1, 1, channels, first)
-        shapes[f"block{name}/branch2_reduce"] = (1, 1, channels, reduced)
-        shapes[f"block{name}/branch2"] = (3, 3, reduced, second)
-        shapes[f"block{name}/branch3_reduce"] = (1, 1, channels, reduced_more)
-        shapes[f"block{name}/branch3"] = (3, 3, reduced_more, third)
-        shapes[f"block{name}/branch4"] = (1, 1, channels, fourth)
+        shapes[f"inception{name}/branch1"] = (1, 1, channels, first)
+        shapes[f"inception{name}/branch2_1"] = (1, 1, channels, reduced)
+        shapes[f"inception{name}/branch2_2"] = (3, 3, reduced, second)
+        shapes[f"inception{name}/branch3_1"] = (1, 1, channels, reduced_more)
+        shapes[f"inception{name}/branch3_2"] = (3, 3, reduced_more, third)
+        shapes[f"inception{name}/branch4"] = (1, 1, channels, fourth)
     return shapes
 
 
 def test_googlenet_has_the_parameters_of_its_table(shapes_of: Callable):
-    shapes = shapes_of("googlenet", (224, 224, 3), 1000)
+    shapes = shapes_of("googlenet_terngrad", (224, 224, 3), 1000)
     expected = {"fc/kernel": (1024, 1000), "fc/bias": (1000,)}
     for path, shape in kernels_of_table().items():
         expected |= {f"{path}/conv/kernel": shape, f"{path}/norm/bias": shape[-1:]}
@@ -44,12 +44,22 @@ def test_googlenet_has_the_parameters_of_its_table(shapes_of: Callable):
     # Szegedy et al. count 6.8 M with 5x5 convolutions, where there are 3x3 ones here: 124,352 after the first blocks,
     # 5,592,624 before the linear layer.
     assert sum(map(math.prod, shapes.values())) == 6_617_624
+    with_heads = shapes_of("googlenet", (224, 224, 3), 1000)
+    heads = {path: shape for path, shape in with_heads.items() if path.startswith("auxiliary")}
+    assert with_heads.keys() - heads.keys() == {path.replace("bias", "scale") for path in shapes if "norm" in path} | (
+        shapes.keys()
+    )
+    assert sum(map(math.prod, heads.values())) == 6_379_984  # torchvision's
+    assert sum(map(math.prod, with_heads.values())) == 13_004_888
 
 
 def test_googlenet_starts_from_a_deviation_of_a_hundredth_and_zero_biases(
     shapes_of: Callable, first_weights: Callable, assert_cut_normal: Callable
 ):
-    kernels = ["conv1/conv/kernel", "block3b/branch3/conv/kernel", "block5c/branch1/conv/kernel", "fc/kernel"]
+    kernels = [
+        "conv1/conv/kernel", "inception3a/branch3_2/conv/kernel", "inception5b/branch1/conv/kernel",
+        "auxiliary2/fc1/kernel", "fc/kernel",
+    ]  # fmt: skip
     biases = [path for path in shapes_of("googlenet", (32, 32, 3), 10) if path.endswith("bias")]
     weights = first_weights("googlenet", (32, 32, 3), [*kernels, *biases])
     for path in kernels:
@@ -59,11 +69,11 @@ def test_googlenet_starts_from_a_deviation_of_a_hundredth_and_zero_biases(
 
 
 def test_googlenet_gives_the_logits_of_its_layers_one_after_the_other(filled: Callable, plain: type):
-    graph, params, moments = filled("googlenet", (33, 64, 3), 5)
-    images = np.random.default_rng(2).standard_normal((2, 33, 64, 3), np.float32)
+    graph, params, moments = filled("googlenet_terngrad", (64, 96, 3), 5)
+    images = np.random.default_rng(2).standard_normal((2, 64, 96, 3), np.float32)
 
     def convolve(x: jax.Array, params: dict, moments: dict, stride: int = 1) -> jax.Array:
-        x = plain.convolve(x, params["conv"]["kernel"], stride)
+        x = plain.convolve(x, params["conv"]["kernel"], stride, [(3, 3), (3, 3)] if stride == 2 else "SAME")
         return plain.rectify(plain.normalize(x, moments["norm"]), params["norm"])
 
     def apply_block(x: jax.Array, params: dict, moments: dict) -> jax.Array:
@@ -74,8 +84,8 @@ def test_googlenet_gives_the_logits_of_its_layers_one_after_the_other(filled: Ca
 
         branches = [
             follow(x, "branch1"),
-            follow(x, "branch2_reduce", "branch2"),
-            follow(x, "branch3_reduce", "branch3"),
+            follow(x, "branch2_1", "branch2_2"),
+            follow(x, "branch3_1", "branch3_2"),
         ]
         return jnp.concatenate([*branches, follow(plain.pool(x, 3, 1, "SAME"), "branch4")], axis=-1)
 
@@ -84,9 +94,9 @@ def test_googlenet_gives_the_logits_of_its_layers_one_after_the_other(filled: Ca
         for name in ("conv2", "conv3"):
             x = convolve(x, params[name], moments[name])
         for name in BLOCKS:
-            if name.endswith("b"):
-                x = plain.pool(x, 2 if name == "5b" else 3, 2, "SAME")
-            x = apply_block(x, params[f"block{name}"], moments[f"block{name}"])
+            if name.endswith("a"):
+                x = plain.pool(x, 2 if name == "5a" else 3, 2, "SAME")
+            x = apply_block(x, params[f"inception{name}"], moments[f"inception{name}"])
         return x.mean((1, 2)) @ params["fc"]["kernel"] + params["fc"]["bias"][None]
 
     found = jax.jit(lambda params: nnx.merge(graph, params, moments)(images))(params)

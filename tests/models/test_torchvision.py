@@ -11,10 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors.numpy
-from flax import nnx
 
-from jaxtern.models import MODELS
 from jaxtern.models.torchvision import read_torchvision
 from jaxtern.models.vgg import VGGF
 
@@ -23,33 +20,8 @@ DEPTHS = {"resnet_50": (3, 4, 6, 3), "resnet_101": (3, 4, 23, 3), "resnet_152": 
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
-class Drawn:
-    """Random tensors under torchvision's names."""
-
-    def __init__(self):
-        self.state: State = {}
-        self._generator = np.random.default_rng(0)
-
-    def kernel(self, name: str, *shape: int, has_bias: bool = False) -> None:
-        kernel = self._generator.standard_normal(shape, np.float32)
-        self.state[f"{name}.weight"] = kernel * np.float32(math.sqrt(2 / math.prod(shape[1:])))
-        if has_bias:
-            self.state[f"{name}.bias"] = self._uniform(-0.5, 0.5, shape[0])
-
-    def norm(self, name: str, features: int) -> None:
-        sign = np.where(self._generator.random(features) < 0.3, -1, 1).astype(np.float32)
-        self.state[f"{name}.weight"] = sign * self._uniform(0.5, 1.5, features)
-        self.state[f"{name}.bias"] = self._uniform(-0.5, 0.5, features)
-        self.state[f"{name}.running_mean"] = self._uniform(-0.5, 0.5, features)
-        self.state[f"{name}.running_var"] = self._uniform(0.5, 2, features)
-        self.state[f"{name}.num_batches_tracked"] = np.asarray(7)
-
-    def _uniform(self, low: float, high: float, size: int) -> np.ndarray:
-        return self._generator.uniform(low, high, size).astype(np.float32)
-
-
-def draw_resnet(name: str, num_classes: int) -> State:
-    drawn, channels = Drawn(), 64
+def draw_resnet(drawn: Any, name: str, num_classes: int) -> State:
+    channels = 64
     drawn.kernel("conv1", 64, 3, 7, 7)
     drawn.norm("bn1", 64)
     for stage, depth in enumerate(DEPTHS[name]):
@@ -68,9 +40,9 @@ def draw_resnet(name: str, num_classes: int) -> State:
     return drawn.state
 
 
-def draw_vgg(num_classes: int, side: int) -> State:
+def draw_vgg(drawn: Any, num_classes: int, side: int) -> State:
     """`side` of what the last pooling leaves."""
-    drawn, channels, number = Drawn(), 3, 0
+    channels, number = 3, 0
     for features, depth in zip((64, 128, 256, 512, 512), VGGF.depths, strict=True):
         for _ in range(depth):
             drawn.kernel(f"features.{number}", features, channels, 3, 3, has_bias=True)
@@ -136,55 +108,18 @@ class Reference:
         return x
 
 
-class Network:
-    """One of ours without weights, and with those of a file."""
-
-    def __init__(self, name: str, side: int, num_classes: int, **options: Any):
-        self.name = name
-        create: Any = MODELS[name]
-        model = nnx.eval_shape(lambda: create((side, side, 3), num_classes, rngs=nnx.Rngs(params=0), **options))
-        self.graph, self._state = nnx.split(model)
-        self.like = nnx.to_pure_dict(self._state)
-
-    def read(self, path: Path, **options: Any) -> dict[str, Any]:
-        return read_torchvision(path, self.name, self.like, **options)
-
-    def run(self, tensors: dict[str, Any], images: np.ndarray) -> np.ndarray:
-        nnx.replace_by_pure_dict(self._state, tensors)
-
-        def run(state: Any, images: jax.Array) -> Any:
-            return nnx.merge(self.graph, state)(images)
-
-        return np.asarray(jax.jit(run, compiler_options=QUICKLY)(self._state, images))
-
-
 def run_reference(function: Callable, images: np.ndarray) -> np.ndarray:
     """Of images NHWC."""
     return np.asarray(jax.jit(function, compiler_options=QUICKLY)(images.transpose(0, 3, 1, 2)))
-
-
-@pytest.fixture
-def save(tmp_path: Path) -> Callable[[State], Path]:
-    def write(state: State) -> Path:
-        safetensors.numpy.save_file(state, tmp_path / "weights.safetensors")
-        return tmp_path / "weights.safetensors"
-
-    return write
 
 
 def draw_images(count: int, side: int) -> np.ndarray:
     return np.random.default_rng(1).standard_normal((count, side, side, 3), np.float32)
 
 
-def assert_close(ours: np.ndarray, theirs: Any, tolerance: float) -> None:
-    """To a share of the logits' deviation."""
-    assert np.asarray(theirs).std() > 0
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.asarray(theirs).std())
-
-
 @pytest.mark.slow
-def test_resnet_50_gives_torchvisions_logits(save: Callable):
-    state, network, images = draw_resnet("resnet_50", 7), Network("resnet_50", 64, 7), draw_images(2, 64)
+def test_resnet_50_gives_torchvisions_logits(drawn: Any, network_of: Callable, save: Callable, assert_close: Callable):
+    state, network, images = draw_resnet(drawn, "resnet_50", 7), network_of("resnet_50", 64, 7), draw_images(2, 64)
     tensors = network.read(save(state))
     assert jax.tree.structure(tensors) == jax.tree.structure(network.like)
     theirs = run_reference(lambda x: Reference(state).resnet(x), images)
@@ -192,9 +127,9 @@ def test_resnet_50_gives_torchvisions_logits(save: Callable):
 
 
 @pytest.mark.slow
-def test_resnet_101_takes_all_its_blocks(save: Callable):
+def test_resnet_101_takes_all_its_blocks(drawn: Any, network_of: Callable, save: Callable):
     name = "resnet_101"
-    state, network = draw_resnet(name, 3), Network(name, 32, 3)
+    state, network = draw_resnet(drawn, name, 3), network_of(name, 32, 3)
     tensors = network.read(save(state))
     assert jax.tree.map(np.shape, tensors) == jax.tree.map(np.shape, network.like)
     for stage, depth in enumerate(DEPTHS[name], 1):
@@ -204,8 +139,8 @@ def test_resnet_101_takes_all_its_blocks(save: Callable):
 
 
 @pytest.mark.slow
-def test_vgg_f_takes_all_but_its_funnel(save: Callable):
-    state, network, images = draw_vgg(1000, 2), Network("vgg_f", 64, 7), draw_images(2, 64)
+def test_vgg_f_takes_all_but_its_funnel(drawn: Any, network_of: Callable, save: Callable, assert_close: Callable):
+    state, network, images = draw_vgg(drawn, 1000, 2), network_of("vgg_f", 64, 7), draw_images(2, 64)
     tensors = network.read(save(state))
     assert network.like.keys() - tensors.keys() == {"funnel", "head"}
     generator = np.random.default_rng(2)
@@ -224,9 +159,11 @@ TORCHVISION_LOGITS = {
 
 
 @pytest.mark.parametrize("name", TORCHVISION_LOGITS)
-def test_network_gives_the_logits_that_torchvision_gave(name: str, save: Callable):
-    state, images = draw_resnet(name, 7), draw_images(1, 64)
-    network = Network(name, images.shape[1], 7)
+def test_network_gives_the_logits_that_torchvision_gave(
+    name: str, drawn: Any, network_of: Callable, save: Callable, assert_close: Callable
+):
+    state, images = draw_resnet(drawn, name, 7), draw_images(1, 64)
+    network = network_of(name, images.shape[1], 7)
     assert_close(network.run(network.read(save(state)), images), [TORCHVISION_LOGITS[name]], 1e-4)
 
 
@@ -234,14 +171,16 @@ def test_network_gives_the_logits_that_torchvision_gave(name: str, save: Callabl
     ("name", "theirs"),
     [("resnet_50", "resnet50"), ("resnet_101", "resnet101")],
 )
-def test_network_gives_the_logits_of_torchvisions_own(name: str, theirs: str, save: Callable):
+def test_network_gives_the_logits_of_torchvisions_own(
+    name: str, theirs: str, drawn: Any, network_of: Callable, save: Callable, assert_close: Callable
+):
     torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
-    state, images = draw_resnet(name, 7), draw_images(1, 64)
+    state, images = draw_resnet(drawn, name, 7), draw_images(1, 64)
     reference = getattr(torchvision.models, theirs)(num_classes=7).eval()
     reference.load_state_dict({key: torch.tensor(value) for key, value in state.items()})
     with torch.no_grad():
         expected = reference(torch.tensor(images.transpose(0, 3, 1, 2))).numpy()
-    network = Network(name, images.shape[1], 7)
+    network = network_of(name, images.shape[1], 7)
     assert_close(network.run(network.read(save(state)), images), expected, 1e-4)
 
 
@@ -309,5 +248,5 @@ def test_files_in_another_format_are_refused(content: bytes, rule: str, tmp_path
 def test_a_missing_file_and_a_network_without_weights_are_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
         read_torchvision(tmp_path / "none.safetensors", "resnet_50", HEAD)
-    with pytest.raises(ValueError, match=r"model='lenet': must be one of resnet_50, .*vgg_f to start from torch"):
+    with pytest.raises(ValueError, match=r"model='lenet': must be one of resnet_50, .*vgg_f, .* to start from torch"):
         read_torchvision(tmp_path / "none.safetensors", "lenet", HEAD)

@@ -6,8 +6,9 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-from PIL import Image
+from PIL import Image, ImageOps
 
+from jaxtern.data.any_image import as_plain
 from jaxtern.preparation.images import Rules, is_grey, store_image
 from jaxtern.preparation.source import DamagedImage
 
@@ -56,6 +57,23 @@ def test_cmyk_jpeg_is_encoded_as_rgb(make):
     assert repaired
     assert simplejpeg.decode_jpeg_header(content)[2] == "YCbCr"
     assert np.abs(simplejpeg.decode_jpeg(content).astype(int) - pixels).mean() < 3
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_images_are_stored_upright(make, kind: str, orientation: int):
+    """As Pillow turns them, which is the reference for EXIF; an upright file of the right kind stays as it is."""
+    image, exif = Image.fromarray(make.pixels(2, 40, 60)), Image.Exif()
+    exif[0x0112] = orientation
+    raw = make.file(image, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(raw))).convert("RGB"))
+    content, shape, repaired = store_image(raw, Rules("jpeg" if kind == "JPEG" else "png", 3))
+    assert shape == expected.shape[:2] == ((40, 60) if orientation < 5 else (60, 40))
+    stays = orientation == 1 and kind in ("JPEG", "PNG")
+    assert ((content == raw), repaired) == (stays, not stays)
+    np.testing.assert_allclose(open_pixels(content).astype(int), expected, atol=12 if kind == "JPEG" else 0)
+    read = as_plain(raw)
+    assert (read == raw) if stays else np.array_equal(read, expected)
 
 
 PNG_KINDS = {

@@ -19,6 +19,7 @@ from jaxtern.data.feed import ResidentFeed
 from jaxtern.data.tasks import Task, create_task
 from jaxtern.models import MODELS, create_model
 from jaxtern.models.model import Model
+from jaxtern.models.normalization import BatchNorm
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.run import Run, prepare_run
 from jaxtern.training.step.mesh import create_mesh
@@ -50,7 +51,7 @@ class TinyNorm(Tiny):
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
         super().__init__(input_shape, num_classes, rngs=rngs)
         self.fc1 = nnx.Linear(int(np.prod(input_shape)), 12, use_bias=False, rngs=rngs)
-        self.norm = nnx.BatchNorm(12, momentum=0.75, rngs=rngs)
+        self.norm = BatchNorm(12, momentum=0.75, rngs=rngs)
 
     def hidden(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
         return self.norm(self.fc1(x), use_running_average=key is None)

@@ -18,11 +18,13 @@ pytestmark = pytest.mark.usefixtures("tiny_models")
 FIELDS = {"model": "tiny_norm", "num_workers": 2, "num_devices": 2, "batch_size": 16, "learning_rate": 0.5}
 
 
-def expected(trees: list[Any], decay: float) -> list[np.ndarray]:
-    """a <- d a + (1 - d) x in float64, d = min(decay, (1 + t) / (10 + t)) in update t = 1, 2, ..."""
+def expected(trees: list[Any], decay: float, of_moments: bool) -> list[np.ndarray]:
+    """a <- d a + (1 - d) x in float64, d = min(decay, (1 + t) / (10 + t)) in update t = 1, 2, ...; of moments,
+    which are of no batch before it, update 1 takes x alone.
+    """
     averages = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(trees[0])]
     for t, tree in enumerate(trees[1:], start=1):
-        d = min(decay, (1 + t) / (10 + t))
+        d = 0 if of_moments and t == 1 else min(decay, (1 + t) / (10 + t))
         averages = [
             d * a + (1 - d) * np.asarray(x, np.float64) for a, x in zip(averages, jax.tree.leaves(tree), strict=True)
         ]
@@ -36,7 +38,7 @@ def test_averages_follow_weights_and_moments(take_steps: Callable, decay: float)
     for i in (1, 5):
         states = run.states[: i + 1]
         for name in ("params", "moments"):
-            closed = expected([getattr(state, name) for state in states], decay)
+            closed = expected([getattr(state, name) for state in states], decay, name == "moments")
             for leaf, other in zip(jax.tree.leaves(getattr(states[-1].averages, name)), closed, strict=True):
                 np.testing.assert_allclose(leaf, other, rtol=1e-5, atol=1e-6)
     last = run.states[5]
@@ -74,5 +76,8 @@ def test_averages_are_what_is_evaluated(prepare: Callable, tmp_path: Path):
     saved = SavedRun(tmp_path / "run")
     split, variables = saved.inputs.dataset.test, variables_of(saved.restore(3))
     assert evaluate(saved.graph, variables, split, saved.inputs.task) == result
-    record = Evaluator(tmp_path / "run", "test", None).latest()
-    assert record == {"step": 3, "split": "test", **result._asdict()}
+    for averaged, found in ((True, result), (False, last), (True, result)):
+        record = Evaluator(tmp_path / "run", "test", None, averaged).evaluate()
+        kind = {"step": 3, "split": "test"} | ({} if averaged else {"averaged": False})
+        assert record == kind | found.scalars()
+    assert len((tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()) == 2

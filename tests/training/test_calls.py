@@ -29,7 +29,7 @@ EPOCHS = {  # of four steps
     "model": "tiny", "data": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
     "synthetic_classes": 3, "num_workers": 2, "num_devices": 2, "batch_size": 8, "exchange": "gather",
 }  # fmt: skip
-TIMES = ("examples_per_second",)
+TIMES = ("examples_per_second", "steps_per_second")
 
 
 def walk(run: Run) -> Iterator[tuple[Call, Any, Any, Any]]:

@@ -254,28 +254,28 @@ def test_run_that_is_compared_leaves_the_bits_of_one_that_is_not(prepare: Callab
 
 
 def devices(*processes: int) -> list[Any]:
-    return [SimpleNamespace(process_index=process, id=i) for i, process in enumerate(processes)]
+    return [SimpleNamespace(process_index=process, id=2048 * process + i) for i, process in enumerate(processes)]
 
 
 @pytest.mark.parametrize(
     ("processes", "held", "words"),
     [
-        ([0, 1, 2], "aab", "device 2 of process 2 (host z) differs from the other 2 devices in weights"),
-        ([0, 0, 1, 1, 2, 2], "aabbaa", "devices 2, 3 of process 1 (host y) differ from the other 4 devices in weights"),
+        ([0, 1, 2], "aab", "device 0 of process 2 (host z) differs from the other 2 devices in weights"),
+        ([0, 0, 1, 1, 2, 2], "aabbaa", "devices 0, 1 of process 1 (host y) differ from the other 4 devices in weights"),
         (
             [0, 0, 1, 1],
             "abac",
-            "device 1 of process 0 (host x), device 3 of process 1 (host y) differ from the other 2 devices in weights",
+            "device 1 of process 0 (host x), device 1 of process 1 (host y) differ from the other 2 devices in weights",
         ),
         (
             [0, 1],
             "ba",
-            "device 0 of process 0 (host x) and device 1 of process 1 (host y) differ in weights, and no",
+            "device 0 of process 0 (host x) and device 0 of process 1 (host y) differ in weights, and no",
         ),
         (
             [0, 0, 1, 1],
             "bbaa",
-            "devices 0, 1 of process 0 (host x) and devices 2, 3 of process 1 (host y) differ in weights, and no",
+            "devices 0, 1 of process 0 (host x) and devices 0, 1 of process 1 (host y) differ in weights, and no",
         ),
         ([0, 0], "ab", "device 0 and device 1 differ in weights, and no"),
     ],
@@ -291,5 +291,5 @@ def test_difference_is_that_from_most(processes: list[int], held: str, words: st
 def test_difference_without_names_of_hosts_is_told_by_process():
     digests = np.zeros((3, 8, 2), np.uint32)
     digests[1, 1:3] = 5
-    words = "device 1 of process 1 differs from the other 2 devices in weights, frozen weights"
+    words = "device 0 of process 1 differs from the other 2 devices in weights, frozen weights"
     assert find_difference(digests, devices(0, 1, 2)) == words

@@ -1,8 +1,6 @@
 """What an exported program is, and what is not exported."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,7 +10,7 @@ from flax import nnx
 from jaxtern.models import create_model
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.run import RunSection
-from jaxtern.training.run.exporting import export_network, export_run
+from jaxtern.training.run.exporting import export_network
 from jaxtern.training.run.inputs import facts_of, open_inputs
 
 
@@ -44,9 +42,3 @@ def test_program_holds_no_weights(make_program: Callable):
     assert len(program.mlir_module_serialized) < 20_000
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), np.uint8)
     np.testing.assert_array_equal(program.call(weights, images), other.call(weights, images))
-
-
-def test_network_of_text_is_not_exported(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps({"data": {"preprocessing": "text"}}))
-    with pytest.raises(ValueError, match=r"networks of text \(data.preprocessing\) cannot be exported yet"):
-        export_run(tmp_path)

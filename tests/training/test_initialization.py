@@ -30,6 +30,12 @@ def assert_equal(tree: Any, other: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, tree, other)
 
 
+def assert_drawn_anew(kernel: np.ndarray, other: np.ndarray) -> None:
+    """Other numbers, of the same deviation."""
+    assert not np.any(np.asarray(kernel) == other)
+    assert abs(np.std(kernel) / np.std(other) - 1) < 0.5
+
+
 def damage(workdir: Path, step: int) -> None:
     files = [path for path in (workdir / "checkpoints" / str(step) / "state").rglob("*") if path.is_file()]
     for path in files:
@@ -67,16 +73,41 @@ def test_head_starts_fresh_where_it_is_excluded(prepare: Callable, trained: Run,
         prepare(tmp_path / "refused", **fields, **start)
     assert not (tmp_path / "refused").exists()
     state = prepare(**fields, **start, init_exclude=("fc2/.*",)).state
-    assert_equal(state.params["fc2"], fresh.params["fc2"])
+    assert_drawn_anew(state.params["fc2"]["kernel"], fresh.params["fc2"]["kernel"])
     assert_equal(state.params["fc1"], trained.state.averages.params["fc1"])
     with pytest.raises(ValueError, match="init_exclude='fc3/kernel': must match the path of a tensor; available: "):
         prepare(tmp_path / "refused", **fields, **start, init_exclude=("fc3/kernel",))
 
 
+def test_fresh_head_is_neither_that_of_the_source_nor_of_a_source_before_it(prepare: Callable, tmp_path: Path):
+    """With the same seed, classes and body, and nothing learned meanwhile."""
+    fields = FIELDS | {"model": "tiny", "seed": 9}
+    tuned = fields | {"init_exclude": ("fc2/.*",)}
+    heads: list[np.ndarray] = []
+    for name, own in (
+        ("first", fields),
+        ("second", tuned | {"init_from": str(tmp_path / "first")}),
+        ("third", tuned | {"init_from": str(tmp_path / "second")}),
+    ):
+        run = prepare(tmp_path / name, **own)
+        heads.append(np.asarray(run.state.params["fc2"]["kernel"]))
+        run.close()
+    for i, other in ((1, 0), (2, 0), (2, 1)):
+        assert_drawn_anew(heads[i], heads[other])
+    again, seed = (
+        prepare(tmp_path / name, **tuned | {"init_from": str(tmp_path / "first"), "seed": seed}).state.params["fc2"]
+        for name, seed in (("again", 9), ("seed", 10))
+    )
+    np.testing.assert_array_equal(again["kernel"], heads[1])
+    assert_drawn_anew(seed["kernel"], heads[1])
+
+
 def test_tensors_that_are_missing_are_refused_or_start_fresh(prepare: Callable, tmp_path: Path):
     loop.train(prepare(tmp_path / "first", **FIELDS | {"model": "tiny"}))
     fields = FIELDS | {"model": "tiny_norm", "init_from": str(tmp_path / "first"), "seed": 9}
-    with pytest.raises(ValueError, match=r"init_from='.*': lacks norm/\w+, norm/\w+, norm/\w+, norm/\w+; name what"):
+    with pytest.raises(
+        ValueError, match=r"init_from='.*': lacks norm/\w+, norm/\w+, norm/\w+, norm/\w+ and 1 more; name"
+    ):
         prepare(tmp_path / "refused", **fields)
     state = prepare(init_allow_missing=True, **fields).state
     np.testing.assert_array_equal(state.params["norm"]["scale"], 1)

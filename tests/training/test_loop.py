@@ -161,7 +161,7 @@ def test_run_that_cannot_be_made_gives_its_folder_back(prepare: Callable, monkey
 
 def test_curves_are_a_picture(prepare: Callable, tmp_path: Path):
     finish(prepare(**FIELDS))
-    picture = plot_curves(tmp_path / "run", "a title").read_bytes()
+    picture = plot_curves(tmp_path / "run", "a title", "cross_entropy").read_bytes()
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(picture[i : i + 4], "big") for i in (16, 20))
     assert width > 1000
@@ -183,3 +183,12 @@ def test_run_counts_the_time_in_which_it_writes_its_log_too(prepare: Callable, t
     rates = [r["examples_per_second"] for r in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in r]
     assert len(rates) == 4
     assert max(rates[1:]) < 8 / 0.1
+
+
+def test_bits_sent_are_the_mean_over_float_and_other_steps(prepare: Callable, tmp_path: Path):
+    run = prepare(tmp_path, num_steps=4, compress_from=1, num_workers=2)
+    floats, ternary = (run.wires[phase].bits_per_element for phase in (0, 1))
+    told = run.describe_sent()
+    assert told.startswith(f"{(floats + 3 * ternary) / 4:.2f} bits per gradient element")
+    assert told.endswith("(1 of 4 steps float)")
+    assert not prepare(tmp_path / "all", num_steps=4).describe_sent().endswith("float)")

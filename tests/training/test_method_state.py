@@ -57,7 +57,7 @@ def finish(run: Run) -> None:
 
 
 def records(workdir: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if k != "examples_per_second"} for record in read_metrics(workdir)]
+    return [{k: v for k, v in record.items() if not k.endswith("_per_second")} for record in read_metrics(workdir)]
 
 
 def before_step(run: Run, step: int, happens: Callable[[], None]) -> None:

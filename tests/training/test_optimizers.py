@@ -18,6 +18,7 @@ from jaxtern.training.step.optimizers import DECAYING_OPTIMIZERS, create_optimiz
 
 OPTIMIZERS = typing.get_args(typing.get_type_hints(OptimizerSection)["name"])
 RATES, STEPS = (0.1, 0.2, 0.05), 3
+CONSTANTS = {"beta1": 0.9, "beta2": 0.999, "rms_decay": 0.9}
 KERNELS = (r"(.*/)?kernel",)
 Tree = dict[str, dict[str, np.ndarray]]
 
@@ -31,7 +32,9 @@ def draw(seed: int) -> Tree:
 class Slow:
     """One tensor's updates, from the formulas alone; `d` is 0 for a tensor that is not decayed."""
 
-    def __init__(self, decay: float, decayed: bool, trust: float = 0.02):
+    def __init__(self, decay: float, decayed: bool, trust: float = 0.02, **constants: float):
+        self.b1, self.b2, self.rms = (constants.get(name, given) for name, given in CONSTANTS.items())
+        self.epsilon = constants.get("epsilon")
         self.d, self.decayed, self.trust = decay if decayed else 0.0, decayed, trust
         self.t, self.first, self.second, self.velocity, self.square = 0, 0.0, 0.0, 0.0, 1.0
 
@@ -48,16 +51,18 @@ class Slow:
 
     def adam(self, g: np.ndarray, w: np.ndarray, rate: float, epsilon: float = 1e-8) -> np.ndarray:
         self.t += 1
-        self.first, self.second = 0.9 * self.first + 0.1 * g, 0.999 * self.second + 0.001 * g * g
-        quotient = self.first / (1 - 0.9**self.t) / (np.sqrt(self.second / (1 - 0.999**self.t)) + epsilon)
+        self.first = self.b1 * self.first + (1 - self.b1) * g
+        self.second = self.b2 * self.second + (1 - self.b2) * g * g
+        root = np.sqrt(self.second / (1 - self.b2**self.t)) + (self.epsilon or epsilon)
+        quotient = self.first / (1 - self.b1**self.t) / root
         return rate * (quotient + self.d * w)
 
     adamw = adam
 
     def rmsprop(self, g: np.ndarray, w: np.ndarray, rate: float) -> np.ndarray:
         """TensorFlow's with TernGrad's decay .9, epsilon 1: the mean square starts at 1, epsilon is under the root."""
-        self.square = 0.9 * self.square + 0.1 * g * g
-        return rate * (g / np.sqrt(self.square + 1.0) + self.d * w)
+        self.square = self.rms * self.square + (1 - self.rms) * g * g
+        return rate * (g / np.sqrt(self.square + (self.epsilon or 1.0)) + self.d * w)
 
     def lamb(self, g: np.ndarray, w: np.ndarray, rate: float) -> np.ndarray:
         """You et al. 2020, algorithm 2, with phi(z) = z."""
@@ -106,6 +111,17 @@ def test_optimizer_follows_its_formula(name: str, decay: float, mode: str):
     taken = decay if mode == "decoupled" or name in ("adamw", "lars", "lamb") else 0.0
     for leaf in ("kernel", "bias"):
         assert_follows(history, leaf, getattr(Slow(taken, leaf == "kernel"), name))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "lamb", "rmsprop"])
+@pytest.mark.parametrize("constant", [{"beta1": 0.5}, {"beta2": 0.7}, {"rms_decay": 0.6}, {"epsilon": 0.3}])
+def test_optimizer_takes_its_constants_from_the_recipe(name: str, constant: dict[str, float]):
+    """And none that is another's."""
+    history = run(OptimizerSection(name=name, **constant), schedule, draw(10))
+    assert_follows(history, "kernel", getattr(Slow(0.0, decayed=True, **constant), name))
+    is_own = "epsilon" in constant or (name == "rmsprop") == ("rms_decay" in constant)
+    plain = run(OptimizerSection(name=name), schedule, draw(10))
+    assert is_own != np.array_equal(history[-1]["fc"]["kernel"], plain[-1]["fc"]["kernel"])
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -168,6 +168,17 @@ def test_schedule_warms_up_to_where_it_is_then(schedule: str):
     np.testing.assert_array_equal(warmed[2:], plain)
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "polynomial"])
+@pytest.mark.parametrize("num_steps", [5, 20])
+def test_schedule_of_a_trial_that_ends_in_the_warm_up_rises_as_that_of_the_whole_run(schedule: str, num_steps: int):
+    """At step 20 these schedules have come to 0; what a long run has then is nearly the learning rate."""
+    optimizer = OptimizerSection(schedule=schedule, learning_rate=0.5, warmup_steps=20, warmup_rate=0.1)
+    steps = [0, 1, 4, 5]
+    trial = rates(optimizer, steps, num_steps=num_steps)
+    np.testing.assert_allclose(trial, [0.1 + 0.4 * step / 20 for step in steps], rtol=1e-6)
+    np.testing.assert_allclose(trial, rates(optimizer, steps, num_steps=100_000), rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     "fields",
     [LARS_32K, {"schedule": "1:0.1->0.3,2:0.05", "warmup_steps": 3, "warmup_rate": 0.01}, {"schedule": "fixed"}],

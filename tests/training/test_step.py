@@ -19,8 +19,9 @@ from jaxtern.training.step.gradients import example_keys
 from jaxtern.training.step.mesh import create_mesh
 
 KERNELS = (r"(.*/)?kernel",)
-GATHERED = {"optimizer": "adam", "learning_rate": 1e-3, "exchange": "gather", "float_last_layer": True, "scale": "pow2"}
-ADDED = {"optimizer": "momentum", "exchange": "sum", "weight_decay": 5e-4, "clip_sigmas": 0.0, "statistics": True}
+GATHERED = {"optimizer": "adam", "learning_rate": 1e-3, "exchange": "gather", "float_last_layer": True}
+ADDED = {"optimizer": "momentum", "exchange": "sum", "weight_decay": 5e-4, "statistics": True, "method": "terngrad"}
+ADDED |= {"clip_sigmas": 0.0}
 AUGMENTED = GATHERED | {"preprocessing": "cifar10", "image_size": 6}
 PLAIN = {"optimizer": "sgd", "learning_rate": 1.0, "method": "float", "batch_size": 16}
 
@@ -113,7 +114,7 @@ def test_step_compresses_weight_decay_in_the_loss_and_no_tensor_that_stays_float
     take_steps: Callable, digits: Split, mode: str
 ):
     """One worker's update is -s, 0 or s in all of a ternary tensor; decoupled decay comes on top of it."""
-    fields = {"optimizer": "sgd", "learning_rate": 1.0, "clip_sigmas": 0.0, "num_workers": 1}
+    fields = {"optimizer": "sgd", "learning_rate": 1.0, "method": "terngrad", "clip_sigmas": 0.0, "num_workers": 1}
     fields |= {"float_last_layer": True, "exclude": ("conv1/.*",), "weight_decay": 0.5, "weight_decay_mode": mode}
     run = take_steps(1, **fields)
     params, batch = run.states[0].params, run.batches[0]

@@ -28,12 +28,12 @@ def test_workdir_keeps_its_recipe(taken: Path, small_recipe: Callable[..., Recip
 
 
 def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(taken: Path, small_recipe: Callable[..., Recipe]):
-    other = small_recipe(num_steps=9, method="float")
+    other = small_recipe(num_steps=3, method="float")
     with pytest.raises(ValueError, match="holds a run with another config") as caught:
         claim_workdir(taken, other, allow_change=False)
     for words in (
         f"workdir={str(taken)!r}",
-        "num_steps is 6 there and 9 here",
+        "num_steps is 6 there and 3 here",
         "mean.method is 'ternary' there and 'float' here",
     ):
         assert words in str(caught.value)
@@ -42,6 +42,47 @@ def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(taken: Path,
     claim_workdir(taken, other, allow_change=True).close()
     write_recipe(taken, other)
     assert read_recipe(taken) == other
+
+
+def test_workdir_of_before_rotation_does_not_go_on_rotated_unawares(taken: Path, small_recipe: Callable[..., Recipe]):
+    values = json.loads((taken / "config.json").read_text())
+    for name in ("rotation", "rounding"):
+        del values["mean"][name]
+    (taken / "config.json").write_text(json.dumps(values))
+    assert not read_recipe(taken).mean.rotation
+    with pytest.raises(ValueError, match=r"mean\.rotation is False there and True here; mean\.rounding is 'stochastic'"):
+        claim_workdir(taken, small_recipe(), allow_change=False)
+
+
+FREE = {
+    "log_every": 7, "histograms_every": 2, "evaluate_every": 2, "checkpoint_every": 2, "compare_every": 9,
+    "keep_checkpoints": 1, "keep_best": 1, "decode_threads": 3, "decode_processes": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["fixed", "exponential", "1:0.1,2:0.01"])
+def test_workdir_goes_on_where_nothing_changes_that_a_bit_depends_on(
+    tmp_path: Path, small_recipe: Callable[..., Recipe], schedule: str
+):
+    """Of those that do, all are named and no other; more steps change nothing that was."""
+    write_recipe(tmp_path, small_recipe(schedule=schedule))
+    claim_workdir(tmp_path, small_recipe(schedule=schedule, num_steps=60, **FREE), allow_change=False).close()
+    other = small_recipe(schedule=schedule, num_steps=5, seed=6, beta1=0.8, **FREE)
+    with pytest.raises(ValueError, match="holds a run with another config") as caught:
+        claim_workdir(tmp_path, other, allow_change=False)
+    named = "(optimizer.beta1 is 0.9 there and 0.8 here; run.num_steps is 6 there and 5 here; run.seed is 5 there and 6"
+    assert f"{named} here);" in str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "polynomial"])
+def test_workdir_of_rates_over_all_steps_is_refused_for_more_steps(
+    tmp_path: Path, small_recipe: Callable[..., Recipe], schedule: str
+):
+    write_recipe(tmp_path, small_recipe(schedule=schedule))
+    with pytest.raises(ValueError, match=r"\(run.num_steps is 6 there and 60 here\)"):
+        claim_workdir(tmp_path, small_recipe(schedule=schedule, num_steps=60), allow_change=False)
+    with pytest.raises(ValueError, match=r"optimizer\.schedule is"):
+        claim_workdir(tmp_path, small_recipe(num_steps=60), allow_change=False)
 
 
 def test_workdir_takes_one_trainer_at_a_time(taken: Path, small_recipe: Callable[..., Recipe]):

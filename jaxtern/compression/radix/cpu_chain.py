@@ -22,11 +22,14 @@ class Memory:
     def __init__(self, plan: Plan, tensors: Tensors, group: Group):
         """Shares the scales of all buckets, by one collective."""
         self._tensors = dict(enumerate(tensors))
-        self._plan, self._group, (self._key,) = plan, group, group.keys()
+        self._plan, self._group, (self._bits,) = plan, group, plan.quantizer.bits(group)
         ordered = [tensors[place] for bucket in plan.buckets for place in bucket.places]
         sizes = [bucket.sizes for bucket in plan.buckets]
-        shared = group.maximum([plan.quantizer.local_scales(ordered, sum(sizes, ()))])
-        self._scales = split(shared, tuple(plan.quantizer.num_scales(own) for own in sizes))
+        measured = plan.quantizer.measure(ordered, sum(sizes, ()))
+        shared = group.maximum([measured.scales])
+        counts = tuple(plan.quantizer.num_scales(own) for own in sizes)
+        self._scales = split(shared, counts)
+        self._own_scales = split(plan.quantizer.own_scales(shared, measured), counts)
 
     @property
     def tensors(self) -> Tensors:
@@ -34,11 +37,11 @@ class Memory:
         return list(self._tensors.values())
 
     def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
-        places, scales, start = self._touched(piece)
+        places, scales, start = self._touched(piece, self._own_scales)
         words, tensors = self._plan.quantizer.encode_span(
             [self._tensors[place] for place in places],
             scales,
-            self._key,
+            self._bits,
             (start, piece.size),
             self._plan.exchanges[piece.number].num_added(self._group.size),
             position=self._plan.buckets[piece.number].position + piece.start,
@@ -48,7 +51,8 @@ class Memory:
         return words[None]
 
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
-        places, scales, start = self._touched(piece)
+        places, scales, start = self._touched(piece, self._scales)
+        position = self._plan.buckets[piece.number].position + piece.start
         tensors = self._plan.quantizer.decode_span(
             received.words,
             received.total,
@@ -57,11 +61,12 @@ class Memory:
             (start, piece.size),
             received.num_added,
             received.num_workers,
+            self._plan.quantizer.dither(self._group, position),
             after=after,
         )
         self._tensors |= zip(places, tensors, strict=True)
 
-    def _touched(self, piece: Piece) -> tuple[tuple[int, ...], jax.Array, int]:
+    def _touched(self, piece: Piece, scales: list[jax.Array]) -> tuple[tuple[int, ...], jax.Array, int]:
         """The tensors in which a piece lies, their scales, and where it begins in the first of them."""
         bucket, count = self._plan.buckets[piece.number], self._plan.quantizer.num_scales
         first, before = 0, 0
@@ -73,5 +78,5 @@ class Memory:
             end += bucket.sizes[last]
             last += 1
         start = count(bucket.sizes[:first])
-        scales = self._scales[piece.number][start : start + count(bucket.sizes[first:last])]
-        return bucket.places[first:last], scales, piece.start - before
+        touched = scales[piece.number][start : start + count(bucket.sizes[first:last])]
+        return bucket.places[first:last], touched, piece.start - before

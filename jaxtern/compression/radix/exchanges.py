@@ -109,7 +109,7 @@ class Gather(Exchange):
         return Received(rows, 1, group.size, kept=(words,))
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
-        return all_gather(quantizer.num_words(size, 1), num_workers)
+        return quantizer.coded(all_gather(quantizer.num_words(size, 1), num_workers), 1)
 
 
 class Sum(Exchange):
@@ -127,7 +127,7 @@ class Sum(Exchange):
         return Received(added, group.size, group.size, kept=(local,))
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
-        return all_reduce(quantizer.num_words(size, num_workers), num_workers)
+        return quantizer.coded(all_reduce(quantizer.num_words(size, num_workers), num_workers), num_workers)
 
 
 class Scatter(Exchange):
@@ -169,7 +169,8 @@ class Scatter(Exchange):
         num_added = self._added_in_shards(num_workers)
         shard = quantizer.shard_words(quantizer.num_words(size, 1), num_workers, num_added)
         back = quantizer.num_words(quantizer.num_places(shard), num_added)
-        return all_to_all(shard * num_workers, num_workers) + all_gather(back, num_workers)
+        there, then = all_to_all(shard * num_workers, num_workers), all_gather(back, num_workers)
+        return quantizer.coded(there, 1) + quantizer.coded(then, num_added)
 
 
 class TwoWay(Scatter):

@@ -89,38 +89,44 @@ class Buckets:
         """Takes float32 tensors."""
         self.tensors: list[jax.Array] = list(workers[0])
         self.sent: list[Tensors] | None = [list(own) for own in workers] if group.tracks else None
-        self._plan, self._workers, self._group, self._keys = plan, workers, group, group.keys()
+        self._plan, self._workers, self._group, self._bits = plan, workers, group, plan.quantizer.bits(group)
         self._scales: dict[int, jax.Array] = {}
 
     def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
         """uint32[V, W] words of the workers here; where order matters, once `after` exists."""
         quantizer, bucket = self._plan.quantizer, self._plan.buckets[piece.number]
         flats = [concatenate([own[place] for place in bucket.places]) for own in self._workers]
-        scales = self._group.maximum([quantizer.local_scales(flat, bucket.sizes) for flat in flats])
+        measured = [quantizer.measure(flat, bucket.sizes) for flat in flats]
+        scales = self._group.maximum([own.scales for own in measured])
         self._scales[piece.number] = scales
         added = self._plan.exchanges[piece.number].num_added(self._group.size)
         words = [
-            quantizer.encode(flat, scales, key, bucket.sizes, added, position=bucket.position)
-            for flat, key in zip(flats, self._keys, strict=True)
+            quantizer.encode(
+                flat, quantizer.own_scales(scales, own), bits, bucket.sizes, added, position=bucket.position
+            )
+            for flat, own, bits in zip(flats, measured, self._bits, strict=True)
         ]
-        for sent, own in zip(self.sent or (), words, strict=False):
-            decoded = quantizer.decode(own[None], scales, bucket.sizes, added, 1)
+        for sent, own, bits in zip(self.sent or (), words, self._bits, strict=False):
+            dither = quantizer.dither(self._group, bucket.position, bits)
+            decoded = quantizer.decode(own[None], scales, bucket.sizes, added, 1, dither)
             _replace(sent, bucket, split(decoded, bucket.sizes))
         return jnp.stack(words)
 
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
         """Keeps the mean of a piece; likewise."""
         bucket, scales = self._plan.buckets[piece.number], self._scales[piece.number]
-        quantizer, counts = self._plan.quantizer, (received.num_added, received.num_workers)
+        quantizer = self._plan.quantizer
+        dither = quantizer.dither(self._group, bucket.position)
+        rest = received.num_added, received.num_workers, dither
         if self._plan.is_in_place:
             into = [self.tensors[place] for place in bucket.places]
-            arguments = received.words, received.total, scales, into, (0, bucket.size), *counts
+            arguments = received.words, received.total, scales, into, (0, bucket.size), *rest
             means = quantizer.decode_span(*arguments, after=())
         else:
             words = received.words
             if received.total is not None:
                 words = jnp.concatenate([words, received.total - words])
-            means = split(quantizer.decode(words, scales, bucket.sizes, *counts), bucket.sizes)
+            means = split(quantizer.decode(words, scales, bucket.sizes, *rest), bucket.sizes)
         _replace(self.tensors, bucket, means)
 
 

@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from jaxtern.compression.arguments import as_integer, require_number
+from jaxtern.compression.network.links import Traffic
 from jaxtern.compression.radix import scales as scales_lib
+from jaxtern.compression.radix.gaussian import MIN_SCALE, ROUNDINGS, Code, best_code, entropy
+from jaxtern.compression.radix.scales import Measured
+from jaxtern.compression.reducer import Group
 from jaxtern.kernels import (
     Segments,
     decode_span,
@@ -21,33 +26,43 @@ from jaxtern.kernels import (
     ternary_encode,
 )
 from jaxtern.kernels.dispatch import IMPLEMENTATIONS
+from jaxtern.kernels.dither import Dither, dithered, nearest
 from jaxtern.kernels.noise import LANES
 from jaxtern.kernels.radix import MAX_RADIX, RUN
+from jaxtern.kernels.rotation import BLOCK
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
-    """Stochastic digits {-L, ..., L} times a shared scale; with L = 1 the ternary ones of TernGrad (Wen et al. 2017).
+    """Digits {-L, ..., L} times a shared scale; with L = 1 ternary ones.
 
-    Scales travel first: every worker computes its own, the elementwise maximum is shared, and all encode with the same.
+    Scales travel first: every worker measures its own, and the elementwise maximum is shared. All decode with it.
     `num_added` is the number of workers whose words an exchange adds as integers.
 
     Attributes:
-      clip_sigmas: c: gradients are clipped at c standard deviations of their tensor; 0: not at all.
-      scale: "exact", or "pow2" to round scales up to powers of two.
-      block_size: elements under one scale; None: the whole tensor.
-      levels: L, levels a side; 1 is ternary.
-      implementation: of the kernels, "auto", "reference", "native" or "mosaic".
+      clip_sigmas, scale, block_size, levels, rotation, rounding, implementation: as in `jaxtern.quantized`.
     """
 
-    clip_sigmas: Any = 2.5
+    clip_sigmas: Any = None
     scale: str = "exact"
     block_size: int | None = None
     levels: int = 1
+    rotation: bool = True
+    rounding: str = "dither"
     implementation: str = "auto"
 
     def __post_init__(self):
-        require_number("clip_sigmas", self.clip_sigmas)
+        clip: Any = self.clip_sigmas
+        if clip is not None:
+            require_number("clip_sigmas", clip)
+        if self.rotation and isinstance(clip, Tracer):
+            raise ValueError("clip_sigmas is traced: must be known when a program is compiled, with rotation=True")
+        if not (clip is None or isinstance(clip, Tracer)):
+            object.__setattr__(self, "clip_sigmas", float(clip))
+        if self.rotation and self.clip_sigmas and self.clip_sigmas < MIN_SCALE:
+            raise ValueError(f"clip_sigmas={self.clip_sigmas!r}: must be 0, or {MIN_SCALE} or more, with rotation")
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding={self.rounding!r}: must be one of {', '.join(ROUNDINGS)}")
         if self.scale not in scales_lib.ROUNDINGS:
             raise ValueError(f"scale={self.scale!r}: must be one of {', '.join(scales_lib.ROUNDINGS)}")
         object.__setattr__(self, "levels", as_integer("levels", self.levels, 1, 32767))
@@ -55,9 +70,19 @@ class Quantizer:
             object.__setattr__(self, "block_size", as_integer("block_size", self.block_size, 1))
         if self.implementation not in IMPLEMENTATIONS:
             raise ValueError(f"implementation={self.implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
+        if self.rotation and self.scale != "exact":
+            raise ValueError(f"scale={self.scale!r}: must be 'exact' with rotation")
 
     def _segments(self, sizes: tuple[int, ...]) -> Segments:
-        return Segments(sizes, self.block_size)
+        return Segments(sizes, self.block_size or (BLOCK if self.rotation else None))
+
+    @property
+    def code(self) -> Code | None:
+        """How rotated elements, which are nearly normal, are clipped and become digits; None where they are not."""
+        if not self.rotation or self.clip_sigmas == 0:
+            return None
+        best = best_code(self.levels, self.rounding)
+        return best if self.clip_sigmas is None else best._replace(scale=float(self.clip_sigmas))
 
     def radix(self, num_added: int) -> int:
         """2LN + 1, the smallest radix in which the digits of `num_added` workers add without a carry."""
@@ -67,9 +92,29 @@ class Quantizer:
         """Keywords of all kernels."""
         return {"radix": self.radix(num_added), "levels": self.levels, "implementation": self.implementation}
 
-    def local_scales(self, gradient: jax.Array | Sequence[jax.Array], sizes: tuple[int, ...]) -> jax.Array:
-        """float32[n] gradient of tensors of these `sizes`, or these tensors, to this worker's float32 scales."""
-        return scales_lib.local_scales(gradient, self._segments(sizes), self.clip_sigmas, self.implementation)
+    def measure(self, gradient: jax.Array | Sequence[jax.Array], sizes: tuple[int, ...]) -> Measured:
+        """float32[n] gradient of tensors of these `sizes`, or these tensors, to this worker's own scales."""
+        clip = self.code.scale if self.code else 2.5 if self.clip_sigmas is None else self.clip_sigmas
+        return scales_lib.measure(gradient, self._segments(sizes), clip, self.rotation, self.implementation)
+
+    def own_scales(self, shared: jax.Array, measured: Measured) -> jax.Array:
+        """The scales that a worker encodes with, of those that all share."""
+        return scales_lib.stretch(shared, measured, self.code) if self.code else shared
+
+    def bits(self, group: Group) -> list[jax.Array]:
+        """For each worker on this device, what `encode` takes as its key."""
+        if self.rounding == "nearest":
+            return [nearest()] * group.local_workers
+        if self.rounding == "stochastic":
+            return group.keys()
+        return [dithered(group.shared_key("dither"), index, group.size) for index in group.indices()]
+
+    def dither(self, group: Group, position: int, own: jax.Array | None = None) -> Dither | None:
+        """What `decode` takes off the mean of all, or, given their bits, off a worker's own digits."""
+        if self.rounding != "dither":
+            return None
+        bits = dithered(group.shared_key("dither"), 0, group.size) if own is None else own
+        return Dither(bits, group.size if own is None else 1, position)
 
     def encode(
         self,
@@ -86,11 +131,18 @@ class Quantizer:
         return ternary_encode(gradient, rounded, key, segments, offset=position, **self._options(num_added))
 
     def decode(
-        self, words: jax.Array, scales: jax.Array, sizes: tuple[int, ...], num_added: int, num_workers: int
+        self,
+        words: jax.Array,
+        scales: jax.Array,
+        sizes: tuple[int, ...],
+        num_added: int,
+        num_workers: int,
+        dither: Dither | None = None,
     ) -> jax.Array:
         """uint32[rows, words], each row the sum of `num_added` workers' words, to the float32[n] mean of all."""
         rounded, segments = scales_lib.round_scales(scales, self.scale), self._segments(sizes)
-        return ternary_decode(words, rounded, segments, num_workers=num_workers, **self._options(num_added))
+        options = self._options(num_added) | {"num_workers": num_workers, "dither": dither}
+        return ternary_decode(words, rounded, segments, **options)
 
     def encode_span(
         self,
@@ -117,6 +169,7 @@ class Quantizer:
         span: tuple[int, int],
         num_added: int,
         num_workers: int,
+        dither: Dither | None = None,
         *,
         after: Sequence[jax.Array],
     ) -> list[jax.Array]:
@@ -126,7 +179,7 @@ class Quantizer:
         """
         rounded, segments = scales_lib.round_scales(scales, self.scale), self._segments(tuple(t.size for t in tensors))
         options = self._options(num_added) | {"start": span[0], "size": span[1], "total": total, "after": after}
-        return decode_span(words, rounded, segments, tensors, num_workers=num_workers, **options)
+        return decode_span(words, rounded, segments, tensors, num_workers=num_workers, dither=dither, **options)
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
         """`size` or little more, an extent in which buckets are encoded and decoded in pieces; None: only whole.
@@ -161,6 +214,13 @@ class Quantizer:
         `position`, a uint32 scalar, is that of the shard's first element in the noise of `key`.
         """
         return shard_mean(words, key, position, levels=self.levels, implementation=self.implementation)
+
+    def coded(self, traffic: Traffic, num_added: int) -> Traffic:
+        """The traffic of words of so many workers' sums, with what a perfect coder would save."""
+        if self.code is None:
+            return traffic
+        sent = 32 / digits_per_word(self.radix(num_added))
+        return traffic._replace(saved=traffic.bytes * (1 - entropy(self.code, num_added) / sent))
 
     def num_places(self, width: int) -> int:
         """Elements for which `width` words of one worker have a place."""

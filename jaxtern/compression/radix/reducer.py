@@ -1,5 +1,8 @@
 """The radix reducer: quantized tensors, whose digits travel in words that add exactly."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -11,13 +14,37 @@ from jaxtern.compression.radix.buckets import BUCKET_SIZE, plan_buckets
 from jaxtern.compression.radix.cpu_chain import Memory
 from jaxtern.compression.radix.exchanges import EXCHANGES, choose_exchange
 from jaxtern.compression.radix.quantizer import Quantizer
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, carry_nothing, stateless
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, stateless
+from jaxtern.kernels import rotate
 
 _IN_PLACE_SIZE = 2**16  # elements; below, the kernels are XLA's code, and better left to it as a whole
 
 
 def ternary(
-    clip_sigmas: float = 2.5,
+    clip_sigmas: float | None = None,
+    scale: str = "exact",
+    block_size: int | None = None,
+    rotation: bool = True,
+    rounding: str = "dither",
+    exchange: str = "auto",
+    bucket_size: int | None = BUCKET_SIZE,
+    network: Network | None = None,
+    implementation: str = "auto",
+) -> Reducer:
+    """Ternary digits times a shared scale: 1.6 bits an element of each worker.
+
+    Args: as `quantized`, with one level a side.
+
+    References:
+      Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017; and those
+      of `quantized`.
+    """
+    arguments = clip_sigmas, scale, block_size, rotation, rounding, exchange, bucket_size, network, implementation
+    return quantized(1, *arguments)
+
+
+def terngrad(
+    clip_sigmas: float | None = None,
     scale: str = "exact",
     block_size: int | None = None,
     exchange: str = "auto",
@@ -25,39 +52,49 @@ def ternary(
     network: Network | None = None,
     implementation: str = "auto",
 ) -> Reducer:
-    """Ternary digits times a shared scale, stochastically rounded: 1.6 bits an element of each worker.
+    """TernGrad itself: ternary digits of the gradient as it is, clipped at c deviations and stochastically rounded.
 
     Every worker's tensor g becomes s t with trits t in {-1, 0, 1}: s = max over workers of min(c sigma, max|g|), and
     P(t != 0) = min(|g|/s, 1), so the mean is an unbiased estimate of the mean of the clipped gradients.
 
-    Args: as `quantized`, with one level a side.
+    Args: as `quantized`.
 
     Reference:
       Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017.
     """
-    return quantized(1, clip_sigmas, scale, block_size, exchange, bucket_size, network, implementation)
+    rest = exchange, bucket_size, network, implementation
+    return quantized(1, clip_sigmas, scale, block_size, False, "stochastic", *rest)
 
 
 def quantized(
     levels: int = 7,
-    clip_sigmas: float = 2.5,
+    clip_sigmas: float | None = None,
     scale: str = "exact",
     block_size: int | None = None,
+    rotation: bool = True,
+    rounding: str = "dither",
     exchange: str = "auto",
     bucket_size: int | None = BUCKET_SIZE,
     network: Network | None = None,
     implementation: str = "auto",
 ) -> Reducer:
-    """Digits of L levels a side times a shared scale, stochastically rounded, packed and added exactly.
+    """Digits of L levels a side times a shared scale, packed and added exactly.
 
-    The digit q of g is floor(L clip(g/s, -1, 1) + u), u uniform in [0, 1); the mean is s/(L N) times the sum of all
-    workers' digits, an exact integer. So E[mean] is the mean of the clipped gradients.
+    Each tensor is turned by a random rotation R, the same on all workers, after which its elements are nearly normal.
+    The digit q of an element x is floor(L clip(a x/s, -1, 1) + u). The mean is R^-1 s/(L N) times the sum over workers
+    of q - u + 1/2: an integer, but for the dither u, which everybody knows. The factor a makes up for what is clipped:
+    E[x y] = E[x^2], y being what stands for x (docs/design.md).
 
     Args:
       levels: L, levels a side, 1 to 32767.
-      clip_sigmas: c, in standard deviations of a worker's tensor; 0: no clipping. It may be traced.
-      scale: "exact", or "pow2" to round scales up to powers of two.
-      block_size: elements under one scale; None: the whole tensor.
+      clip_sigmas: s in standard deviations of a worker's elements, where rotated those of a normal variable with the
+        same E[x^2] / E|x|; 0: the largest element. None: what has the least noise, or without rotation 2.5. Without
+        rotation it may be traced.
+      scale: "exact", or without rotation "pow2" to round scales up to powers of two.
+      block_size: elements under one scale; None: 4096 with rotation, else the whole tensor.
+      rotation: whether tensors are rotated before they are rounded.
+      rounding: "dither" draws u for all workers alike, shifted for each, and takes it off again; "stochastic" draws it
+        for each worker, and leaves it; of "nearest" u is 1/2, and only the rotation makes the mean unbiased.
       exchange: "gather", "sum" and "scatter" give the same mean, bit for bit, over different collectives; "auto" is
         whichever of them is fastest by `network`. "two_way" sends fewest bits from four workers on, by rounding the
         mean once more before it is sent back: unbiased still, but noisier.
@@ -67,36 +104,66 @@ def quantized(
       network: the links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
       implementation: of the kernels, "auto", "reference", "native" or "mosaic".
 
+    References:
+      Suresh et al., Distributed Mean Estimation with Limited Communication, ICML 2017 (rotation); Roberts, Picture
+      Coding Using Pseudo-Random Noise, 1962 (dither); Suresh et al., Correlated Quantization for Distributed Mean
+      Estimation and Optimization, ICML 2022 (its shifts).
+
     Raises:
       ValueError: for an argument out of its range; from `reduce`, for an exchange that cannot add so many workers.
     """
-    quantizer = Quantizer(clip_sigmas, scale, block_size, levels, implementation)
+    quantizer = Quantizer(clip_sigmas, scale, block_size, levels, rotation, rounding, implementation)
     if exchange not in ("auto", *EXCHANGES):
         raise ValueError(f"exchange={exchange!r}: must be one of auto, {', '.join(EXCHANGES)}")
     bucket_size = None if bucket_size is None else as_integer("bucket_size", bucket_size, 1)
-    links = network or Network()
+    plan = functools.partial(_plan, quantizer, exchange, bucket_size, network or Network())
+    reduce = functools.partial(_reduce, plan, bucket_size)
+    return Reducer(stateless, reduce, lambda layout, num_workers: _traffic(plan(layout, num_workers), num_workers))
 
-    def plan(layout: Layout, num_workers: int) -> pipeline.Plan:
-        buckets = plan_buckets(layout, bucket_size)
-        chosen = [choose_exchange(exchange, quantizer, each.size, num_workers, links) for each in buckets]
-        return pipeline.Plan(buckets, quantizer, chosen, links)
 
-    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        workers = [[jnp.asarray(tensor, jnp.float32) for tensor in own] for own in workers]
-        planned = _suit_device(plan(group.layout, group.size), group, bucket_size)
-        is_chained = planned.piece_size is not None
-        store = Memory(planned, workers[0], group) if is_chained else pipeline.Buckets(planned, workers, group)
-        pipeline.run(planned, pipeline.list_pieces(planned, group), store, group)
-        return Reduced(store.tensors, carry_nothing(group), store.sent)
+def _plan(
+    quantizer: Quantizer, exchange: str, bucket_size: int | None, links: Network, layout: Layout, num_workers: int
+) -> pipeline.Plan:
+    buckets = plan_buckets(layout, bucket_size)
+    chosen = [choose_exchange(exchange, quantizer, each.size, num_workers, links) for each in buckets]
+    return pipeline.Plan(buckets, quantizer, chosen, links)
 
-    def traffic(layout: Layout, num_workers: int) -> Traffic:
-        planned, total = plan(layout, num_workers), Traffic()
-        for bucket, way in zip(planned.buckets, planned.exchanges, strict=True):
-            scales = all_reduce(quantizer.num_scales(bucket.sizes), num_workers)
-            total += scales + way.traffic(quantizer, bucket.size, num_workers)._replace(ways=(way.name,))
-        return total
 
-    return Reducer(stateless, reduce, traffic)
+def _reduce(
+    plan: Callable[[Layout, int], pipeline.Plan],
+    bucket_size: int | None,
+    workers: list[Tensors],
+    state: State,
+    group: Group,
+) -> Reduced:
+    planned = _suit_device(plan(group.layout, group.size), group, bucket_size)
+    turn = functools.partial(_turn, planned.quantizer, group)
+    workers = [turn([jnp.asarray(tensor, jnp.float32) for tensor in own]) for own in workers]
+    is_chained = planned.piece_size is not None
+    store = Memory(planned, workers[0], group) if is_chained else pipeline.Buckets(planned, workers, group)
+    pipeline.run(planned, pipeline.list_pieces(planned, group), store, group)
+    sent = store.sent and [turn(own, is_inverse=True) for own in store.sent]
+    return Reduced(turn(store.tensors, is_inverse=True), state, sent)
+
+
+def _turn(quantizer: Quantizer, group: Group, tensors: Tensors, is_inverse: bool = False) -> Tensors:
+    """Each tensor rotated, or as it is; those that vary over different axes are not joined."""
+    turned = list(tensors)
+    for kind in dict.fromkeys(group.layout.varying) if quantizer.rotation else ():
+        places = [place for place, own in enumerate(group.layout.varying) if own == kind]
+        key, own = group.shared_key("rotation"), [tensors[place] for place in places]
+        parts = rotate(own, key, is_inverse=is_inverse, implementation=quantizer.implementation)
+        for place, part in zip(places, parts, strict=True):
+            turned[place] = part
+    return turned
+
+
+def _traffic(plan: pipeline.Plan, num_workers: int) -> Traffic:
+    total = Traffic()
+    for bucket, way in zip(plan.buckets, plan.exchanges, strict=True):
+        scales = all_reduce(plan.quantizer.num_scales(bucket.sizes), num_workers)
+        total += scales + way.traffic(plan.quantizer, bucket.size, num_workers)._replace(ways=(way.name,))
+    return total
 
 
 def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> pipeline.Plan:

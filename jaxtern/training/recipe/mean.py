@@ -14,7 +14,7 @@ class _MeanSection(Section):
     """How the workers' gradients become their mean. An option stands for nothing where the method does not have it.
 
     Attributes:
-      method: "ternary", "quantized", "top_k", "dgc", "low_rank", "sign", or "float" for a plain mean.
+      method: "ternary", "terngrad", "quantized", "top_k", "dgc", "low_rank", "sign", or "float" for a plain mean.
       float_epochs: F: every F-th epoch exchanges float gradients; 0: none does. What a method carries waits meanwhile.
       compress_from: step from which on gradients are compressed; before, they are float.
       density_warmup: densities of the first epochs, one each, of a method that has a density; float needs none.

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
+from jaxtern.training import LOSSES
 from jaxtern.training.recipe.field_types import Pattern, Section, Share, between, is_expression
 from jaxtern.training.recipe.masks import split_slice
 
@@ -19,6 +20,7 @@ class ModelSection(Section):
       precision: of activations and products, "float32", "bfloat16" or "float16", which scales the loss, and skips steps
         whose gradients overflow on any worker, which schedules do not count; weights are float32.
       loss_scale: at the start, for "float16".
+      loss: "cross_entropy", or one of your own that the recipe's file has put into `jaxtern.training.LOSSES`.
       label_smoothing: share of the target that is spread over all classes.
       init_from: a run's folder, one of its checkpoints, or a .safetensors file of torchvision's weights to start from.
       init_exclude: regular expressions; a tensor whose whole path matches one starts fresh.
@@ -35,6 +37,7 @@ class ModelSection(Section):
     batch_norm: Literal["local", "first", "sync"] = "local"
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     loss_scale: Annotated[float, between(1)] = 2.0**15
+    loss: str = "cross_entropy"
     label_smoothing: Share = 0.0
     init_from: str | None = None
     init_exclude: tuple[Pattern, ...] = ()
@@ -42,3 +45,11 @@ class ModelSection(Section):
     train_only: tuple[Pattern, ...] = ()
     freeze: tuple[Annotated[str, lambda entry: is_expression(split_slice(entry)[0])], ...] = ()
     average_decay: Share = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        known = ("cross_entropy", *LOSSES)
+        self.require(self.loss in known, "loss", f"must be one of {', '.join(known)}")
+        self.require(
+            self.loss == known[0] or not self.label_smoothing, "label_smoothing", f"must be 0 of {self.loss!r}"
+        )

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from jaxtern.training.recipe.field_types import Natural, NonNegative, Pattern, Positive, Section, Share, between
 from jaxtern.training.recipe.rates import is_rate_string, parse_rates
 
-SCHEDULES = ("fixed", "exponential", "piecewise", "polynomial", "cosine")
+OVER_ALL_STEPS = ("polynomial", "cosine")  # schedules whose rates depend on run.num_steps
+SCHEDULES = ("fixed", "exponential", "piecewise", *OVER_ALL_STEPS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +19,10 @@ class OptimizerSection(Section):
       name: "sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars" or "lamb".
       momentum: of "momentum", "nesterov" and "lars".
       trust_coefficient: of "lars".
+      beta1: decay of the mean of gradients of "adam", "adamw" and "lamb".
+      beta2: decay of the mean of their squares, likewise.
+      rms_decay: of "rmsprop".
+      epsilon: added to the root of that mean, or under it of "rmsprop"; None: 1e-8, of "lamb" 1e-6, of "rmsprop" 1.
       learning_rate: at the start.
       rate_batch_size: the batch that the rate is meant for: it is times batch_size / rate_batch_size; None: for any.
       schedule: "fixed", "exponential" (a staircase), "piecewise", "polynomial" or "cosine" (both to `end_rate` at the
@@ -28,9 +33,9 @@ class OptimizerSection(Section):
       decay_factor: by which each stair multiplies the rate.
       power: of "polynomial": rate (1 - t/T)^power.
       end_rate: of "polynomial" and "cosine".
-      warmup_steps: in which the rate rises linearly from `warmup_rate` to `warmup_peak`.
+      warmup_steps: in which the rate rises linearly from `warmup_rate` to `warmup_peak`; a run may end before.
       warmup_rate: rate at step 0 of the warm-up.
-      warmup_peak: rate that it rises to; None: what the schedule has behind it.
+      warmup_peak: rate that it rises to; None: what the schedule has behind it, or `learning_rate` if the run ends.
       weight_decay: factor of L2 over what is decayed.
       weight_decay_mode: "loss": weight_decay * sum(w^2) / 2 is part of every worker's loss, so of what is compressed;
         "decoupled": rate * weight_decay * w is taken off the weights. "adamw", "lars" and "lamb" decay by themselves.
@@ -40,6 +45,10 @@ class OptimizerSection(Section):
     name: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars", "lamb"] = "momentum"
     momentum: Share = 0.9
     trust_coefficient: NonNegative = 0.001
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    rms_decay: Share = 0.9
+    epsilon: Annotated[float, between(1e-30)] | None = None
     learning_rate: NonNegative = 0.01
     rate_batch_size: Positive | None = None
     schedule: str = "fixed"

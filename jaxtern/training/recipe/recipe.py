@@ -26,7 +26,7 @@ class Recipe:
 
     def __post_init__(self):
         """Refuses sections that do not go together."""
-        run, fast, schedule = self.run, self.mean.worker_devices, self.optimizer.schedule
+        run, fast = self.run, self.mean.worker_devices
         of_device = run.batch_size // run.num_workers // fast
         need = f"each worker's part must be a multiple of mean.devices_per_worker={fast}"
         run.require(run.batch_size // run.num_workers % fast == 0, "batch_size", need)
@@ -37,10 +37,6 @@ class Recipe:
         has_two = self.mean.has_momentum and self.optimizer.name in ("momentum", "nesterov", "lars")
         need = f"must be another, as sgd, where mean.method={self.mean.method!r}, which has the momentum"
         self.optimizer.require(not has_two, "name", need)
-        # the rate would rise to what these schedules have at the last step, which is mostly 0
-        is_over = schedule in ("polynomial", "cosine") and self.optimizer.warmup_steps >= run.num_steps
-        need = f"must be below run.num_steps={run.num_steps} where schedule={schedule!r}"
-        self.optimizer.require(not is_over, "warmup_steps", need)
 
     @classmethod
     def from_dict(cls, values: dict[str, dict[str, Any]]) -> "Recipe":

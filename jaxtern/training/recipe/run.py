@@ -22,6 +22,7 @@ class RunSection(Section):
         before an evaluation, a checkpoint, or a change from or to float gradients goes step by step.
       seed: of the weights, the order of the examples and the noise.
       log_every: steps between lines of the log; those of a call are written when it has ended.
+      histograms_every: steps between histograms and shares of zeros of every tensor, of weights and of mean gradients.
       evaluate_every: steps between evaluations on the test split; 0: only at the end.
       compare_every: steps between comparisons of the devices' copies of weights, optimiser and all else they share,
         which stop the run where one differs; they are compared before every checkpoint, too. 0: never.
@@ -40,6 +41,7 @@ class RunSection(Section):
     steps_per_call: Positive = 1
     seed: Natural = 0
     log_every: Positive = 100
+    histograms_every: Natural = 0
     evaluate_every: Natural = 0
     compare_every: Natural = 100
     checkpoint_every: Positive = 1000

@@ -7,31 +7,39 @@ from jaxtern.planning.forecast import Forecast
 from jaxtern.training.run.metrics import read_metrics
 
 
-def plot_curves(workdir: Path, title: str) -> Path:
-    """Draws loss, accuracy and learning rate of `<workdir>/metrics.jsonl` into `<workdir>/curves.png`."""
+def plot_curves(workdir: Path, title: str, loss: str) -> Path:
+    """Draws `<workdir>/metrics.jsonl` into `<workdir>/curves.png`: loss by its parts, accuracy, rate and norms.
+
+    Args:
+      workdir: of the run.
+      title: of the picture.
+      loss: the recipe's, which the test split is evaluated by.
+    """
     from matplotlib.figure import Figure  # here, because importing it takes a second
 
     records = read_metrics(workdir)
-
-    def series(name: str, factor: float = 1.0) -> tuple[list[int], list[float]]:
-        chosen = [record for record in records if name in record]
-        return [record["step"] for record in chosen], [record[name] * factor for record in chosen]
-
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    loss, accuracy, rate = figure.subplots(1, 3)
-    loss.plot(*series("loss"), label="train", color="tab:blue")
-    loss.plot(*series("test/loss"), label="test", color="tab:orange", marker=".")
-    loss.set(yscale="log", title="loss")
-    accuracy.plot(*series("accuracy", 100), label="train", color="tab:blue")
-    accuracy.plot(*series("test/precision_at_1", 100), label="test", color="tab:orange", marker=".")
-    accuracy.set(title="accuracy, %")
-    rate.plot(*series("learning_rate"), color="tab:green")
-    rate.set(title="learning rate")
-    for axes in (loss, accuracy, rate):
-        axes.set_xlabel("step")
+    parts = sorted({name for record in records for name in record if name.startswith("loss/")})
+    main, *others = sorted(parts, key=lambda name: not name.endswith(loss)) or ["loss"]
+    names = [main, "test/loss", *others, *["loss"] * bool(others)]
+    kinds = {"test/loss": f"test, {loss}", "loss": "train, all of it"}
+    losses = {name: kinds.get(name, f"train, {name.removeprefix('loss/')}").replace("_", " ") for name in names}
+    panels = {
+        "loss": losses,
+        "accuracy, %": {"accuracy": "train", "test/precision_at_1": "test"},
+        "learning rate": {"learning_rate": "rate"},
+        "norms": {"gradient_norm": "mean gradient", "weight_norm": "weights"},
+    }
+    figure = Figure(figsize=(16, 3.6), layout="constrained")
+    for axes, (subject, lines) in zip(figure.subplots(1, len(panels)).flat, panels.items(), strict=True):
+        for name, label in lines.items():
+            points = [(record["step"], record[name]) for record in records if name in record]
+            steps, values = zip(*points, strict=True) if points else ((), ())
+            factor = 100 if subject.endswith("%") else 1
+            axes.plot(steps, [factor * value for value in values], label=label, marker="." * name.startswith("test/"))
+        axes.set(title=subject, xlabel="step", yscale="log" if subject in ("loss", "norms") else "linear")
         axes.grid(alpha=0.3)
-    loss.legend()
-    accuracy.legend()
+        if len(lines) > 1:
+            axes.legend(fontsize="small")
     figure.suptitle(title)
     path = workdir / "curves.png"
     figure.savefig(path, dpi=120)

@@ -159,10 +159,12 @@ def find_difference(digests: np.ndarray, devices: Sequence[Any], hosts: Sequence
 
 
 def _describe(numbers: list[int], devices: Sequence[Any], hosts: Sequence[str]) -> str:
-    """Devices by process, as in "device 1 of process 0 (host a), devices 4, 5 of process 2 (host b)"."""
+    """Devices by process, counted in each, as "device 1 of process 0 (host a), devices 0, 1 of process 2 (host b)"."""
     by_process: dict[int, list[str]] = {}
     for number in numbers:
-        by_process.setdefault(devices[number].process_index, []).append(str(devices[number].id))
+        process = devices[number].process_index
+        place = sum(each.process_index == process for each in devices[:number])
+        by_process.setdefault(process, []).append(str(place))
     several = len({device.process_index for device in devices}) > 1
     described = []
     for process, ids in by_process.items():

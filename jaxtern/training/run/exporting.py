@@ -35,28 +35,18 @@ def export_run(
       best: whether to take the checkpoint of best precision@1, of those that were evaluated as they were saved.
 
     Raises:
-      ValueError, OSError: if there is no such run or checkpoint, what its data were cannot be read, or they are text.
+      ValueError, OSError: if there is no such run or checkpoint, or what its data were cannot be read.
     """
     recipe = read_recipe(workdir)
     task = task_of(recipe.data)
-    if not task.of_images:
-        raise ValueError(f"workdir={str(workdir)!r}: networks of text (data.preprocessing) cannot be exported yet")
     facts = read_facts(workdir) if data_dir is None else None
     if facts is None:
         inputs = open_inputs(recipe.data, data_dir=data_dir)
         facts = facts_of(inputs.task, inputs.dataset)
-    input_shape = task.input_shape(example_shape_of(recipe.data, facts))
+    input_shape = task.input_shape(example_shape_of(recipe.data, facts) if task.of_images else ())
     network = create_network(recipe.model, input_shape, facts.num_classes, recipe.run.seed)
     run = SavedNetwork(workdir, recipe, network, facts.num_examples)
-    if best:
-        step = run.best_step()
-    if step is None:
-        step, state = run.use_latest(lambda newest: (newest, run.restore(newest)))
-    elif step in run.steps():
-        state = run.restore(step)
-    else:
-        there = ", ".join(map(str, run.steps())) or "none"
-        raise ValueError(f"step={step}: workdir={str(workdir)!r} holds no such checkpoint; available: {there}")
+    step, state = run.use(lambda found: (found, run.restore(found)), step, best)
     averaged = averaged and recipe.model.average_decay > 0
     return export_network(recipe, facts, run.graph, variables_of(state, averaged), step, averaged)
 
@@ -78,12 +68,13 @@ def export_network(
     weights = {path: np.asarray(leaf) for path, leaf in by_path(variables).items()}
     names, task = tuple(weights), task_of(recipe.data)
 
-    def predict(weights: dict[str, jax.Array], images: jax.Array) -> jax.Array:
+    def predict(weights: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
         variables = structure.unflatten([weights[name] for name in names])
-        return compute_logits(graph, task, variables, images)
+        # an example of text has one character more, the last one's label
+        return compute_logits(graph, task, variables, inputs if task.of_images else jnp.pad(inputs, [(0, 0), (0, 1)]))
 
-    height, width, channels = example_shape_of(recipe.data, facts)
-    shape = jax.export.symbolic_shape(f"b, {height}, {width}, {channels}")
+    input_shape = example_shape_of(recipe.data, facts) if task.of_images else task.input_shape(())
+    shape = jax.export.symbolic_shape(f"b, {', '.join(map(str, input_shape))}")
     likes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
     program = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(likes, jax.ShapeDtypeStruct(shape, jnp.uint8))
     manifest = Manifest(
@@ -97,7 +88,7 @@ def export_network(
         class_names=facts.class_names,
         preprocessing=recipe.data.preprocessing,
         image_size=recipe.data.image_size,
-        input_shape=(height, width, channels),
+        input_shape=input_shape,
         platforms=PLATFORMS,
     )
     return Artifact(manifest, bytes(program.serialize()), weights)

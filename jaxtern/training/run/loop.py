@@ -1,23 +1,30 @@
 """The loop: step after step to the last one, leaving nothing half done."""
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+from tqdm import tqdm
 
 from jaxtern.compression.report import WireReport
+from jaxtern.data.rendering import Batch
 from jaxtern.hosts.messages import meet
 from jaxtern.training.recipe.selection import by_path
 from jaxtern.training.run.calls import Call, plan_calls
 from jaxtern.training.run.divergence import DivergenceError
 from jaxtern.training.run.evaluation import Evaluation
-from jaxtern.training.run.metrics import MetricWriter, Progress, Scalars
+from jaxtern.training.run.metrics import MetricWriter, Scalars
 from jaxtern.training.run.run import Run
+from jaxtern.training.run.sheet import augment, tile
 from jaxtern.training.run.stopping import Stopped, StopSignals
+from jaxtern.training.step.loss import describe_loss
 from jaxtern.training.step.step import Metrics
+
+_SHOWN = 16  # of the first batch, in TensorBoard
 
 
 class NonFiniteError(Exception):
@@ -92,8 +99,10 @@ class _Loop:
     def __init__(self, run: Run, signals: StopSignals):
         self.taken, self.stopping = run.last_saved, False
         self._run, self._signals = run, signals
-        self._writer = MetricWriter(run.workdir, self.taken) if run.folder is not None else None
-        self._progress = Progress(self.taken, run.recipe.run.num_steps, shown=run.folder is not None)
+        self._writer = MetricWriter(run.workdir, self.taken, run.given) if run.folder is not None else None
+        hidden = self._writer is None or not sys.stderr.isatty()
+        total = run.recipe.run.num_steps
+        self._bar = tqdm(total=total, initial=self.taken, unit="step", dynamic_ncols=True, disable=hidden)
         self._batches = run.feed.batches(run.examples_seen, (call.num_steps for call in self.calls()))
         self._paths = list(by_path(run.state.params))
         self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
@@ -110,7 +119,10 @@ class _Loop:
     def take(self, call: Call) -> Evaluation | None:
         """Runs a call's steps; evaluates and saves where that is due, after the last one, and before a stop."""
         run, recipe, stops = self._run, self._run.recipe, self._signals.tell()
-        run.state, metrics = run.train_step(run.state, run.feed.examples, next(self._batches), call, stops)
+        batch = next(self._batches)
+        if self.taken == 0 and self._writer is not None and run.inputs.task.of_images:
+            self._show(batch, call, self._writer)
+        run.state, metrics = run.train_step(run.state, run.feed.examples, batch, call, stops)
         run.examples_seen += call.num_steps * recipe.run.batch_size
         self._read_pending()
         before, self.taken = self.taken, self.taken + call.num_steps
@@ -134,7 +146,7 @@ class _Loop:
     def close(self) -> None:
         """Ends the threads and processes that make batches, the bar and the records."""
         self._batches.close()
-        self._progress.close()
+        self._bar.close()
         if self._writer is not None:
             self._writer.close()
 
@@ -142,11 +154,8 @@ class _Loop:
         """Evaluates the weights as they are now, at `step`, on the test split."""
         start = time.perf_counter()
         result = self._run.evaluate()
-        self._write(step, {f"test/{name}": value for name, value in result._asdict().items()})
-        self._progress.print(
-            f"step {step}: test loss {result.loss:.4f}, precision@1 {result.precision_at_1:.2%},"
-            f" recall@5 {result.recall_at_5:.2%}"
-        )
+        self._write(step, {f"test/{name}": value for name, value in result.scalars().items()})
+        self._say(f"step {step}: {result.describe('test', self._run.recipe.model.loss)}")
         self._clock += time.perf_counter() - start
         return result
 
@@ -165,9 +174,15 @@ class _Loop:
         loss = rate = math.nan
         for number in range(call.num_steps):
             step = last - call.num_steps + 1 + number
-            scalars = self._check(step, {name: values[number] for name, values in fetched.items()})
+            own = jax.tree.map(lambda leaf, number=number: leaf[number], fetched)
+            histograms = own.pop("histograms", None)
+            scalars = self._check(step, own)
             loss, rate = scalars["loss"], self._note(step, scalars, call.phase, seconds / call.num_steps)
-        self._progress.update(loss, rate, call.num_steps)
+            if histograms is not None and self._writer is not None and histograms.counts.any():
+                names = [f"{kind}/{path}" for kind in ("weights", "gradients") for path in self._paths]
+                self._writer.write_histograms(step, names, histograms)
+        self._bar.set_postfix_str(f"loss {loss:.4f}, {rate:,.0f} examples/s", refresh=False)
+        self._bar.update(call.num_steps)
 
     def _note(self, step: int, scalars: Scalars, phase: int, seconds: float) -> float:
         """Examples a second since the last record, with this step, which is logged where that is due."""
@@ -205,20 +220,38 @@ class _Loop:
         """A line and a record: means since the last one."""
         means = {name: self._mean(name) for name in sorted({name for scalars in self._since for name in scalars})}
         rate = self._since[-1].get("learning_rate")  # where steps may be skipped, the schedule lags behind
-        record = {name: value for name, value in means.items() if not math.isnan(value)} | {
+        record = {name: value for name, value in means.items() if math.isfinite(value)} | {
             "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))) if rate is None else rate,
             "examples_per_second": examples_per_second,
+            "steps_per_second": examples_per_second / self._run.recipe.run.batch_size,
             "sent_bits_per_element": float(np.mean([wire.bits_per_element for wire in self._wires])),
+            "coded_bits_per_element": float(np.mean([wire.coded_bits_per_element for wire in self._wires])),
             "sent_bytes_per_step": float(np.mean([wire.bytes for wire in self._wires])),
         }
         self._write(step, record)
-        self._progress.print(
-            f"step {step}: loss {means['loss']:.4f}, accuracy {means.get('accuracy', math.nan):.2%},"
+        parts = {name.removeprefix("loss/"): mean for name, mean in means.items() if name.startswith("loss/")}
+        self._say(
+            f"step {step}: loss {describe_loss(means['loss'], parts)}, accuracy {means.get('accuracy', math.nan):.2%},"
             f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
         )
         self._since.clear()
         self._wires.clear()
         self._seconds = 0.0
+
+    def _show(self, batch: Batch, call: Call, writer: MetricWriter) -> None:
+        """Some of this host's first inputs, as TensorBoard shows them."""
+        first = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), batch)
+        rows = jax.tree.map(lambda leaf: (leaf if call.num_steps == 1 else leaf[0])[:_SHOWN], first)
+        resident = self._run.feed.examples
+        examples = None if resident is None else resident.addressable_data(0)
+        images, _ = augment(self._run.recipe, self._run.inputs.task, examples, rows)
+        writer.write_image(0, "inputs", tile(images))
+
+    def _say(self, line: str) -> None:
+        """A line above the bar, in one process."""
+        if self._writer is not None:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
 
     def _write(self, step: int, scalars: Scalars) -> None:
         """Where this process keeps the records."""

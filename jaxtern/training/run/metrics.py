@@ -1,32 +1,63 @@
-"""Where numbers go: a line of the log, metrics.jsonl, TensorBoard, a progress bar."""
+"""Where numbers go: metrics.jsonl, TensorBoard, and writers of a user's own."""
 
 import json
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] made on import
-from tensorboardX.summary import scalar
-from tqdm import tqdm
 
 from jaxtern.data.durable import replace_durably, sync
 from jaxtern.data.json_files import parse_json
+from jaxtern.training import WRITERS
+from jaxtern.training.recipe.recipe import Recipe
 
 Scalars = dict[str, float]
+_SCORES = {"test/loss": 0, "test/precision_at_1": 0}  # by which TensorBoard compares runs; it takes values elsewhere
+
+
+class EventFile:
+    """Events of TensorBoard.
+
+    They are written as they come: tensorboardX's SummaryWriter leaves them to a thread, which dies where the disk is
+    full, and whoever adds to its queue then waits for good. TensorBoard's own writer does so, too, and knows only
+    scalars; that of CLU needs TensorFlow.
+    """
+
+    def __init__(self, folder: Path, first_step: int):
+        """Opens a file for events of steps after `first_step`; TensorBoard forgets what older files have of them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventsWriter(str(folder / "events"))
+        self._add(first_step + 1, file_version="brain.Event:2")
+        self._add(first_step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.close = self._writer.close
+
+    def write(self, step: int, scalars: Scalars) -> None:
+        """Writes the scalars of one step."""
+        self.add(step, *(summary.scalar(name, value) for name, value in scalars.items()))
+
+    def add(self, step: int, *summaries: Any) -> None:
+        """Writes what `tensorboardX.summary` makes."""
+        for each in summaries:
+            self._add(step, summary=each)
+        self._writer.flush()
+
+    def _add(self, step: int, **content: Any) -> None:
+        self._writer.write_event(Event(step=step, wall_time=time.time(), **content))
 
 
 class MetricWriter:
     """Appends records to `<workdir>/metrics.jsonl` and TensorBoard events to `<workdir>/tensorboard`.
 
-    A resumed run drops the records after the step from which it resumes, so that none stands there twice. Events are
-    written as they come: tensorboardX's SummaryWriter leaves them to a thread, which dies where the disk is full, and
-    whoever adds to its queue then waits for good.
+    A resumed run drops the records after the step from which it resumes, so that none stands there twice.
     """
 
-    def __init__(self, workdir: Path, first_step: int):
-        """Opens both for records of steps after `first_step`.
+    def __init__(self, workdir: Path, first_step: int, recipe: Recipe | None = None):
+        """Opens both for records of steps after `first_step`, and `WRITERS` for those of a recipe.
 
         Raises:
           OSError: if that cannot be written, here and below.
@@ -35,23 +66,36 @@ class MetricWriter:
         kept = [record for record in read_metrics(workdir) if record["step"] <= first_step]
         replace_durably(self._path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self._path.open("a")
-        folder = workdir / "tensorboard"
-        folder.mkdir(exist_ok=True)
-        self._events = EventsWriter(str(folder / "events"))
-        self._add_event(first_step + 1, file_version="brain.Event:2")
-        # TensorBoard forgets what older files have of this step and after.
-        self._add_event(first_step + 1, session_log=SessionLog(status=SessionLog.START))
+        self._events, self._own = EventFile(workdir / "tensorboard", first_step), []
+        if recipe is not None:
+            fields = {
+                name: str(value) if isinstance(value, list) else value for name, value in recipe.by_name().items()
+            }
+            text = "\n".join(f"    {name} = {value!r}" for name, value in fields.items())  # indented as code
+            self._events.add(first_step, summary.text("recipe", text), *summary.hparams(fields, _SCORES))
+            self._own = [open_own(workdir, recipe.to_dict()) for open_own in WRITERS.values()]
 
     def write(self, step: int, scalars: Scalars) -> None:
         """Writes the scalars of one step."""
         self._file.write(json.dumps({"step": step, **scalars}) + "\n")
         self._file.flush()
-        for name, value in scalars.items():
-            self._add_event(step, summary=scalar(name, value))
-        self._events.flush()
+        self._events.write(step, scalars)
+        for write in self._own:
+            write(step, scalars)
 
-    def _add_event(self, step: int, **content: Any) -> None:
-        self._events.write_event(Event(step=step, wall_time=time.time(), **content))
+    def write_histograms(self, step: int, names: Sequence[str], histograms: Any) -> None:
+        """Writes the `Histograms` of tensors of these names, and their shares of zeros as scalars."""
+        self.write(step, {f"zeros/{name}": float(zeros) for name, zeros in zip(names, histograms.zeros, strict=True)})
+        for name, counts, least, greatest in zip(names, *histograms[:3], strict=True):
+            limits = np.linspace(least, greatest, len(counts) + 1, dtype=np.float64)
+            middles, number = (limits[1:] + limits[:-1]) / 2, int(counts.sum())
+            moments = float(counts @ middles), float(counts @ middles**2)  # only TensorBoard's tooltip has them
+            made = summary.histogram_raw(name, least, greatest, number, *moments, limits[1:], counts)
+            self._events.add(step, made)
+
+    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
+        """Writes a picture, float32[height, width, channels] from 0 to 1, of TensorBoard only."""
+        self._events.add(step, summary.image(name, image, dataformats="HWC"))
 
     def sync(self) -> None:
         """Waits until all records are on the disk, as they should be before a checkpoint that comes after them."""
@@ -88,31 +132,3 @@ def _is_record(value: Any) -> bool:
         and type(value.get("step")) is int
         and all(isinstance(scalar, int | float) for scalar in value.values())
     )
-
-
-class Progress:
-    """A bar with loss, examples/s and the time left where a person watches, and lines of text anywhere, if at all."""
-
-    def __init__(self, first_step: int, num_steps: int, shown: bool = True):
-        self._shown = shown
-        self._bar = tqdm(
-            total=num_steps,
-            initial=first_step,
-            unit="step",
-            dynamic_ncols=True,
-            disable=not shown or not sys.stderr.isatty(),
-        )
-
-    def update(self, loss: float, examples_per_second: float, num_steps: int = 1) -> None:
-        """Counts steps."""
-        self._bar.set_postfix_str(f"loss {loss:.4f}, {examples_per_second:,.0f} examples/s", refresh=False)
-        self._bar.update(num_steps)
-
-    def print(self, line: str) -> None:
-        """A line above the bar."""
-        if self._shown:
-            tqdm.write(line, file=sys.stdout)
-            sys.stdout.flush()
-
-    def close(self) -> None:
-        self._bar.close()

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import socket
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from jaxtern.compression.network.calibration import calibrate
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.report import WireReport
 from jaxtern.data.fingerprint import fingerprint
+from jaxtern.data.records import require_apart
 from jaxtern.data.rendering import Batch, Share
 from jaxtern.hosts import agreement, messages
 from jaxtern.models import functions_of
+from jaxtern.training import LOSSES
 from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.run.calls import Call
+from jaxtern.training.run.calls import Call, phase_at
 from jaxtern.training.run.divergence import DivergenceGuard
 from jaxtern.training.run.evaluation import Evaluation, evaluate
 from jaxtern.training.run.inputs import Feed, Inputs, create_network, facts_of, open_inputs
@@ -85,12 +88,21 @@ class Run:
             self.folder.checkpoints.save(
                 step,
                 state,
-                metrics=evaluation._asdict() if evaluation else None,
+                metrics=evaluation.scalars() if evaluation else None,
                 recipe=self.recipe.to_dict(),
                 examples_seen=self.examples_seen,
                 network=dataclasses.asdict(self.network) if self.network else None,
             )
         self.last_saved = step
+
+    def describe_sent(self) -> str:
+        """What a worker sends in a step, on the average over the run, of which some steps may be float."""
+        size, batch, steps = self.inputs.dataset.train.size, self.recipe.run.batch_size, self.recipe.run.num_steps
+        phases = Counter(phase_at(self.recipe.mean, size, step, step * batch) for step in range(steps))
+        wire = self.wires[max(phases)]
+        mean = sum(count * self.wires[phase].bytes for phase, count in phases.items()) / steps
+        floats = f" ({phases[0]:,} of {steps:,} steps float)" if 0 < phases[0] < steps else ""
+        return f"{wire._replace(traffic=wire.traffic._replace(bytes=mean)).summary()}{floats}"
 
     def evaluate(self) -> Evaluation:
         """Of the weights as they are, or their moving averages where they are kept, on the test split.
@@ -102,8 +114,8 @@ class Run:
         """
         inputs, share = self.inputs, Share(jax.process_index(), jax.process_count())
         variables = jax.tree.map(lambda leaf: leaf.addressable_data(0), variables_of(self.state))
-        test = inputs.dataset.test
-        return evaluate(self.program.graph, variables, test, inputs.task, inputs.threads, share=share)
+        test, loss = inputs.dataset.test, self.recipe.model.loss
+        return evaluate(self.program.graph, variables, test, inputs.task, inputs.threads, share=share, loss=loss)
 
     def close(self) -> None:
         """Waits until all is written, and gives the folder back."""
@@ -162,16 +174,18 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     mesh = create_mesh(recipe)
     messages.connect(mesh)
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
+    require_apart(inputs.dataset)
     if jax.process_count() > 1:
         config = {name: value for name, value in given.by_name().items() if name not in _OF_A_HOST}
         facts = {"config": config, "data": fingerprint(inputs.dataset), "code": agreement.describe_code()}
         facts["network"] = agreement.describe_source(functions_of(recipe.model.name))
         facts["method"] = agreement.describe_source([METHODS.get(recipe.mean.method)])
+        facts["loss"] = agreement.describe_source([LOSSES.get(recipe.model.loss)])
         agreement.require_same(facts)
     feed = Feed(recipe.data, recipe.run, inputs, mesh)
-    model = create_network(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
-    if is_first and not Checkpoints.exist(workdir):
-        initialize(model, recipe.model)
+    begins = is_first and recipe.model.init_from is not None and not Checkpoints.exist(workdir)
+    create = initialize if begins else create_network
+    model = create(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
     network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     of_network = state.params, model.last_layer, recipe.run.num_workers

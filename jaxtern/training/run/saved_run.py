@@ -65,30 +65,31 @@ class SavedNetwork:
         """
         return self._checkpoints.restore(step, self._like, _fit_network).state
 
-    def best_step(self) -> int:
-        """Of the checkpoint of best precision@1, by the evaluation that training made as it saved it.
+    def use(self, use: Callable[[int], T], step: int | None = None, best: bool = False) -> T:
+        """What `use` makes of the step of a checkpoint; it raises ValueError for a damaged one.
+
+        Args:
+          use: is called with it.
+          step: of the checkpoint; None: the newest that is whole.
+          best: whether to take that of best precision@1, by the evaluation that training made as it saved it.
 
         Raises:
           ValueError: if there is none.
         """
-        step = self._checkpoints.best_step()
+        workdir, missing = f"workdir={str(self._workdir)!r}", "can be read"
+        if best:
+            step = self._checkpoints.best_step()
+            missing = "was evaluated when it was saved (run.evaluate_every, run.checkpoint_every)"
+        elif step is None:
+            used = self._checkpoints.use_latest(use)
+            if used is not None:
+                return used
+        elif step not in self.steps():
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise ValueError(f"step={step}: {workdir} holds no such checkpoint; available: {there}")
         if step is None:
-            raise ValueError(
-                f"workdir={str(self._workdir)!r}: holds no checkpoint that was evaluated when it was saved"
-                " (run.evaluate_every, run.checkpoint_every)"
-            )
-        return step
-
-    def use_latest(self, use: Callable[[int], T]) -> T:
-        """What `use` makes of the step of the newest checkpoint that is whole; it raises ValueError for a damaged one.
-
-        Raises:
-          ValueError: if there is none.
-        """
-        used = self._checkpoints.use_latest(use)
-        if used is not None:
-            return used
-        raise ValueError(f"workdir={str(self._workdir)!r}: holds no checkpoint that can be read")
+            raise ValueError(f"{workdir}: holds no checkpoint that {missing}")
+        return use(step)
 
 
 class SavedRun(SavedNetwork):

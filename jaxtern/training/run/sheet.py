@@ -1,14 +1,17 @@
 """A contact sheet: what a model is shown of a dataset, in training and in evaluation."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtern.data.feed import evaluation_batches
+from jaxtern.data.rendering import Batch
 from jaxtern.data.sources import load_dataset
-from jaxtern.data.tasks import ImageTask
+from jaxtern.data.tasks import ImageTask, Task
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.inputs import Feed, Inputs, open_inputs
 from jaxtern.training.step.gradients import example_keys
@@ -50,13 +53,30 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
 
 def _augmented(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     feed = Feed(recipe.data, recipe.run, inputs, create_mesh(recipe))
-    batches = feed.batches(0)
-    batch = next(batches)
-    batches.close()
-    images: Any = batch.examples if feed.examples is None else feed.examples[batch.examples]
+    with contextlib.closing(feed.batches(0)) as batches:
+        return augment(recipe, inputs.task, feed.examples, jax.tree.map(np.asarray, next(batches)))
+
+
+def augment(recipe: Recipe, task: Task, examples: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs, as the model is given them in training, and targets of a batch on the host.
+
+    Args:
+      recipe: of the run.
+      task: likewise.
+      examples: all that lie on the devices, or None.
+      batch: of as many rows as are wanted.
+    """
+    images = batch.examples if examples is None else np.asarray(examples[batch.examples])
     keys = example_keys(recipe.run.seed, batch.epochs, batch.places)
-    shown, labels = inputs.task.in_training(images, batch.labels, keys)
+    shown, labels = task.in_training(jnp.asarray(images), batch.labels, keys)
     return np.asarray(shown), np.asarray(labels)
+
+
+def tile(images: np.ndarray, columns: int = 4) -> np.ndarray:
+    """Images side by side in one, each stretched as in `draw_sheet`; those of a row that is not full are left out."""
+    columns = min(columns, len(images))
+    starts = range(0, len(images) - columns + 1, columns)
+    return np.concatenate([np.concatenate(list(map(_stretch, images[i : i + columns])), axis=1) for i in starts])
 
 
 def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
@@ -68,18 +88,19 @@ def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarra
     return np.asarray(task.in_evaluation(jnp.asarray(images[present]), None)[0]), labels[present]
 
 
-def sheet_recipe(folder: str, preprocessing: str | None = None) -> Recipe:
+def sheet_recipe(folder: str, preprocessing: str | None = None, test_split: str | None = None) -> Recipe:
     """A recipe of which `draw_sheet` draws as many training examples as it has room for.
 
     Args:
       folder: of a prepared dataset.
       preprocessing: by name; None: by the images, "mnist" for grey ones of one shape, "cifar10" for 32x32 pixels, else
         "inception".
+      test_split: of the lower half, as a recipe has it.
 
     Raises:
       ValueError, OSError: if the dataset cannot be read.
     """
-    train = load_dataset(folder).train
+    train = load_dataset(folder, test_split=test_split).train
     if preprocessing is None:
         *sides, channels = train.image_shape
         preprocessing = "cifar10" if sides == [32, 32] else "inception"
@@ -87,7 +108,8 @@ def sheet_recipe(folder: str, preprocessing: str | None = None) -> Recipe:
             preprocessing = "mnist"
     size = min(_ROWS * _COLUMNS, train.size)
     run = {"batch_size": size, "num_workers": 1, "num_devices": 1}
-    return Recipe.from_dict({"data": {"name": folder, "preprocessing": preprocessing}, "run": run})
+    data = {"name": folder, "preprocessing": preprocessing, "test_split": test_split}
+    return Recipe.from_dict({"data": data, "run": run})
 
 
 def _stretch(image: np.ndarray) -> np.ndarray:

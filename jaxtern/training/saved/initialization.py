@@ -1,5 +1,6 @@
 """Weights to start from: another run's, or torchvision's."""
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -7,27 +8,36 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from jaxtern.models import create_model, draw_weights
+from jaxtern.models.model import Model
 from jaxtern.models.torchvision import read_torchvision
 from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.recipe.selection import by_path, matches, require_match
 from jaxtern.training.saved.checkpoints import Checkpoints
+from jaxtern.training.saved.digests import digest
 
 logger = logging.getLogger(__name__)
 
 
-def initialize(network: nnx.Module, model: ModelSection) -> None:
-    """Gives the network the weights and moments of `init_from`, but for those that are to start fresh.
+def initialize(model: ModelSection, input_shape: tuple[int, ...], num_classes: int, seed: int) -> Model:
+    """The network with the weights and moments of `init_from`, but for those that are to start fresh.
+
+    The key of these is made of the seed and all that `init_from` holds. By the seed alone, a head would be the one that
+    the other run, of the same seed, began with and has learned by.
+
+    Args:
+      model: with `init_from`.
+      input_shape, num_classes, seed: as `create_model` takes them.
 
     Raises:
       ValueError, OSError: if there are none to be read, one is missing, or one has another shape.
     """
-    if model.init_from is None:
-        return
-    variables = nnx.state(network, (nnx.Param, nnx.BatchStat))
-    flat = {"/".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(variables)}
+    create = functools.partial(create_model, model.name, input_shape, num_classes, dropout_rate=model.dropout_rate)
+    abstract = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: create(seed)), (nnx.Param, nnx.BatchStat)))
+    flat = by_path(abstract)
     for pattern in model.init_exclude:
         require_match("model.init_exclude", pattern, list(flat))
-    given = read_weights(model, nnx.to_pure_dict(variables))
+    given = read_weights(model, abstract)
     wanted = [path for path in flat if not matches(model.init_exclude, path)]
     missing = [path for path in wanted if path not in given]
     if missing and not model.init_allow_missing:
@@ -35,18 +45,23 @@ def initialize(network: nnx.Module, model: ModelSection) -> None:
         raise ValueError(f"model.init_from={model.init_from!r}: lacks {_few(missing)}; {need}")
     taken = {path: given[path] for path in wanted if path in given}
     for path, new in taken.items():
-        leaf = flat[path]
-        if leaf[...].shape != new.shape:
-            shapes = f"{path} has shape {new.shape} there and {leaf[...].shape} here"
+        if flat[path].shape != new.shape:
+            shapes = f"{path} has shape {new.shape} there and {flat[path].shape} here"
             need = "name what is to start fresh in init_exclude"
             raise ValueError(f"model.init_from={model.init_from!r}: {shapes}; {need}")
-        leaf[...] = new.astype(leaf[...].dtype)
+    own_seed = int(digest({"seed": np.asarray(seed), "given": given})[:7], 16)
+    network = draw_weights(lambda: create(own_seed))
+    variables = nnx.state(network, (nnx.Param, nnx.BatchStat))
+    for keys, leaf in nnx.to_flat_state(variables):
+        path = "/".join(map(str, keys))
+        if path in taken:
+            leaf[...] = taken[path].astype(leaf[...].dtype)
     nnx.update(network, variables)
     fresh = [path for path in flat if path not in taken]
     logger.info(
-        "%d tensors from %s, %d fresh%s", len(flat) - len(fresh), model.init_from, len(fresh),
-        f": {_few(fresh)}" if fresh else "",
-    )  # fmt: skip
+        "%d tensors from %s, %d fresh%s", len(taken), model.init_from, len(fresh), f": {_few(fresh)}" if fresh else ""
+    )
+    return network
 
 
 def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:

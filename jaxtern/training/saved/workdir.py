@@ -11,10 +11,14 @@ from jaxtern.compression.network.links import Network
 from jaxtern.data.durable import replace_durably
 from jaxtern.data.facts import Facts
 from jaxtern.data.json_files import read_json
+from jaxtern.training.recipe.optimizer import OVER_ALL_STEPS
 from jaxtern.training.recipe.recipe import Recipe
 
 T = TypeVar("T")
-WITHOUT_EFFECT = ("run.compare_every", "data.decode_threads", "data.decode_processes")  # on any bit of a run
+WITHOUT_EFFECT = (  # on any bit of a run
+    "run.compare_every", "run.log_every", "run.histograms_every", "run.evaluate_every", "run.checkpoint_every",
+    "run.keep_checkpoints", "run.keep_best", "data.decode_threads", "data.decode_processes",
+)  # fmt: skip
 
 
 def read_recipe(workdir: Path) -> Recipe:
@@ -31,7 +35,8 @@ def read_recipe(workdir: Path) -> Recipe:
         values = read_json(path)
         if "num_workers" in values:
             raise ValueError("it was written before recipes had sections; training goes on with --allow_config_change")
-        return Recipe.from_dict(values)
+        before = {"rotation": False, "rounding": "stochastic"}  # of runs older than these fields
+        return Recipe.from_dict(values | {"mean": before | values["mean"]} if "mean" in values else values)
     except (AttributeError, TypeError, ValueError) as error:  # no JSON, no object, or fields of another type
         raise ValueError(f"{path}: cannot be read: {error}") from None
 
@@ -52,7 +57,10 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if path.exists() and not allow_change:
-            _require_same(workdir, "config", read_recipe(workdir).by_name(), recipe.by_name())
+            before, after = read_recipe(workdir), recipe.by_name()
+            if recipe.optimizer.schedule not in OVER_ALL_STEPS and recipe.run.num_steps > before.run.num_steps:
+                before = before.replace(run={"num_steps": recipe.run.num_steps})  # the steps before are the same
+            _require_same(workdir, "config", before.by_name(), after)
     except BlockingIOError:
         lock.close()
         raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None

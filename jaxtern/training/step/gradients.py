@@ -12,7 +12,7 @@ from jaxtern.data.tasks import create_task
 from jaxtern.models import MODELS
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import mask
-from jaxtern.training.step.loss import Measured, measure
+from jaxtern.training.step.loss import measure
 from jaxtern.training.step.mesh import FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import decays_in_loss
 from jaxtern.training.step.state import Program, TrainState, merge_trees
@@ -24,12 +24,12 @@ class Local(NamedTuple):
     """One worker's part of a step.
 
     Attributes:
-      measured: of its examples, weight decay in the loss.
+      measured: means over its examples by name, weight decay in the loss.
       moments: of batch norm, after them.
       gradients: of the loss, times the loss's scale.
     """
 
-    measured: Measured
+    measured: dict[str, jax.Array]
     moments: Any
     gradients: Any
 
@@ -89,8 +89,9 @@ def _accumulate(
         means = jax.tree.map(lambda s, x: s + x / num_parts, total._replace(moments=()), own._replace(moments=()))
         return means._replace(moments=own.moments), None
 
-    zero = Local(Measured(*jnp.zeros((2,))), state.moments, jax.tree.map(jnp.zeros_like, state.params))
     parts = jax.tree.map(lambda leaf: leaf.reshape(num_parts, -1, *leaf.shape[1:]), batch)
+    shapes = jax.eval_shape(of_part, state, jax.tree.map(lambda leaf: leaf[0], parts), key)
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)._replace(moments=state.moments)
     return jax.lax.scan(add, zero, (parts, jnp.arange(num_parts)), unroll=num_parts if is_cpu else 1)[0]
 
 
@@ -99,16 +100,18 @@ def _create_loss(recipe: Recipe, program: Program) -> Callable:
     task = create_task(recipe.data.preprocessing, recipe.data.image_size, recipe.data.sequence_length)
     auxiliary_weight = MODELS[recipe.model.name].auxiliary_weight
 
-    def loss(params: Any, state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Measured, Any]]:
+    def loss(
+        params: Any, state: TrainState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Any]]:
         keys = example_keys(recipe.run.seed, batch.epochs, batch.places)
         inputs, targets = task.in_training(batch.examples, batch.labels, keys)
         model = nnx.merge(program.graph, merge_trees(params, state.frozen, state.moments))
-        measured = measure(model(inputs, key), targets, recipe.model.label_smoothing, auxiliary_weight)
+        measured = measure(recipe.model, model(inputs, key), targets, auxiliary_weight)
         if decays_in_loss(recipe.optimizer):
             decay = recipe.optimizer.weight_decay * sum_of_squares(params, program.decayed) / 2
-            measured = measured._replace(loss=measured.loss + decay)
+            measured |= {"loss": measured["loss"] + decay, "loss/weight_decay": decay}
         scale = 1.0 if state.loss_scale is None else state.loss_scale.factor
-        return measured.loss * scale, (measured, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
+        return measured["loss"] * scale, (measured, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
 
     return loss
 

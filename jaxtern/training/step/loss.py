@@ -1,22 +1,15 @@
 """How wrong the answers of a network are."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxtern.training import LOSSES
+from jaxtern.training.recipe.model import ModelSection
 
-class Measured(NamedTuple):
-    """Means over all targets of some examples.
-
-    Attributes:
-      loss: float32 scalar, cross-entropy, with that of auxiliary logits where there are some.
-      accuracy: float32 scalar, share of targets that have the highest logit.
-    """
-
-    loss: jax.Array
-    accuracy: jax.Array
+CROSS_ENTROPY = "cross_entropy"
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
@@ -37,19 +30,56 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: float 
     return optax.softmax_cross_entropy(logits, optax.smooth_labels(right, label_smoothing))
 
 
-def measure(outputs: Any, targets: jax.Array, label_smoothing: float = 0.0, auxiliary_weight: float = 0.0) -> Measured:
-    """Loss and accuracy of what a network gives in training.
+def compare(loss: str, logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
+    """What a loss gives: "loss" and metrics by name, float32[...], one number a target.
 
     Args:
-      outputs: float[..., K] logits; or a pair of them and auxiliary logits of the same shape, whose cross-entropy,
-        times `auxiliary_weight`, is part of the loss.
+      loss: a recipe's, "cross_entropy" or one of `LOSSES`.
+      logits: float[..., K].
       targets: int32[...].
-      label_smoothing: as for `cross_entropy`, of both.
-      auxiliary_weight: the network's.
+      label_smoothing: of the cross-entropy.
+
+    Raises:
+      ValueError: if one of `LOSSES` gives something else.
     """
-    logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
-    loss = jnp.mean(cross_entropy(logits, targets, label_smoothing))
-    for each in auxiliary:
-        loss += auxiliary_weight * jnp.mean(cross_entropy(each, targets, label_smoothing))
-    right = jnp.argmax(logits.astype(jnp.float32), axis=-1) == targets
-    return Measured(loss, jnp.mean(right.astype(jnp.float32)))
+    if loss == CROSS_ENTROPY:
+        return {"loss": cross_entropy(logits, targets, label_smoothing)}
+    given = LOSSES[loss](logits.astype(jnp.float32), targets)
+    shapes = {name: jnp.shape(each) for name, each in given.items()} if isinstance(given, dict) else {}
+    if "loss" not in shapes or any(shape != targets.shape for shape in shapes.values()):
+        need = f"must give a dict with 'loss', all of the targets' shape {targets.shape}"
+        raise ValueError(f"model.loss={loss!r}: {need}, not {shapes or type(given).__name__}")
+    return {name: jnp.asarray(each, jnp.float32) for name, each in given.items()}
+
+
+def measure(
+    model: ModelSection, outputs: Any, targets: jax.Array, auxiliary_weight: float = 0.0
+) -> dict[str, jax.Array]:
+    """Means over all targets of what a network gives in training, float32 scalars.
+
+    Args:
+      model: a recipe's, which names the loss.
+      outputs: float[..., K] logits; or a tuple of them and auxiliary logits of the same shape, whose loss, times
+        `auxiliary_weight`, is part of the loss.
+      targets: int32[...].
+      auxiliary_weight: the network's.
+
+    Returns:
+      "loss", and its parts by name ("loss/cross_entropy", "loss/auxiliary"); "accuracy", the share of targets that have
+      the highest logit; and the loss's own metrics ("metrics/NAME").
+    """
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    own, *others = (compare(model.loss, each, targets, model.label_smoothing) for each in outputs)
+    measured = {f"metrics/{name}": jnp.mean(each) for name, each in own.items()}
+    loss = measured[f"loss/{'smoothed_' * bool(model.label_smoothing)}{model.loss}"] = measured.pop("metrics/loss")
+    auxiliary = [auxiliary_weight * jnp.mean(each["loss"]) for each in others]
+    if auxiliary:
+        measured["loss/auxiliary"] = sum(auxiliary, start=jnp.zeros(()))
+    right = jnp.argmax(outputs[0].astype(jnp.float32), axis=-1) == targets
+    return measured | {"loss": sum(auxiliary, start=loss), "accuracy": jnp.mean(right.astype(jnp.float32))}
+
+
+def describe_loss(loss: float, parts: dict[str, float]) -> str:
+    """The loss and its parts, as "0.4312 (cross entropy 0.3012, weight decay 0.1300)"; of one part only the name."""
+    named = [f"{name.replace('_', ' ')}{f' {part:.4f}' * (len(parts) > 1)}" for name, part in parts.items()]
+    return f"{loss:.4f} ({', '.join(named)})" if named else f"{loss:.4f}"

@@ -22,10 +22,10 @@ def create_optimizer(
     sgd       g
     momentum  v = m v + g
     nesterov  g + m v, with the new v
-    adam      a(g) = (mean of g) / (root of mean g^2 + 1e-8), means with decay .9 and .999 and without their bias
+    adam      a(g) = (mean of g) / (root of mean g^2 + epsilon), means with decay beta1 and beta2, without their bias
     adamw     a(g) + d w
-    rmsprop   g / sqrt(mean g^2 + 1), TernGrad's: the mean has decay .9 and starts at 1
-    lamb      |w| / |u| * u, where u = a(g) + d w, with 1e-6 in place of 1e-8
+    rmsprop   g / sqrt(mean g^2 + epsilon), TernGrad's: the mean has decay rms_decay and starts at 1
+    lamb      |w| / |u| * u, where u = a(g) + d w
 
     sgd to rmsprop, but for adamw: plus d w, where weight_decay_mode is "decoupled". lars is another order: v =
     m v + rate * trust_coefficient * |w| / |u| * u, where u = g + d w, and the update is -v. The norms are those of
@@ -54,14 +54,14 @@ def create_optimizer(
             trust_ratio_mask=is_decayed,
             momentum=optimizer.momentum,
         )
+    epsilon = optimizer.epsilon or {"rmsprop": 1.0, "lamb": 1e-6}.get(optimizer.name, 1e-8)
+    adam = functools.partial(optax.scale_by_adam, optimizer.beta1, optimizer.beta2, epsilon)
     rules = {
         "sgd": optax.identity,
         "momentum": lambda: optax.trace(optimizer.momentum),
         "nesterov": lambda: optax.trace(optimizer.momentum, nesterov=True),
-        "adam": optax.scale_by_adam,
-        "adamw": optax.scale_by_adam,
-        "rmsprop": lambda: optax.scale_by_rms(decay=0.9, eps=1.0, initial_scale=1.0),
-        "lamb": lambda: optax.scale_by_adam(eps=1e-6),
+        **dict.fromkeys(("adam", "adamw", "lamb"), adam),
+        "rmsprop": lambda: optax.scale_by_rms(optimizer.rms_decay, epsilon, initial_scale=1.0),
     }
     parts = [rules[optimizer.name]()]
     if optimizer.weight_decay and not decays_in_loss(optimizer):

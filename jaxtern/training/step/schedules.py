@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxtern.training.recipe.optimizer import OptimizerSection
+from jaxtern.training.recipe.optimizer import OVER_ALL_STEPS, OptimizerSection
 from jaxtern.training.recipe.rates import Span, is_rate_string, parse_rates
 from jaxtern.training.recipe.run import RunSection
 
@@ -35,7 +35,8 @@ def create_schedule(optimizer: OptimizerSection, run: RunSection, num_examples: 
 
     At an END the next span holds; after the last, its last rate. Before warmup_steps the rate is
     warmup_rate + (peak - warmup_rate) * step / warmup_steps, where the peak is warmup_peak, or if that is None the
-    schedule's own rate at warmup_steps. All of that is multiplied by batch_size / rate_batch_size where rate_batch_size
+    schedule's own rate at warmup_steps; but learning_rate of polynomial and cosine where the run ends before, as
+    they have come to their end there. All of that is multiplied by batch_size / rate_batch_size where rate_batch_size
     is given.
 
     Args:
@@ -52,12 +53,15 @@ def create_schedule(optimizer: OptimizerSection, run: RunSection, num_examples: 
     main = _create_main(optimizer, run.num_steps, num_examples / run.batch_size)
     factor = run.batch_size / optimizer.rate_batch_size if optimizer.rate_batch_size else 1.0
     steps, first = optimizer.warmup_steps, optimizer.warmup_rate
+    is_cut = optimizer.schedule in OVER_ALL_STEPS and steps >= run.num_steps
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step)
         rate = main(step)
         if steps:
-            peak = main(jnp.asarray(steps)) if optimizer.warmup_peak is None else optimizer.warmup_peak
+            peak = optimizer.warmup_peak
+            if peak is None:
+                peak = optimizer.learning_rate if is_cut else main(jnp.asarray(steps))
             warming = first + (peak - first) * (step / steps)
             rate = jnp.where(step < steps, warming, rate)
         return jnp.asarray(factor * rate, jnp.float32)

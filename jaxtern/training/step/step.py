@@ -54,10 +54,12 @@ def create_train_step(
     """The compiled step (state, examples that lie on the devices or None, batch) -> (state, metrics).
 
     Of the batch, worker w takes the w-th of N equal runs, each of its devices an equal part of that. Every example is
-    augmented by a key of its own. Metrics, means over all workers: loss (with weight decay in it) and accuracy;
+    augmented by a key of its own. Metrics, means over all workers: those of `loss.measure`, with weight decay in the
+    loss and as its part "loss/weight_decay"; gradient_norm (of the mean) and weight_norm (of what is trained);
     nonfinite, bool[tensors], which new weights hold a NaN or an infinity, as they do where the mean gradient did; the
-    compressor's statistics where they are asked for; in float16 loss_scale, learning_rate, and overflow, 1 where the
-    step was skipped; and stops, whether any process asks for it, where they are asked.
+    compressor's statistics where they are asked for; histograms of all weights, and behind them of all mean gradients,
+    likewise; in float16 loss_scale, learning_rate, and overflow, 1 where the step was skipped; and stops, whether any
+    process asks for it, where they are asked.
 
     Args:
       recipe: of the run.
@@ -66,7 +68,8 @@ def create_train_step(
       phase: of the run, which of `program.means` is taken.
       num_steps: K, to take so many steps at once: of batches [K, ...], with metrics [K, ...]; None: one.
     """
-    update, platform = create_update(recipe.model, program, phase), mesh.devices.flat[0].platform
+    update = create_update(recipe.model, program, phase, recipe.run.histograms_every)
+    platform = mesh.devices.flat[0].platform
     is_cpu = platform == "cpu"
     local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
     own_examples = recipe.run.batch_size // recipe.run.num_workers // recipe.mean.worker_devices

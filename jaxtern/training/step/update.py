@@ -11,15 +11,16 @@ from jaxtern.training.recipe import masks
 from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.step import precision
 from jaxtern.training.step.gradients import Local
+from jaxtern.training.step.histograms import count_where
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
 from jaxtern.training.step.state import Averages, Program, TrainState
 
-Metrics = dict[str, jax.Array]
+Metrics = dict[str, Any]
 _ALL_AXES = (DEVICE_AXIS, FAST_AXIS)
 
 
 def create_update(
-    model: ModelSection, program: Program, phase: int
+    model: ModelSection, program: Program, phase: int, histograms_every: int = 0
 ) -> Callable[[TrainState, list[Local], jax.Array | None], tuple[TrainState, Metrics]]:
     """(state, what every worker of this device has, 1 where this one is to stop) -> (state, metrics)."""
     transformation = program.means[phase]
@@ -41,6 +42,11 @@ def create_update(
         )
         new = _average(new, model.average_decay)
         metrics = _measure(local, stops) | {"nonfinite": _nonfinite(params)}
+        # squares that the optimiser shares with the log would be fused, so rounded, in another way than without it
+        seen = jax.lax.optimization_barrier((params, mean))
+        metrics |= dict(zip(("weight_norm", "gradient_norm"), map(optax.tree.norm, seen), strict=True))
+        if histograms_every:
+            metrics["histograms"] = count_where(new.step % histograms_every == 0, jax.tree.leaves(seen))
         if compressor.statistics is not None and phase > 0:
             metrics |= {f"compression/{name}": value for name, value in compressor.statistics._asdict().items()}
         if skips is not None:
@@ -53,12 +59,11 @@ def create_update(
 
 def _measure(local: list[Local], stops: jax.Array | None) -> Metrics:
     """Means over all workers, in one message; of `stops` whether any host asks for it."""
-    measured = jnp.mean(jnp.array([each.measured for each in local]), axis=0)
-    if stops is None:
-        loss, accuracy = jax.lax.pmean(measured, _ALL_AXES)
-        return {"loss": loss, "accuracy": accuracy}
-    loss, accuracy, share = jax.lax.pmean(jnp.append(measured, stops), _ALL_AXES)
-    return {"loss": loss, "accuracy": accuracy, "stops": share > 0}
+    names = list(local[0].measured)
+    measured = jnp.mean(jnp.array([[each.measured[name] for name in names] for each in local]), axis=0)
+    means = jax.lax.pmean(measured if stops is None else jnp.append(measured, stops), _ALL_AXES)
+    metrics = dict(zip(names, means, strict=False))
+    return metrics if stops is None else metrics | {"stops": means[-1] > 0}
 
 
 def _join_moments(batch_norm: str, local: list[Local]) -> Any:
@@ -75,14 +80,22 @@ def _join_moments(batch_norm: str, local: list[Local]) -> Any:
 def _average(state: TrainState, decay: float) -> TrainState:
     """Moves the averages towards weights and moments: a <- d a + (1 - d) x, d = min(decay, (1 + t) / (10 + t)).
 
-    t counts steps, of which this is one: it is 1 in the first (Abadi et al. 2016, ExponentialMovingAverage).
+    t counts steps, of which this is one: it is 1 in the first (Abadi et al. 2016, ExponentialMovingAverage). Of moments
+    the first update takes x whole: those before it may be of no batch at all.
     """
     if state.averages is None:
         return state
     t = state.step.astype(jnp.float32)
     d = jnp.minimum(decay, (1 + t) / (10 + t))
-    new = Averages(state.params, state.moments)
-    return state._replace(averages=jax.tree.map(lambda a, x: a * d + x * (1 - d), state.averages, new))
+    of_moments = jnp.where(_count_updates(state.optimizer) == 1, 0.0, d)
+    averages = Averages(
+        _move(state.averages.params, state.params, d), _move(state.averages.moments, state.moments, of_moments)
+    )
+    return state._replace(averages=averages)
+
+
+def _move(averages: Any, new: Any, d: jax.Array) -> Any:
+    return jax.tree.map(lambda a, x: a * d + x * (1 - d), averages, new)
 
 
 def _skip_overflow(

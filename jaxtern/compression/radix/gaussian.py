@@ -1,0 +1,146 @@
+"""How a normal variable is rounded to levels with the least noise, and without bias: what rotated elements are."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtr
+
+ROUNDINGS = ("stochastic", "dither", "nearest")
+MIN_SCALE = 1.5  # deviations; below sqrt(pi / 2) = 1.253 no stretch makes up for what is clipped
+MAGNITUDE = np.sqrt(2 / np.pi)  # E|x| of a normal variable
+SHAPES = np.linspace(0.05, 1, 77)  # (E|x|)^2 / E[x^2] of a table's rows; 2 / pi of a normal variable
+
+_X = np.linspace(-8, 8, 4001)
+_MANY = 16  # workers
+_FINE = 64  # levels, from which on the nearest is as good as x itself
+_DENSITY = np.exp(-_X * _X / 2) / np.exp(-_X * _X / 2).sum()
+
+
+class Code(NamedTuple):
+    """Rounding of x from N(0, 1) to y = s/L q(L a x / s), q being levels of -L to L.
+
+    a stretches x so that E[x y] = E[x^2]: what is lost by clipping, or by rounding to the nearest, is made up for.
+
+    Attributes:
+      levels: L.
+      rounding: a name of ROUNDINGS.
+      scale: s, in deviations: the largest value.
+    """
+
+    levels: int
+    rounding: str
+    scale: float
+
+    @property
+    def noise(self) -> float:
+        """E[(y - x)^2]: of the energy of one worker's gradient."""
+        unit = self.scale / self.levels
+        if self.rounding == "nearest":
+            level = np.arange(1, self.levels + 1)
+            return float(4 * ((level - 0.5) @ ndtr((0.5 - level) * unit / self._stretch)) * unit * unit - 1)
+        scaled = self._scaled()
+        part = scaled - np.floor(scaled)
+        variance = part * (1 - part) if self.rounding == "stochastic" else 1 / 12
+        return float(_DENSITY @ (scaled * scaled + variance) * unit * unit - 1)
+
+    def digits(self, drawn: np.ndarray) -> np.ndarray:
+        """int[draws, x] of x from -8 to 8, for each draw of u in [0, 1)."""
+        return np.floor(self._scaled() + self.levels + drawn[:, None]).astype(int)
+
+    @property
+    def _stretch(self) -> float:
+        return float(stretches(self.levels, self.rounding, np.array(MAGNITUDE**2), np.array(self.scale * MAGNITUDE)))
+
+    def _scaled(self) -> np.ndarray:
+        return np.clip(_X * self._stretch / self.scale, -1, 1) * self.levels
+
+
+@functools.cache
+def entropy(code: Code, num_workers: int = 1) -> float:
+    """Bits that a perfect coder needs for the sum of the digits of independent workers.
+
+    Of a dither, which the receiver knows, it is the mean over what that may be. Sums of many are normal variables.
+    """
+    drawn = np.array([0.5]) if code.rounding == "nearest" else (np.arange(64) + 0.5) / 64
+    shares = np.stack([np.bincount(row, _DENSITY, 2 * code.levels + 1) for row in code.digits(drawn)])
+    if code.rounding == "stochastic":
+        shares = shares.mean(axis=0, keepdims=True)
+    if num_workers > _MANY:
+        level = np.arange(shares.shape[1])
+        variance = np.mean(shares @ level**2 - (shares @ level) ** 2)
+        return float(np.log2(2 * np.pi * np.e * num_workers * variance) / 2)
+    sums = shares
+    for worker in range(1, num_workers):
+        other = np.roll(shares, -round(worker * len(shares) / num_workers), axis=0)
+        sums = np.stack([np.convolve(*pair) for pair in zip(sums, other, strict=True)])
+    return float(-np.sum(sums * np.log2(np.maximum(sums, 1e-30))) / len(sums))
+
+
+@functools.cache
+def best_code(levels: int, rounding: str) -> Code:
+    """Of the codes whose noise is the least, within a twentieth, that of the largest scale: it clips the least."""
+    codes = [Code(levels, rounding, scale / 20) for scale in range(round(20 * MIN_SCALE), 120)]
+    noises = [max(code.noise, 1e-6) for code in codes]
+    return [code for code, noise in zip(codes, noises, strict=True) if noise <= 1.05 * min(noises)][-1]
+
+
+def stretches(levels: int, rounding: str, shape: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """a of `Code`, by bisection, for variables of these shapes and scales s E|x| / E[x^2], arrays that broadcast.
+
+    Above 2 / pi they are sign plus normal, as sums are in which few elements weigh most; below, normal in a part of the
+    block and zero in the rest.
+    """
+    shares = np.linspace(0, 0.999, 1000)  # of the energy that is the sign's
+    centre = np.interp(shape, _magnitudes(shares) ** 2, np.sqrt(shares))
+    present = np.minimum(shape / MAGNITUDE**2, 1.0)
+    deviation = np.sqrt((1 - centre**2) / present)
+    largest = scale / np.sqrt(shape)
+    low, high = np.full(np.shape(largest), 0.5), np.full(np.shape(largest), 8.0)
+    for _ in range(30):
+        middle = (low + high) / 2
+        is_low = present * _inner(levels, rounding, middle, largest, centre, deviation) < 1
+        low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
+    return low
+
+
+def _magnitudes(shares: np.ndarray) -> np.ndarray:
+    """E|x| of x = sqrt(share) sign + sqrt(1 - share) z."""
+    centre, deviation = np.sqrt(shares), np.sqrt(1 - shares)
+    return _beyond(np.zeros(shares.shape), centre, deviation)
+
+
+def _inner(
+    levels: int, rounding: str, stretch: np.ndarray, largest: np.ndarray, centre: np.ndarray, deviation: np.ndarray
+) -> np.ndarray:
+    """E[x y], where x is `centre` plus a normal variable, and y is what stands for it."""
+    if rounding == "nearest" and levels <= _FINE:
+        thresholds = ((k + 0.5) * largest / (levels * stretch) for k in range(levels))
+        return largest / levels * sum(_beyond(each, centre, deviation) for each in thresholds)
+    clipped = largest / stretch  # E[y | x] is a x up to there
+    low, high = ((sign * clipped - centre) / deviation for sign in (-1, 1))
+    inside = ndtr(high) - ndtr(low)
+    edges = deviation * ((centre - clipped) * _normal(low) - (centre + clipped) * _normal(high))
+    return stretch * ((centre**2 + deviation**2) * inside + edges) + largest * _beyond(clipped, centre, deviation)
+
+
+def _beyond(threshold: np.ndarray, centre: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+    """E[|x|; |x| > threshold], where x is `centre` plus a normal variable."""
+    above, below = ((centre - sign * threshold) / deviation for sign in (1, -1))
+    return centre * (ndtr(above) - ndtr(-below)) + deviation * (_normal(above) + _normal(below))
+
+
+def _normal(x: np.ndarray) -> np.ndarray:
+    return np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+
+
+def scales_of(code: Code) -> np.ndarray:
+    """s E|x| / E[x^2] of a table's columns: from that of the worker whose scale is shared, to four times it."""
+    return code.scale * MAGNITUDE * np.linspace(1, 4, 256)
+
+
+@functools.cache
+def stretch_table(levels: int, rounding: str, scale: float) -> np.ndarray:
+    """float32[SHAPES, scales_of] of a code."""
+    columns = scales_of(Code(levels, rounding, scale))
+    return stretches(levels, rounding, SHAPES[:, None], columns[None]).astype(np.float32)

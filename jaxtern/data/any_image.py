@@ -1,0 +1,79 @@
+"""Image files of any format that Pillow reads, upright: what preparation stores anew, and what prediction is given."""
+
+import contextlib
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image, ImageOps
+
+LOSSLESS = (".png", ".gif", ".bmp", ".tif", ".tiff")
+SUFFIXES = (".jpg", ".jpeg", ".webp", *LOSSLESS)  # of image files, in any letter case
+JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # how a file begins
+_GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N")
+_ORIENTATION = 0x0112  # in EXIF; 1 is upright
+# What Pillow's decoders raise on damaged files.
+_DECODING_ERRORS = (
+    OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, struct.error, zlib.error,
+    NotImplementedError, Image.DecompressionBombError,
+)  # fmt: skip
+
+
+def decode_any(encoded: bytes, channels: int) -> np.ndarray:
+    """uint8[H, W, channels] of the first frame, turned as EXIF says: grey with 1 channel, RGB with 3.
+
+    Alpha is dropped, as all decoders of training data do; 16 bits become 8.
+
+    Raises:
+      ValueError: if it is no image, or damaged.
+    """
+    if encoded.startswith(PNG):
+        with _opened(encoded) as image:
+            image.verify()  # decoding alone overlooks a missing end
+    with _opened(encoded) as image:
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I"):  # 16 bits, which Pillow would clip
+            upright = Image.fromarray((np.asarray(upright).astype(np.uint32) >> 8).astype(np.uint8))
+        pixels = np.array(upright.convert("L" if channels == 1 else "RGB"))
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def as_plain(encoded: bytes) -> bytes | np.ndarray:
+    """The file itself where training's decoders read it as it is meant, else uint8[H, W, 3]; errors as above."""
+    with _opened(encoded) as image:
+        plain = is_plain_png(encoded) or (encoded.startswith(JPEG) and image.mode != "CMYK")
+    return encoded if plain and is_upright(encoded) else decode_any(encoded, 3)
+
+
+def is_grey_file(encoded: bytes) -> bool:
+    """Whether an image has one channel, as its header says; errors as above."""
+    with _opened(encoded) as image:
+        return image.mode in _GREY_MODES
+
+
+def is_upright(encoded: bytes) -> bool:
+    """Whether a JPEG or PNG is to be shown as it is stored; also where its EXIF cannot be read."""
+    if b"Exif\0" not in encoded and b"eXIf" not in encoded:
+        return True
+    with contextlib.suppress(ValueError), _opened(encoded) as image:
+        return image.getexif().get(_ORIENTATION, 1) in (0, 1)
+    return True
+
+
+def is_plain_png(encoded: bytes) -> bool:
+    """Whether it is a PNG of 8 bits a channel, grey or RGB, without alpha, transparency, palette or animation."""
+    is_simple = encoded.startswith(PNG) and encoded[24:26] in (b"\x08\0", b"\x08\x02")
+    return is_simple and b"tRNS" not in encoded[:1024] and b"acTL" not in encoded[:1024]
+
+
+@contextlib.contextmanager
+def _opened(encoded: bytes) -> Iterator[Image.Image]:
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            yield image
+    except Image.UnidentifiedImageError:  # whose message shows an address, different each time
+        raise ValueError("is no image" if encoded else "is empty") from None
+    except _DECODING_ERRORS as error:
+        raise ValueError(str(error) or type(error).__name__) from None

@@ -1,0 +1,151 @@
+"""Branches of convolutions side by side, of which GoogLeNet and Inception v3 are made.
+
+A layer is written as height x width x features, "3x3x64"; padded by half its window on each side, or not at all where
+"valid" follows; "/2" takes every second position. Poolings have the names of POOLINGS. Of layers with "|" between them
+each gets the same input, and their features lie side by side.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxtern.models.model import Model, split_key, unpack_image_shape
+from jaxtern.models.normalization import BatchNorm
+from jaxtern.models.pooling import max_pool
+
+Layers = tuple[str, ...]
+
+
+def _max_to_the_end(x: jax.Array, size: int) -> jax.Array:
+    """Every second position, without padding before the first; the last window reaches, or goes beyond, the end."""
+    behind = [(0, max(size - side, (side - size) % 2)) for side in x.shape[1:3]]
+    return max_pool(x, (size, size), strides=(2, 2), padding=behind)
+
+
+_around = {"window_shape": (3, 3), "strides": (1, 1), "padding": ((1, 1), (1, 1))}
+POOLINGS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "max/2 valid": functools.partial(max_pool, window_shape=(3, 3), strides=(2, 2)),
+    "max/2": functools.partial(_max_to_the_end, size=3),
+    "max2/2": functools.partial(_max_to_the_end, size=2),
+    "max": functools.partial(max_pool, **_around),
+    "mean": functools.partial(nnx.avg_pool, **_around),  # the zeros around count, as in torchvision
+}
+
+
+class Convolution(nnx.Module):
+    """Convolution without a bias, batch norm, ReLU."""
+
+    def __init__(self, channels: int, layer: str, *, deviation: float, rngs: nnx.Rngs, use_scale: bool = True):
+        """Initial weights are normal, cut off at two deviations."""
+        window, stride, valid = re.findall(r"(\d+x\d+x\d+)(/2)?( valid)?", layer)[0]
+        *sides, self.features = map(int, window.split("x"))
+        padding: Any = "VALID" if valid else [(side // 2, side // 2) for side in sides]
+        options = {"strides": (2, 2) if stride else (1, 1), "padding": padding, "use_bias": False}
+        initial = nnx.initializers.truncated_normal(deviation)
+        self.conv = nnx.Conv(channels, self.features, sides, kernel_init=initial, **options, rngs=rngs)
+        self.norm = BatchNorm(self.features, momentum=0.9997, epsilon=0.001, use_scale=use_scale, rngs=rngs)
+
+    def __call__(self, x: jax.Array, moving: bool) -> jax.Array:
+        return nnx.relu(self.norm(self.conv(x), use_running_average=moving))
+
+
+Make = Callable[[int, str], Convolution]  # of channels and a layer
+
+
+class Block(nnx.Module):
+    """Branches with the same input, each of layers one behind another; what they end with lies side by side.
+
+    A layer has the name of its branch and its number behind that, "branch5x5_1"; in a branch of a single convolution no
+    number, and where layers lie side by side a letter more, "branch3x3_2a".
+    """
+
+    def __init__(self, channels: int, branches: dict[str, Layers], make: Make):
+        self.branches: tuple[tuple[Layers, ...], ...] = ()
+        self.features = 0
+        for branch, layers in branches.items():
+            steps, features, is_single = [], channels, sum(layer not in POOLINGS for layer in layers) == 1
+            for i, layer in enumerate(layers, 1):
+                if layer in POOLINGS:
+                    steps.append((layer,))
+                    continue
+                fork = layer.split("|")
+                made = [make(features, each) for each in fork]
+                letters = "ab" if len(fork) > 1 else ("",)
+                names = [branch if is_single else f"{branch}_{i}{letter}" for letter in letters]
+                for name, convolution in zip(names, made, strict=True):
+                    setattr(self, name, convolution)
+                steps.append(tuple(names))
+                features = sum(convolution.features for convolution in made)
+            self.branches += (tuple(steps),)
+            self.features += features
+
+    def __call__(self, x: jax.Array, moving: bool) -> jax.Array:
+        return jnp.concatenate([self._follow(steps, x, moving) for steps in self.branches], axis=-1)
+
+    def _follow(self, steps: tuple[Layers, ...], x: jax.Array, moving: bool) -> jax.Array:
+        for names in steps:
+            if names[0] in POOLINGS:
+                x = POOLINGS[names[0]](x)
+            else:
+                x = jnp.concatenate([getattr(self, name)(x, moving) for name in names], axis=-1)
+        return x
+
+
+class BranchedModel(Model):
+    """Convolutions and blocks one behind another, mean over all positions, dropout, linear C; in training also heads.
+
+    Attributes:
+      parts: layers, and branches of blocks, by name.
+      pooled: name of the pooling behind a part.
+      heads: name of the head behind a part.
+      deviation: of initial weights.
+      use_scale: whether batch norm has a scale.
+      least: pixels of a side.
+    """
+
+    last_layer = "fc"
+    parts: ClassVar[dict[str, str | dict[str, Layers]]]
+    pooled: ClassVar[dict[str, str]]
+    heads: ClassVar[dict[str, str]]
+    deviation: ClassVar[float]
+    use_scale: ClassVar[bool] = True
+    least: ClassVar[int] = 1
+
+    def __init__(
+        self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float | None = None, rngs: nnx.Rngs
+    ):
+        *sides, channels = unpack_image_shape(input_shape, self.least)
+        make = functools.partial(Convolution, deviation=self.deviation, use_scale=self.use_scale, rngs=rngs)
+        for name, part in self.parts.items():
+            made = make(channels, part) if isinstance(part, str) else Block(channels, part, make)
+            setattr(self, name, made)
+            channels = made.features
+            if name in self.heads:
+                setattr(self, self.heads[name], self.create_head(channels, sides, num_classes, dropout_rate, rngs))
+        initial = nnx.initializers.truncated_normal(self.deviation)
+        self.fc = nnx.Linear(channels, num_classes, kernel_init=initial, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5 if dropout_rate is None else dropout_rate)
+
+    def create_head(
+        self, channels: int, sides: list[int], num_classes: int, dropout_rate: float | None, rngs: nnx.Rngs
+    ) -> Any:
+        """(activations, key) -> float[B, num_classes] logits; of activations with so many channels."""
+        raise NotImplementedError
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array | tuple[jax.Array, ...]:
+        """float[B, H, W, C] images to float[B, num_classes] logits; in training (see `Model`) also the heads'."""
+        moving, auxiliary, x = key is None, [], images
+        own, *keys = split_key(key, 1 + len(self.heads))
+        for name in self.parts:
+            x = getattr(self, name)(x, moving)
+            if name in self.pooled:
+                x = POOLINGS[self.pooled[name]](x)
+            if name in self.heads and not moving:
+                auxiliary.append(getattr(self, self.heads[name])(x, keys[len(auxiliary)]))
+        logits = self.fc(self.dropout(jnp.mean(x, axis=(1, 2)), deterministic=moving, rngs=own))
+        return (logits, *auxiliary) if auxiliary else logits

@@ -1,0 +1,155 @@
+/* rotate: see rotation.py. */
+#include <math.h>
+
+#include "native.h"
+
+enum { BLOCK = 4096, LANES_OF_BLOCK = 16, ROWS = BLOCK / LANES_OF_BLOCK, GROUP = 64, BLOCKS_PER_ITEM = 4 };
+
+/* A tensor's row of the attribute "tensors": elements, those of a block, first item. */
+enum { SIZE, BLOCK_SIZE, FIRST_ITEM, COLUMNS };
+
+typedef struct Rotate {
+  const XLA_FFI_CallFrame* frame;
+  const int64_t* tensors;
+  int64_t num_tensors;
+  const uint32_t* key;
+  int is_inverse;
+} Rotate;
+
+/* Philox 2x32-7, as in noise.py. */
+static void draw_signs(const uint32_t* key, uint32_t group, uint32_t halves[2]) {
+  uint32_t left = group, right = key[0];
+  for (uint32_t i = 0; i < 7; i++) {
+    uint64_t product = (uint64_t)left * 0xD256D193u;
+    left = (uint32_t)(product >> 32) ^ (key[1] + i * 0x9E3779B9u) ^ right;
+    right = (uint32_t)product;
+  }
+  halves[0] = left;
+  halves[1] = right;
+}
+
+/* Turns the signs of `size` elements, of which the first is element `place` of those whose draws begin at `group`. */
+static void flip(const uint32_t* key, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
+  while (size > 0) {
+    uint32_t halves[2];
+    draw_signs(key, (uint32_t)(group + place / GROUP), halves);
+    int64_t first = place % GROUP, count = minimum(GROUP - first, size);
+    if (count == GROUP) {
+      for (int half = 0; half < 2; half++)
+        for (int j = 0; j < GROUP / 2; j++)
+          to[half * (GROUP / 2) + j] = float_of(bits_of(from[half * (GROUP / 2) + j]) ^ halves[half] >> j << 31);
+    } else {
+      for (int64_t j = 0; j < count; j++)
+        to[j] = float_of(bits_of(from[j]) ^ halves[(first + j) / 32] >> (first + j) % 32 << 31);
+    }
+    from += count, to += count, place += count, size -= count;
+  }
+}
+
+/* Walsh and Hadamard's sums over rows of some columns, four rows at a time; each sum times a factor in the end. */
+INLINE void mix(float* x, int rows, int columns, float factor) {
+  for (int step = 1; step < rows; step *= 4) {
+    const float scale = 4 * step == rows ? factor : 1.0f;
+    const int next = step * columns;
+    for (int base = 0; base < rows; base += 4 * step)
+      for (int row = base; row < base + step; row++) {
+        float* at = x + row * columns;
+        for (int j = 0; j < columns; j++) {
+          float a = at[j] + at[next + j], b = at[j] - at[next + j];
+          float c = at[2 * next + j] + at[3 * next + j], d = at[2 * next + j] - at[3 * next + j];
+          at[j] = (a + c) * scale, at[next + j] = (b + d) * scale;
+          at[2 * next + j] = (a - c) * scale, at[3 * next + j] = (b - d) * scale;
+        }
+      }
+  }
+}
+
+/* Row r of 16 takes its columns from r columns further right, or left, and round the end. */
+INLINE void shift_rows(float* rows, int is_back) {
+  float twice[LANES_OF_BLOCK][2 * LANES_OF_BLOCK] ALIGNED;
+  for (int row = 0; row < LANES_OF_BLOCK; row++)
+    for (int j = 0; j < LANES_OF_BLOCK; j++)
+      twice[row][j] = twice[row][LANES_OF_BLOCK + j] = rows[row * LANES_OF_BLOCK + j];
+  for (int row = 0; row < LANES_OF_BLOCK; row++) {
+    const float* from = twice[row] + (is_back ? LANES_OF_BLOCK - row : row);
+    for (int j = 0; j < LANES_OF_BLOCK; j++) rows[row * LANES_OF_BLOCK + j] = from[j];
+  }
+}
+
+/* See _transform of rotation.py. */
+static void transform(float* block, int64_t size, int is_inverse) {
+  if (size < BLOCK) {
+    mix(block, (int)size, 1, 1.0f / sqrtf((float)size));
+    return;
+  }
+  const float factor = 1.0f / 64;
+  if (!is_inverse) mix(block, ROWS, LANES_OF_BLOCK, 1.0f);
+  for (float* rows = block; rows < block + BLOCK; rows += LANES_OF_BLOCK * LANES_OF_BLOCK) {
+    if (!is_inverse) shift_rows(rows, 0);
+    mix(rows, LANES_OF_BLOCK, LANES_OF_BLOCK, is_inverse ? 1.0f : factor);
+    if (is_inverse) shift_rows(rows, 1);
+  }
+  if (is_inverse) mix(block, ROWS, LANES_OF_BLOCK, factor);
+}
+
+/* A block that is in `from`; its first element is number `place` of those whose signs begin at draw `group`. */
+static void turn(const Rotate* job, int64_t size, int64_t group, int64_t place, const float* from, float* to) {
+  float block[BLOCK] ALIGNED;
+  if (job->is_inverse) memcpy(block, from, (size_t)size * sizeof *block);
+  else flip(job->key, group, place, size, from, block);
+  transform(block, size, job->is_inverse);
+  if (job->is_inverse) {
+    flip(job->key, group, place, size, block, to);
+    for (int64_t j = 0; j < size; j++) to[j] += 0.0f; /* no zero of a sign, which an all-reduce may lose */
+  } else {
+    memcpy(to, block, (size_t)size * sizeof *block);
+  }
+}
+
+/* Some blocks of a tensor; with the last of them goes the one that overlaps it. */
+static void rotate_item(const void* data, int64_t item) {
+  const Rotate* job = data;
+  int64_t tensor = 0, beyond = job->num_tensors;
+  while (beyond - tensor > 1) {
+    int64_t middle = (tensor + beyond) / 2;
+    if (job->tensors[middle * COLUMNS + FIRST_ITEM] <= item) tensor = middle;
+    else beyond = middle;
+  }
+  const int64_t* of = job->tensors + tensor * COLUMNS;
+  const float* from = operand(job->frame, 1 + (int)tensor);
+  float* to = result(job->frame, (int)tensor);
+  int64_t size = of[SIZE], block = of[BLOCK_SIZE], whole = size / block * block, start = size - block;
+  int64_t begin = (item - of[FIRST_ITEM]) * BLOCKS_PER_ITEM * block;
+  int64_t end = minimum(begin + BLOCKS_PER_ITEM * block, whole);
+  int has_rest = end == whole && whole < size;
+  int64_t last_group = ceiling(size, GROUP);
+  float last[BLOCK] ALIGNED; /* the last whole block, once the one that overlaps it is turned back */
+  if (has_rest && job->is_inverse) {
+    float turned[BLOCK] ALIGNED;
+    int64_t alone = start - (whole - block);
+    turn(job, block, last_group, 0, from + start, turned);
+    memcpy(last, from + whole - block, (size_t)alone * sizeof *last);
+    memcpy(last + alone, turned, (size_t)(block - alone) * sizeof *last);
+    flip(job->key, 0, whole, size - whole, turned + block - alone, to + whole);
+    for (int64_t j = whole; j < size; j++) to[j] += 0.0f;
+  }
+  for (int64_t place = begin; place < end; place += block) {
+    int is_last = has_rest && job->is_inverse && place + block == end;
+    turn(job, block, 0, place, is_last ? last : from + place, to + place);
+  }
+  if (has_rest && !job->is_inverse) {
+    flip(job->key, 0, whole, size - whole, from + whole, to + whole);
+    turn(job, block, last_group, 0, to + start, to + start);
+  }
+}
+
+/* Operands: key, tensors. Results: the tensors, turned. */
+HANDLER jaxtern_rotate(XLA_FFI_CallFrame* frame) {
+  if (is_metadata_query(frame)) return NULL;
+  int64_t numbers;
+  Rotate job = {.frame = frame, .key = operand(frame, 0), .is_inverse = attribute(frame, "is_inverse") != 0};
+  job.tensors = table(frame, "tensors", &numbers);
+  job.num_tensors = numbers / COLUMNS;
+  run_items(frame, attribute(frame, "items"), rotate_item, &job);
+  return NULL;
+}

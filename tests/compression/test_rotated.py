@@ -1,0 +1,137 @@
+"""What rotation promises: no bias whatever the tensors are like, and the noise of a normal variable."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+import jaxtern
+from jaxtern.compression.radix.gaussian import MAGNITUDE, ROUNDINGS, Code, best_code, entropy, stretches
+
+FAILURE = 1e-9  # probability with which a test fails though what it claims holds
+NUM_WORKERS, NUM_STEPS = 4, 200
+RANDOM = np.random.default_rng(0)
+TENSORS = {
+    "heavy-tailed": RANDOM.standard_t(2, (120, 100)),
+    "sparse": RANDOM.standard_normal(9000) * (RANDOM.random(9000) < 0.002),
+    "one of 5000": np.eye(1, 5000, 77)[0],
+    "a row of 100": np.repeat(np.eye(1, 100, 3)[0], 60).reshape(100, 60) * RANDOM.standard_normal((100, 60)),
+    "constant": np.full(3000, 0.7),
+    "of three sizes": RANDOM.standard_normal((3, 4096)) * [[1], [1e-3], [30]],
+    "small": RANDOM.standard_normal(33),
+    "one": np.array(-2.5),
+}
+
+
+@functools.cache
+def run_of(rounding: str, levels: int) -> tuple[Any, Any]:
+    """Gradients [N, ...] of workers whose sizes differ fourfold, and means [NUM_STEPS, ...] of the same gradients."""
+    sizes = np.array([1.0, 0.5, 2.0, 1.0])
+    gradients = {
+        name: sizes.reshape(-1, *[1] * x.ndim).astype(np.float32) * x.astype(np.float32)[None]
+        for name, x in TENSORS.items()
+    }
+    reducer = jaxtern.quantized(levels, rounding=rounding)
+    transformation = jaxtern.compressed_mean("workers", reducer, virtual_workers=NUM_WORKERS)
+    trees = [jax.tree.map(lambda x, w=w: jnp.asarray(x[w]), gradients) for w in range(NUM_WORKERS)]
+
+    def step(state: Any, _: None) -> tuple[Any, Any]:
+        mean, state = transformation.update(trees, state)
+        return state, mean
+
+    def steps() -> Any:
+        return jax.lax.scan(step, transformation.init(trees[0]), None, length=NUM_STEPS)[1]
+
+    mesh = Mesh(jax.devices("cpu")[:1], "workers", axis_types=(AxisType.Auto,))
+    mapped = jax.shard_map(steps, mesh=mesh, in_specs=(), out_specs=PartitionSpec(), check_vma=False)
+    return gradients, jax.device_get(jax.jit(mapped)())
+
+
+@pytest.mark.parametrize(
+    ("rounding", "name"),
+    [
+        *(("dither", name) for name in TENSORS),
+        *(("stochastic", name) for name in TENSORS),
+        *(("nearest", name) for name in ("a row of 100", "constant", "of three sizes")),
+    ],
+)
+def test_the_mean_of_any_tensor_is_unbiased(rounding: str, name: str):
+    """Along the gradient to 2 % beyond Student's t of so many draws; and each element of it, to 3 % of the largest.
+
+    Of tensors of which few elements hold the most, nearest is bent.
+    """
+    gradients, means = run_of(rounding, 1)
+    expected = gradients[name].mean(axis=0, dtype=np.float64).ravel()
+    errors = means[name].reshape(NUM_STEPS, -1) - expected
+    limit = scipy.stats.t.isf(FAILURE / (2 * errors.shape[1]), NUM_STEPS - 1) / math.sqrt(NUM_STEPS)
+    along = errors @ expected / (expected @ expected)
+    assert abs(along.mean()) <= limit * along.std(ddof=1) + 0.02
+    assert (np.abs(errors.mean(axis=0)) <= limit * errors.std(axis=0, ddof=1) + 0.03 * np.abs(expected).max()).all()
+
+
+@pytest.mark.parametrize("name", ["heavy-tailed", "sparse", "of three sizes"])
+@pytest.mark.parametrize("levels", [1, 3])
+def test_the_noise_is_that_of_a_normal_variable(name: str, levels: int):
+    """A bound for the largest worker's scale, which all share: the clipped energy of each, and a twelfth of a level."""
+    gradients, means = run_of("dither", levels)
+    errors = means[name].reshape(NUM_STEPS, -1) - gradients[name].mean(axis=0, dtype=np.float64).ravel()
+    energies = np.sum(gradients[name].reshape(NUM_WORKERS, -1).astype(np.float64) ** 2, axis=1)
+    bound = NUM_WORKERS * energies.max() * best_code(levels, "dither").noise / NUM_WORKERS**2
+    assert np.mean(np.sum(errors**2, axis=1)) < 1.1 * bound
+
+
+def test_zeros_stay_zeros_and_what_is_not_finite_takes_its_block_alone():
+    transformation = jaxtern.compressed_mean("workers", jaxtern.ternary(), virtual_workers=2)
+    gradients = {"zero": jnp.zeros(5000), "bad": jnp.ones(3 * 4096).at[5000].set(jnp.nan)}
+    mesh = Mesh(jax.devices("cpu")[:1], "workers", axis_types=(AxisType.Auto,))
+    update = jax.shard_map(
+        lambda tree: transformation.update([tree, tree], transformation.init(tree))[0],
+        mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False,
+    )  # fmt: skip
+    mean = jax.device_get(jax.jit(update)(gradients))
+    np.testing.assert_array_equal(mean["zero"], 0)
+    np.testing.assert_array_equal(np.isfinite(mean["bad"]), np.repeat([True, False, True], 4096))
+
+
+@pytest.mark.parametrize("levels", [1, 2, 7])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_a_code_foretells_normal_variables(levels: int, rounding: str):
+    """Six deviations of the means over 2^21 draws, which fail in 2e-9."""
+    code, random = best_code(levels, rounding), np.random.default_rng(1)
+    x = random.standard_normal(2**21)
+    u = np.full(x.size, 0.5) if rounding == "nearest" else random.random(x.size)
+    stretch = float(stretches(levels, rounding, np.array(MAGNITUDE**2), np.array(code.scale * MAGNITUDE)))
+    digits = np.floor(np.clip(stretch * x / code.scale, -1, 1) * levels + u)
+    y = (digits - (u - 0.5 if rounding == "dither" else 0)) * code.scale / levels
+    for found, expected in ((x * y - x * x, 0.0), ((y - x) ** 2, code.noise)):
+        assert abs(found.mean() - expected) < 6 * found.std() / x.size**0.5
+    bits = []
+    for part in np.array_split(np.argsort(u), 64 if rounding == "dither" else 1):
+        shares = np.bincount((digits[part] + levels).astype(int), minlength=2 * levels + 1) / part.size
+        bits += [-np.sum(shares * np.log2(np.maximum(shares, 1e-30)))]
+    assert entropy(code) == pytest.approx(np.mean(bits), abs=0.01)
+    assert entropy(code) < math.log2(2 * levels + 1)
+
+
+def test_more_levels_and_a_dither_have_less_noise():
+    for rounding in ROUNDINGS:
+        noises = [best_code(levels, rounding).noise for levels in (1, 2, 3, 7, 15)]
+        assert noises == sorted(noises, reverse=True)
+    for levels in (1, 2, 3, 7):
+        assert best_code(levels, "nearest").noise < 1.05 * best_code(levels, "dither").noise
+        assert best_code(levels, "dither").noise < best_code(levels, "stochastic").noise
+    assert best_code(1, "dither").noise < 0.3  # TernGrad's: 1.01
+    assert Code(1, "stochastic", 2.5).noise == pytest.approx(1.01, abs=0.01)
+
+
+def test_the_sum_of_two_workers_digits_has_less_entropy_than_both():
+    code = best_code(1, "dither")
+    assert entropy(code) < entropy(code, 2) < 2 * entropy(code)
+    steps = [entropy(code, num_workers + 1) - entropy(code, num_workers) for num_workers in (15, 16, 17)]
+    assert steps == pytest.approx([math.log2(17 / 16) / 2] * 3, rel=0.1)  # each more adds its variance
