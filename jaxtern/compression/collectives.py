@@ -19,7 +19,6 @@ from jaxtern.kernels.segments import fill_up, split
 AxisNames = tuple[str, ...]
 
 _RUN = 2**20  # floats that are sent together, while others are rounded or averaged
-_GATHERED_BYTES = 2**16  # up to so many sent, one collective is better than two that send fewer
 _PAIRED_BYTES = 2**17  # from so many on, for one worker, rounds of pairs take less time than an all-to-all
 
 
@@ -224,8 +223,9 @@ def pmean(tree: Any, names: AxisNames) -> Any:
 def start_mean(values: jax.Array, axes: Axes, after: Sequence[jax.Array]) -> tuple[list[jax.Array], Callable]:
     """Begins the mean of floats of 16 or 32 bits, added as float32 in the order of the workers wherever they lie.
 
-    Few are gathered. Of many, each device averages a shard, and all gather the shards: as an all-reduce sends. The mean
-    of more than two workers is rounded to the dtype, as it must be where it is sent.
+    Each device averages a shard, and all gather the shards, which sends what a ring all-reduce sends. Between two
+    workers, and of a word or two, all is gathered at once. The mean of more than two workers is rounded to the dtype,
+    as it must be where it is sent.
 
     Args:
       values: [V, n] of the workers on this device.
@@ -267,8 +267,8 @@ def start_mean(values: jax.Array, axes: Axes, after: Sequence[jax.Array]) -> tup
 
 
 def gathers_mean(num_words: int, num_workers: int) -> bool:
-    """Whether `start_mean` gathers all words, rather than average them shard by shard."""
-    return num_workers <= 2 or 4 * num_words * (num_workers - 1) <= _GATHERED_BYTES
+    """Whether gathering all words sends no more than averaging them shard by shard, in `start_mean`."""
+    return num_words <= 2 * -(-num_words // num_workers)
 
 
 def runs_of(sizes: Sequence[int]) -> list[list[int]]:

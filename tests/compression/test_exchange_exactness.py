@@ -173,7 +173,7 @@ def test_float_means_in_many_runs_are_those_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, workers: Callable, layout: str, dtype: str
 ):
     """Rounded, added one worker after the other, and of more than two rounded again."""
-    for name, value in (("_RUN", 60), ("_GATHERED_BYTES", 0), ("_PAIRED_BYTES", 0)):
+    for name, value in (("_RUN", 60), ("_PAIRED_BYTES", 0)):
         monkeypatch.setattr(collectives, name, value)
     placed = workers(layout)
     unrolled = {} if placed.virtual_workers is None else {"virtual_workers": placed.virtual_workers}

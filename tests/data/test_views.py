@@ -123,6 +123,14 @@ def test_inception_view_covers_a_tenth_of_some_object(area: float):
     assert whole < 10
 
 
+def test_inception_view_takes_a_list_of_boxes():
+    boxes = [[0.1, 0.2, 0.6, 0.7]]
+    of_list, of_array = (
+        views.inception_view(np.random.default_rng(0), 375, 500, given, 224) for given in (boxes, np.array(boxes))
+    )
+    assert of_list == of_array
+
+
 def test_inception_view_of_an_object_without_pixels_is_the_whole_image():
     point = np.full((1, 4), 0.5, np.float32)
     assert views.inception_view(np.random.default_rng(0), 375, 500, point, 224)[:4] == (0, 0, 375, 500)

@@ -127,7 +127,7 @@ def _in_pixels(boxes: np.ndarray, height: int, width: int) -> list[View]:
         return [View(0, 0, height, width)]
     objects = [
         View(int(top * height), int(left * width), int(bottom * height), int(right * width))
-        for top, left, bottom, right in boxes.tolist()
+        for top, left, bottom, right in np.asarray(boxes).tolist()
     ]
     return [each for each in objects if _area(each) > 0]
 
