@@ -1,5 +1,6 @@
 """benchmarks.accuracy.gradient_noise foretells the noise that the quantizer really makes."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -21,10 +22,11 @@ def test_gain_and_noise_are_those_of_normal_variables():
     """Of heavy-tailed gradients, whose workers differ threefold."""
     methods = ["terngrad", "ternary", "7 levels"]
     scale = jnp.array([1.0, 1.5, 0.5])[:, None]
+    measure = jax.jit(functools.partial(gradient_noise.measure, methods=tuple(methods)))
     sums = None
     for batch in range(BATCHES):
         rows = jax.random.t(jax.random.key(batch), 3.0, (WORKERS, SIZE)) * scale
-        found = gradient_noise.measure(list(rows), jnp.int32(batch), tuple(methods))
+        found = measure(list(rows), jnp.int32(batch))
         sums = found if sums is None else jax.tree.map(jnp.add, sums, found)
     assert sums is not None
     (clipped, _), (ternary, noise), (fine, less) = gradient_noise._judge(sums)
