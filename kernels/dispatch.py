@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from .native import library as native_library
 from .segments import Segments
-from .tuning import Tuning, tuning_for
 
 IMPLEMENTATIONS = ("auto", "reference", "native", "mosaic")
 MIN_JAX = (0, 11)
@@ -57,11 +56,6 @@ def _pick_native(op: str, implementation: str, not_native: str) -> str:
         return "reference"
     log_once(logging.DEBUG, "kernels: native")
     return "native"
-
-
-def tuned(op: str) -> Tuning:
-    """The tuning of `op` on the default device."""
-    return tuning_for(op, jax.devices()[0].device_kind)
 
 
 def why_not_mosaic() -> str:

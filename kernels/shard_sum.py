@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from . import radix as radix_lib
-from .dispatch import pick_implementation, require_levels, require_shape, tuned
+from .dispatch import pick_implementation, require_levels, require_shape
 from .native.calls import shard_sum_native
 from .ternary_decode_reference import sum_digits
 
@@ -43,7 +43,7 @@ def shard_sum(
     if picked == "mosaic":
         from .mosaic.shard_sum import shard_sum_mgpu
 
-        return shard_sum_mgpu(words, num_elements, levels, radix, tuned("shard_sum"))
+        return shard_sum_mgpu(words, num_elements, levels, radix)
     return _reference(words, num_elements, levels, radix)
 
 

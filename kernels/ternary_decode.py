@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .dispatch import pick_implementation, require_levels, require_shape, tuned
+from .dispatch import pick_implementation, require_levels, require_shape
 from .dither import Dither
 from .native.calls import ternary_decode_native
 from .segments import Segments
@@ -54,7 +54,7 @@ def ternary_decode(
     if picked == "mosaic" and words.size:
         from .mosaic.ternary_decode import ternary_decode_mgpu
 
-        return ternary_decode_mgpu(words, units, segments, zero, radix, dither, tuned("ternary_decode"))
+        return ternary_decode_mgpu(words, units, segments, zero, radix, dither)
     return ternary_decode_reference(words, units, segments, zero, radix, dither)
 
 

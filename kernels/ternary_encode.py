@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import dither, noise
-from .dispatch import pick_implementation, require_floating, require_levels, require_shape, tuned, why_not_float32
+from .dispatch import pick_implementation, require_floating, require_levels, require_shape, why_not_float32
 from .native.calls import ternary_encode_native
 from .segments import Segments
 from .ternary_encode_reference import ternary_encode_reference
@@ -61,8 +61,7 @@ def ternary_encode(
     if picked == "mosaic" and gradient.size:
         from .mosaic.ternary_encode import ternary_encode_mgpu
 
-        options = (segments, radix, levels, offset, tuned("ternary_encode"))
-        return ternary_encode_mgpu(gradient, steps, key, *options)
+        return ternary_encode_mgpu(gradient, steps, key, segments, radix, levels, offset)
     return ternary_encode_reference(gradient, steps, key, segments, radix, levels, offset)
 
 

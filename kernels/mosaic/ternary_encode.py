@@ -18,7 +18,6 @@ from .. import dither, noise, radix as radix_lib
 from ..radix import RUN
 from ..rounding import to_digits
 from ..segments import Segments, fill_up
-from ..tuning import Tuning
 from . import mgpu
 
 
@@ -53,7 +52,6 @@ def ternary_encode_mgpu(
     radix: int,
     levels: int,
     offset: int,
-    tuning: Tuning,
     interpret: Any = None,
 ) -> jax.Array:
     """`ternary_encode`, its arguments checked; steps turn g into fixed point."""
@@ -72,7 +70,7 @@ def ternary_encode_mgpu(
         )
 
     operands = [fill_up(gradient, RUN), steps, key, jnp.asarray(bounds), jnp.asarray(owners)]
-    return mgpu.launch(ternary_encode, operands, [(tiles * RUN, np.uint32)], owners.size, tuning, interpret)[0]
+    return mgpu.launch(ternary_encode, operands, [(tiles * RUN, np.uint32)], owners.size, interpret=interpret)[0]
 
 
 def _encode_under_one_scale(item: jax.Array, segment: jax.Array, refs: _Refs, plan: _Plan) -> None:
