@@ -128,11 +128,9 @@ def rotate_native(
     """`rotate`, its arguments checked, with the elements of a block of each tensor."""
     sizes = np.array([each.size for each in tensors])
     items = -(-(sizes // blocks) // _BLOCKS_PER_ITEM)
-    ends = np.cumsum(items)
-    tables = np.column_stack([sizes, blocks, ends - items]).reshape(-1)
+    numbers = {"sizes": sizes, "blocks": blocks, "first_items": np.cumsum(items) - items, "items": items.sum()}
     aliases = {1 + number: number for number in range(len(tensors))}
-    numbers = {"tensors": tables, "items": ends[-1], "is_inverse": is_inverse}
-    return list(_call("rotate", [(each.shape, jnp.float32) for each in tensors], [key, *tensors], aliases, **numbers))
+    return list(_call("rotate", [(each.shape, jnp.float32) for each in tensors], [key, *tensors], aliases, is_inverse=is_inverse, **numbers))
 
 
 def _call(

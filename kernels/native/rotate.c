@@ -5,13 +5,10 @@
 
 enum { BLOCK = 4096, LANES_OF_BLOCK = 16, ROWS = BLOCK / LANES_OF_BLOCK, GROUP = 64, BLOCKS_PER_ITEM = 4 };
 
-/* A tensor's row of the attribute "tensors": elements, those of a block, first item. */
-enum { SIZE, BLOCK_SIZE, FIRST_ITEM, COLUMNS };
-
 typedef struct Rotate {
   const XLA_FFI_CallFrame* frame;
-  const int64_t* tensors;
-  int64_t num_tensors;
+  const int64_t *sizes, *blocks, *first_items; /* of every tensor: elements, those of a block, and its first item */
+  int64_t tensors;
   const uint32_t* key;
   int is_inverse;
 } Rotate;
@@ -109,17 +106,11 @@ static void turn(const Rotate* job, int64_t size, int64_t group, int64_t place, 
 /* Some blocks of a tensor; with the last of them goes the one that overlaps it. */
 static void rotate_item(const void* data, int64_t item) {
   const Rotate* job = data;
-  int64_t tensor = 0, beyond = job->num_tensors;
-  while (beyond - tensor > 1) {
-    int64_t middle = (tensor + beyond) / 2;
-    if (job->tensors[middle * COLUMNS + FIRST_ITEM] <= item) tensor = middle;
-    else beyond = middle;
-  }
-  const int64_t* of = job->tensors + tensor * COLUMNS;
+  int64_t tensor = find_last(job->first_items, job->tensors, item);
   const float* from = operand(job->frame, 1 + (int)tensor);
   float* to = result(job->frame, (int)tensor);
-  int64_t size = of[SIZE], block = of[BLOCK_SIZE], whole = size / block * block, start = size - block;
-  int64_t begin = (item - of[FIRST_ITEM]) * BLOCKS_PER_ITEM * block;
+  int64_t size = job->sizes[tensor], block = job->blocks[tensor], whole = size / block * block, start = size - block;
+  int64_t begin = (item - job->first_items[tensor]) * BLOCKS_PER_ITEM * block;
   int64_t end = minimum(begin + BLOCKS_PER_ITEM * block, whole);
   int has_rest = end == whole && whole < size;
   int64_t last_group = ceiling(size, GROUP);
@@ -146,10 +137,10 @@ static void rotate_item(const void* data, int64_t item) {
 /* Operands: key, tensors. Results: the tensors, turned. */
 HANDLER jaxtern_rotate(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
-  int64_t numbers;
   Rotate job = {.frame = frame, .key = operand(frame, 0), .is_inverse = attribute(frame, "is_inverse") != 0};
-  job.tensors = table(frame, "tensors", &numbers);
-  job.num_tensors = numbers / COLUMNS;
+  job.sizes = table(frame, "sizes", &job.tensors);
+  job.blocks = table(frame, "blocks", &job.tensors);
+  job.first_items = table(frame, "first_items", &job.tensors);
   run_items(frame, attribute(frame, "items"), rotate_item, &job);
   return NULL;
 }

@@ -56,13 +56,18 @@ Layout layout_of(const XLA_FFI_CallFrame* frame) {
   return layout;
 }
 
-Segment segment_at(const Layout* layout, int64_t element) {
-  int64_t tensor = 0, beyond = layout->tensors;
-  while (beyond - tensor > 1) { /* the last that starts here or before: those before it may be empty */
-    int64_t middle = (tensor + beyond) / 2;
-    if (layout->starts[middle] <= element) tensor = middle;
+int64_t find_last(const int64_t* ascending, int64_t count, int64_t number) {
+  int64_t found = 0, beyond = count;
+  while (beyond - found > 1) {
+    int64_t middle = (found + beyond) / 2;
+    if (ascending[middle] <= number) found = middle;
     else beyond = middle;
   }
+  return found;
+}
+
+Segment segment_at(const Layout* layout, int64_t element) {
+  int64_t tensor = find_last(layout->starts, layout->tensors, element); /* those before it may be empty */
   int64_t block = (element - layout->starts[tensor]) / layout->block;
   int64_t begin = layout->starts[tensor] + block * layout->block;
   int64_t rest = layout->starts[tensor + 1] - begin;
@@ -76,11 +81,14 @@ void* create_plain_job(size_t size) {
 }
 
 void* create_job(const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, Memory* memory) {
-  *memory = (Memory){.layout = layout_of(frame), .is_split = attribute(frame, "is_split") != 0};
-  int64_t count = memory->is_split ? memory->layout.tensors : 1;
+  *memory = (Memory){.layout = layout_of(frame)};
+  int64_t count = memory->layout.tensors, is_split = attribute(frame, "is_split");
   char* job = create_plain_job(size + (size_t)count * sizeof(float*));
-  memory->buffers = (float**)(job + size);
-  for (int64_t i = 0; i < count; i++) memory->buffers[i] = ((XLA_FFI_Buffer*)buffers[i])->data;
+  memory->tensors = (float**)(job + size);
+  for (int64_t i = 0; i < count; i++) {
+    float* buffer = ((XLA_FFI_Buffer*)buffers[is_split ? i : 0])->data;
+    memory->tensors[i] = is_split ? buffer : buffer + memory->layout.starts[i];
+  }
   return job;
 }
 
