@@ -9,6 +9,5 @@ from .rotation import rotate as rotate
 from .segments import Segments as Segments
 from .shard_mean import shard_mean as shard_mean
 from .shard_sum import shard_sum as shard_sum
-from .spans import decode_span as decode_span, encode_span as encode_span
-from .ternary_decode import ternary_decode as ternary_decode
-from .ternary_encode import ternary_encode as ternary_encode
+from .ternary_decode import decode_span as decode_span, ternary_decode as ternary_decode
+from .ternary_encode import encode_span as encode_span, ternary_encode as ternary_encode

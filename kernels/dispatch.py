@@ -25,14 +25,14 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
 
     "auto" is Mosaic where the default device is an NVIDIA GPU of compute capability 9.0 or more and JAX is 0.11 or
     newer, for arrays of `size` up to 2^30; and native where it is a CPU and there is a C compiler, unless the op names
-    a reason, `not_native`.
+    a reason, `not_native`. Of nothing, size 0, it is always the reference.
 
     Raises:
       ValueError: for an unknown name, and for "mosaic" and "native" where they cannot run.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"{op}: implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
-    if implementation == "reference":
+    if implementation == "reference" or not size:
         return "reference"
     if implementation == "native" or (implementation == "auto" and jax.devices()[0].platform == "cpu"):
         return _pick_native(op, implementation, not_native)

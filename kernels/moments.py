@@ -65,12 +65,12 @@ def moments(
         require_floating(gradient, segments)
     not_native = "" if is_split else why_not_float32("gradient.dtype", gradient.dtype)
     picked = pick_implementation("moments", implementation, segments.num_elements, not_native)
-    if picked == "native" and segments.num_elements:
+    if picked == "native":
         partials, centres = moments_native(gradient if is_split else [gradient], segments, is_split, of_magnitudes)
         return finish(partials, centres, segments)
     gradient = concatenate(gradient) if is_split else gradient
     gradient = jnp.abs(gradient) if of_magnitudes else gradient
-    if picked == "mosaic" and gradient.size:
+    if picked == "mosaic":
         from .mosaic.moments import partials_mgpu
 
         partials = partials_mgpu(gradient, segments)

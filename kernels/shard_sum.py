@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from . import radix as radix_lib
 from .dispatch import pick_implementation, require_levels, require_shape
 from .native.calls import shard_sum_native
-from .ternary_decode_reference import sum_digits
+from .ternary_decode import sum_digits
 
 
 def shard_sum(
@@ -35,8 +35,6 @@ def shard_sum(
     radix = 2 * levels * num_workers + 1 if radix is None else radix
     require_levels(levels, radix, num_workers)
     require_shape("words", words, (num_workers, radix_lib.num_words(num_elements, own_radix)), jnp.uint32)
-    if not words.size:
-        return jnp.zeros((0,), jnp.uint32)
     picked = pick_implementation("shard_sum", implementation, max(words.size, num_elements))
     if picked == "native":
         return shard_sum_native(words, num_elements, levels, radix)

@@ -32,15 +32,6 @@ def moments_native(
 
 
 def ternary_encode_native(
-    gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
-) -> jax.Array:
-    """`ternary_encode` without a residual, its arguments checked; steps turn g into fixed point."""
-    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": 0, "elements": segments.num_elements}
-    shapes = [((segments.num_words(radix),), jnp.uint32)]
-    return _call("ternary_encode", shapes, [steps, key, gradient], **numbers, **_layout(segments))[0]
-
-
-def encode_span_native(
     tensors: Sequence[jax.Array],
     steps: jax.Array,
     key: jax.Array,
@@ -48,56 +39,47 @@ def encode_span_native(
     radix: int,
     levels: int,
     offset: int,
-    start: int,
-    size: int,
-    after: Sequence[jax.Array],
-) -> tuple[jax.Array, list[jax.Array]]:
-    """`encode_span`, its arguments checked; the tensors are handed on where they lie."""
+    span: tuple[int, int] | None = None,
+    after: Sequence[jax.Array] = (),
+) -> list[jax.Array]:
+    """The words of one vector; or, with the start and the size of a span, of its elements in tensors that lie apart.
+
+    The arguments are checked. Behind the words of a span come the tensors, handed on where they lie.
+    """
+    start, size = span or (0, segments.num_elements)
     numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start, "elements": size}
-    shapes = [((radix_lib.num_words(size, radix),), jnp.uint32), *((each.shape, jnp.float32) for each in tensors)]
-    aliases = {2 + number: 1 + number for number in range(len(tensors))}
-    operands, layout = [steps, key, *tensors, *after], _layout(segments, is_split=True)
-    words, *tensors = _call("ternary_encode", shapes, operands, aliases, **numbers, **layout)
-    return words, tensors
+    kept = tensors if span else ()
+    shapes = [((radix_lib.num_words(size, radix),), jnp.uint32), *((each.shape, jnp.float32) for each in kept)]
+    aliases = {2 + number: 1 + number for number in range(len(kept))}
+    layout = _layout(segments, is_split=span is not None)
+    return _call("ternary_encode", shapes, [steps, key, *tensors, *after], aliases, **numbers, **layout)
 
 
 def ternary_decode_native(
-    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int, dither: Dither | None
-) -> jax.Array:
-    """`ternary_decode` to float32, its arguments checked."""
-    bits, numbers = _describe(dither)
-    numbers |= {"radix": radix, "zero": zero, "start": 0, "elements": segments.num_elements}
-    shapes = [((segments.num_elements,), jnp.float32)]
-    return _call("ternary_decode", shapes, [words, units, bits], **numbers, **_layout(segments))[0]
-
-
-def _describe(dither: Dither | None) -> tuple[jax.Array, dict[str, int]]:
-    """The bits of a dither, and its numbers; a count of 0 where there is none."""
-    own = dither or Dither(jnp.zeros((4,), jnp.uint32), 0)
-    return own.bits, {"count": own.count, "centre": own.centre, "times": own.times, "offset": own.offset}
-
-
-def decode_span_native(
     words: jax.Array,
-    total: jax.Array | None,
     units: jax.Array,
     segments: Segments,
-    into: Sequence[jax.Array],
     zero: int,
     radix: int,
-    start: int,
-    size: int,
-    after: Sequence[jax.Array],
     dither: Dither | None,
+    into: Sequence[jax.Array] = (),
+    span: tuple[int, int] | None = None,
+    total: jax.Array | None = None,
+    after: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
-    """`decode_span`, its arguments checked; in place where nobody else needs what it decodes into."""
-    bits, numbers = _describe(dither)
+    """One vector of means; or, with the start and the size of a span, the tensors that its means are decoded into.
+
+    The arguments are checked. Tensors are decoded into where they lie, if nobody else needs them.
+    """
+    start, size = span or (0, segments.num_elements)
+    own = dither or Dither(jnp.zeros((4,), jnp.uint32), 0)
+    numbers = {"count": own.count, "centre": own.centre, "times": own.times, "offset": own.offset}
     numbers |= {"radix": radix, "zero": zero, "start": start, "elements": size}
-    shapes = [(each.shape, jnp.float32) for each in into]
+    shapes = [(each.shape, jnp.float32) for each in into] if span else [((size,), jnp.float32)]
     aliases = {4 + number: number for number in range(len(into))}
     total = jnp.zeros((1, 0), jnp.uint32) if total is None else total
-    operands, layout = [words, units, bits, total, *into, *after], _layout(segments, is_split=True)
-    return list(_call("ternary_decode", shapes, operands, aliases, **numbers, **layout))
+    layout = _layout(segments, is_split=span is not None)
+    return _call("ternary_decode", shapes, [words, units, own.bits, total, *into, *after], aliases, **numbers, **layout)
 
 
 def follow_native(words: jax.Array, after: Sequence[jax.Array]) -> jax.Array:
@@ -130,7 +112,8 @@ def rotate_native(
     items = -(-(sizes // blocks) // _BLOCKS_PER_ITEM)
     numbers = {"sizes": sizes, "blocks": blocks, "first_items": np.cumsum(items) - items, "items": items.sum()}
     aliases = {1 + number: number for number in range(len(tensors))}
-    return list(_call("rotate", [(each.shape, jnp.float32) for each in tensors], [key, *tensors], aliases, is_inverse=is_inverse, **numbers))
+    shapes = [(each.shape, jnp.float32) for each in tensors]
+    return _call("rotate", shapes, [key, *tensors], aliases, is_inverse=is_inverse, **numbers)
 
 
 def _call(
@@ -139,7 +122,7 @@ def _call(
     operands: Sequence[jax.Array],
     aliases: dict[int, int] | None = None,
     **attributes: int | np.ndarray,
-) -> Sequence[jax.Array]:
+) -> list[jax.Array]:
     """Results vary over all axes of `shard_map` that an operand varies over."""
     operands = _vary_alike(operands)
     varying = jax.typeof(operands[0]).manual_axis_type
@@ -152,7 +135,7 @@ def _call(
 
     shapes = [describe(*each) for each in results]
     call = jax.ffi.ffi_call(target_of(op), shapes, vmap_method="sequential", input_output_aliases=aliases)
-    return call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()})
+    return list(call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()}))
 
 
 def _vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
