@@ -4,7 +4,7 @@ from .concatenate import concatenate as concatenate
 from .moments import Moments as Moments, moments as moments
 from .noise import derive_key as derive_key, random_bits as random_bits
 from .order import follow as follow
-from .radix import digits_per_word as digits_per_word, num_words as num_words, pack as pack
+from .radix import digits_per_word as digits_per_word, num_words as num_words
 from .rotation import rotate as rotate
 from .segments import Segments as Segments
 from .shard_mean import shard_mean as shard_mean

@@ -57,22 +57,6 @@ def pack_planes(planes: Sequence[jax.Array], radix: int) -> jax.Array:
     return words
 
 
-def pack(digits: jax.Array, radix: int, fill: int = 0) -> jax.Array:
-    """Packs n digits into words.
-
-    Args:
-      digits: uint32[n], each in [0, radix).
-      radix: R, 3 to 65536.
-      fill: the digit behind the last one, in [0, radix).
-
-    Returns:
-      uint32[num_words(n, radix)].
-    """
-    depth, width = digits_per_word(radix), num_words(digits.size, radix)
-    padded = jnp.pad(digits, (0, width * depth - digits.size), constant_values=fill).reshape(-1, depth, RUN)
-    return pack_planes([padded[:, k] for k in range(depth)], radix).reshape(-1)
-
-
 def unpack_planes(words: jax.Array, radix: int) -> jax.Array:
     """uint32[..., RUN] words to the digits of their planes, as exact float32[..., D, RUN].
 
