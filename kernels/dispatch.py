@@ -34,28 +34,19 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
         raise ValueError(f"{op}: implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
     if implementation == "reference" or not size:
         return "reference"
-    if implementation == "native" or (implementation == "auto" and jax.devices()[0].platform == "cpu"):
-        return _pick_native(op, implementation, not_native)
-    reason = why_not_mosaic() or (f"{size} numbers are more than 2^30" if size > MAX_SIZE else "")
-    if implementation == "mosaic" and reason:
-        raise ValueError(f"{op}: implementation='mosaic': {reason}")
-    # On a GPU it is worth knowing; elsewhere nobody expects kernels.
-    level = logging.INFO if jax.devices()[0].platform == "gpu" else logging.DEBUG
-    log_once(level, f"kernels: reference, as {reason}" if reason else "kernels: mosaic")
-    return "reference" if reason else "mosaic"
-
-
-def _pick_native(op: str, implementation: str, not_native: str) -> str:
-    if implementation == "auto" and not_native:
-        return "reference"
-    reason = not_native or why_not_native()
-    if implementation == "native" and reason:
-        raise ValueError(f"{op}: implementation='native': {reason}")
-    if reason:
-        log_once(logging.INFO, f"kernels: reference, as {reason}")
-        return "reference"
-    log_once(logging.DEBUG, "kernels: native")
-    return "native"
+    platform = jax.devices()[0].platform
+    wanted = implementation if implementation != "auto" else "native" if platform == "cpu" else "mosaic"
+    if wanted == "native":
+        reason = not_native or why_not_native()
+    else:
+        reason = why_not_mosaic() or (f"{size} numbers are more than 2^30" if size > MAX_SIZE else "")
+    if reason and implementation != "auto":
+        raise ValueError(f"{op}: implementation={implementation!r}: {reason}")
+    if wanted == "mosaic" or not not_native:
+        # A missing compiler, and what runs on a GPU, are worth knowing; elsewhere nobody expects kernels.
+        level = logging.INFO if platform == "gpu" or (wanted == "native" and reason) else logging.DEBUG
+        log_once(level, f"kernels: reference, as {reason}" if reason else f"kernels: {wanted}")
+    return "reference" if reason else wanted
 
 
 def why_not_mosaic() -> str:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .concatenate import concatenate
+from .barriers import concatenate
 from .dispatch import pick_implementation, require_floating, require_tensors, why_not_float32
 from .moments_reference import (
     Partials,

@@ -34,14 +34,9 @@ def digits_per_word(radix: int) -> int:
     return digits
 
 
-def num_runs(num_digits: int) -> int:
-    """Runs that `num_digits` digits take; the last may be filled up."""
-    return -(-num_digits // RUN)
-
-
 def num_words(num_digits: int, radix: int) -> int:
     """Words that `num_digits` digits take, a multiple of RUN: D runs of digits to each run of words."""
-    return RUN * -(-num_runs(num_digits) // digits_per_word(radix))
+    return RUN * -(-num_digits // (RUN * digits_per_word(radix)))
 
 
 def powers(radix: int) -> np.ndarray:

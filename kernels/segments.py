@@ -39,7 +39,7 @@ class Segments:
 
     @property
     def num_runs(self) -> int:
-        return radix_lib.num_runs(self.num_elements)
+        return -(-self.num_elements // radix_lib.RUN)
 
     @property
     def scale_counts(self) -> tuple[int, ...]:
@@ -82,11 +82,7 @@ class Segments:
 
 def split(flat: jax.Array, counts: tuple[int, ...]) -> list[jax.Array]:
     """Consecutive slices of the last axis, `counts` long."""
-    parts, start = [], 0
-    for count in counts:
-        parts.append(flat[..., start : start + count])
-        start += count
-    return parts
+    return jnp.split(flat, np.cumsum(counts, dtype=int), axis=-1)[:-1]
 
 
 def fill_up(vector: jax.Array, multiple: int) -> jax.Array:

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from . import radix as radix_lib
-from .concatenate import concatenate
+from .barriers import concatenate
 from .dispatch import pick_implementation, require_levels, require_shape, require_tensors
 from .dither import Dither
 from .native.calls import ternary_decode_native

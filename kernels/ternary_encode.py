@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from . import dither, noise, radix as radix_lib
-from .concatenate import concatenate
+from .barriers import concatenate
 from .dispatch import (
     pick_implementation,
     require_floating,

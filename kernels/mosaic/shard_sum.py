@@ -35,7 +35,7 @@ def shard_sum_mgpu(words: jax.Array, num_elements: int, levels: int, radix: int,
             own_tile = item * (runs_per_item // own_depth) + i
             is_there = mgpu.filled(own_tile, jnp.int32) < own_tiles
             place = jnp.minimum(own_tile, own_tiles - 1)
-            complete = functools.partial(_or_nothing, is_there, nothing)
+            complete = functools.partial(jnp.where, is_there, y=nothing)
             planes += sum_planes(words, num_workers, width, place, own_radix, complete)
             while len(planes) >= depth:
                 packed, planes = radix_lib.pack_planes(planes[:depth], radix), planes[depth:]
@@ -44,8 +44,3 @@ def shard_sum_mgpu(words: jax.Array, num_elements: int, levels: int, radix: int,
 
     items = -(-own_tiles * own_depth // runs_per_item)
     return mgpu.launch(shard_sum, [words.reshape(-1)], [(tiles * RUN, np.uint32)], items, interpret=interpret)[0]
-
-
-def _or_nothing(is_there: jax.Array, nothing: np.uint32, word: jax.Array) -> jax.Array:
-    """The word, or that of a gradient of zeros."""
-    return jnp.where(is_there, word, nothing)

@@ -23,11 +23,11 @@ def moments_native(
     tensors: Sequence[jax.Array], segments: Segments, is_split: bool, of_magnitudes: bool = False
 ) -> tuple[Partials, jax.Array]:
     """As `partials_reference` and `centres_of`, of a vector or of tensors that lie apart."""
-    counts = chunk_counts(segments)
-    before = np.concatenate([[0], np.cumsum(counts)])[_firsts(segments)]
+    counts, layout = chunk_counts(segments), _layout(segments, is_split=is_split)
+    before = np.concatenate([[0], np.cumsum(counts)])[layout["firsts"]]
     shapes = [((int(counts.sum()),), jnp.float32)] * 3 + [((segments.num_scales,), jnp.float32)]
-    layout = _layout(segments, is_split=is_split) | {"first_chunks": before, "of_magnitudes": of_magnitudes}
-    max_abs, first, second, centres = _call("moments", shapes, tensors, **layout)
+    numbers = {"first_chunks": before, "of_magnitudes": of_magnitudes}
+    max_abs, first, second, centres = _call("moments", shapes, tensors, **numbers, **layout)
     return (max_abs, first, second), centres
 
 
@@ -147,13 +147,7 @@ def _vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
     ]
 
 
-def _firsts(segments: Segments) -> np.ndarray:
-    """The first segment of every tensor, and the number of all."""
-    return np.cumsum([0, *segments.scale_counts])
-
-
 def _layout(segments: Segments, *, is_split: bool = False) -> dict[str, int | np.ndarray]:
     """What native.h calls a layout, and whether every tensor lies in memory of its own."""
-    block = segments.block_size or _NO_BLOCKS
-    starts = np.cumsum([0, *segments.sizes])
-    return {"starts": starts, "firsts": _firsts(segments), "block": block, "is_split": int(is_split)}
+    starts, firsts = (np.cumsum([0, *counts]) for counts in (segments.sizes, segments.scale_counts))
+    return {"starts": starts, "firsts": firsts, "block": segments.block_size or _NO_BLOCKS, "is_split": is_split}

@@ -1,4 +1,5 @@
-/* ternary_decode, shard_sum and shard_mean: see the files of these names, and radix.py for how words are taken apart. */
+/* ternary_decode, shard_sum and shard_mean: see ternary_decode.py and shards.py, and radix.py for how words are taken
+ * apart. */
 #include "native.h"
 
 enum { MAX_DEPTH = 20, TILES_PER_ITEM = 8, ROWS_AT_ONCE = 4 };

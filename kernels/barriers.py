@@ -1,4 +1,4 @@
-"""Tensors one behind the other in one vector: how a bucket is made."""
+"""What XLA is kept from joining: collectives with one another, and a concatenation with what makes its parts."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .dispatch import pick_implementation, why_not_float32
-from .native.calls import concatenate_native
+from .native.calls import concatenate_native, follow_native
 
 
 def concatenate(parts: Sequence[jax.Array], *, implementation: str = "auto") -> jax.Array:
@@ -33,3 +33,22 @@ def concatenate(parts: Sequence[jax.Array], *, implementation: str = "auto") -> 
     if pick_implementation("concatenate", implementation, size, not_native) == "native":
         return concatenate_native(parts)
     return jnp.concatenate([part.reshape(-1) for part in parts])
+
+
+def follow(words: jax.Array, after: Sequence[jax.Array], *, implementation: str = "auto") -> jax.Array:
+    """The same words, once `after` is there.
+
+    XLA joins collectives that do not wait for one another, so that all would wait for the last of their words.
+
+    Args:
+      words: uint32 of any shape; handed on where they lie by "native", else copied.
+      after: uint32 arrays of any shapes.
+      implementation: "auto", "reference" or "native"; on GPUs XLA's code is used.
+    """
+    after = [each for each in after if each.size]
+    if not after or not words.size:
+        return words
+    if pick_implementation("follow", implementation, words.size) == "native":
+        return follow_native(words, after)
+    firsts = jnp.stack([each.reshape(-1)[0] for each in after])
+    return words + (jnp.max(firsts) >> 31 >> 1)  # zero, which the compiler does not know
