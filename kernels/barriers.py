@@ -1,6 +1,5 @@
 """What XLA is kept from joining: collectives with one another, and a concatenation with what makes its parts."""
 
-import math
 from collections.abc import Sequence
 
 import jax
@@ -23,14 +22,13 @@ def concatenate(parts: Sequence[jax.Array], *, implementation: str = "auto") -> 
     Returns:
       float32[n], n the number of all elements; of one part no copy.
     """
-    size = sum(math.prod(part.shape) for part in parts)
-    if not size:
-        return jnp.zeros((0,), jnp.float32)
     parts = [part for part in parts if part.size]
+    if not parts:
+        return jnp.zeros((0,), jnp.float32)
     if len(parts) == 1:
         return parts[0].reshape(-1)
     not_native = next(filter(None, (why_not_float32("part.dtype", part.dtype) for part in parts)), "")
-    if pick_implementation("concatenate", implementation, size, not_native) == "native":
+    if pick_implementation("concatenate", implementation, sum(part.size for part in parts), not_native) == "native":
         return concatenate_native(parts)
     return jnp.concatenate([part.reshape(-1) for part in parts])
 

@@ -117,12 +117,7 @@ def decode_span(
 def _as_numbers(
     scales: jax.Array, segments: Segments, num_workers: int, levels: int, dither: Dither | None
 ) -> tuple[int, jax.Array, Dither | None]:
-    """The sum of zero levels, what a digit is worth, and the dither with its `times`.
-
-    Raises:
-      ValueError: for scales of another layout, and for the dither of a number of workers that those of the words do
-        not divide.
-    """
+    """The sum of zero levels, what a digit is worth, and the dither with its `times`, once they are checked."""
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
     count = dither.count if dither else num_workers
     if count % num_workers:

@@ -35,8 +35,9 @@ def shard_sum_mgpu(words: jax.Array, num_elements: int, levels: int, radix: int,
             own_tile = item * (runs_per_item // own_depth) + i
             is_there = mgpu.filled(own_tile, jnp.int32) < own_tiles
             place = jnp.minimum(own_tile, own_tiles - 1)
-            complete = functools.partial(jnp.where, is_there, y=nothing)
-            planes += sum_planes(words, num_workers, width, place, own_radix, complete)
+            planes += sum_planes(
+                words, num_workers, width, place, own_radix, lambda word, own=is_there: jnp.where(own, word, nothing)
+            )
             while len(planes) >= depth:
                 packed, planes = radix_lib.pack_planes(planes[:depth], radix), planes[depth:]
                 pl.when(tile < tiles)(functools.partial(mgpu.store, sums, tile * RUN, packed))

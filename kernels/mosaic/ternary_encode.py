@@ -58,8 +58,11 @@ def ternary_encode_mgpu(
     def ternary_encode(item, gradient, steps, key, bounds, owners, words) -> None:
         key = tuple(key[i] for i in range(4))  # read once, before anything is stored
         job = _Job(gradient, steps, key, bounds, words, *known)
-        one_scale, run_by_run = (partial(way, job, item) for way in (_encode_under_one_scale, _encode_run_by_run))
-        mgpu.branch_by_owner(owners[item], one_scale, run_by_run)
+        under_one_scale, run_by_run = (
+            partial(_encode_under_one_scale, job, item),
+            partial(_encode_run_by_run, job, item),
+        )
+        mgpu.branch_by_owner(owners[item], under_one_scale, run_by_run)
 
     operands = [fill_up(gradient, RUN), steps, key, jnp.asarray(bounds), jnp.asarray(owners)]
     return mgpu.launch(ternary_encode, operands, [(tiles * RUN, np.uint32)], owners.size, interpret=interpret)[0]

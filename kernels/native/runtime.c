@@ -172,14 +172,9 @@ static int schedule(const XLA_FFI_CallFrame* frame, Crew* crew) {
 }
 
 static Crew* gather_crew(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job) {
-  Crew* crew = calloc(1, sizeof *crew);
+  Crew* crew = malloc(sizeof *crew);
   if (crew == NULL) return NULL;
-  crew->work = work;
-  crew->job = job;
-  crew->items = items;
-  crew->api = frame->api;
-  atomic_init(&crew->next, 0);
-  atomic_init(&crew->members, 1);
+  *crew = (Crew){.work = work, .job = job, .items = items, .members = 1, .api = frame->api};
   fegetenv(&crew->environment);
   pthread_mutex_init(&crew->mutex, NULL);
   pthread_cond_init(&crew->finished, NULL);
@@ -202,24 +197,19 @@ void run_items(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const 
   leave(crew);
 }
 
-static XLA_FFI_Future* create_future(const XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Future_Create_Args args = {.struct_size = XLA_FFI_Future_Create_Args_STRUCT_SIZE};
-  return is_error(frame, frame->api->XLA_FFI_Future_Create(&args)) ? NULL : args.future;
-}
-
 void start_items(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job) {
   int64_t threads = minimum(count_threads(frame) - 1, items), helpers = 0;
   if (threads < 1) threads = 1;
   Crew* crew = items > 1 ? gather_crew(frame, items, work, job) : NULL;
-  XLA_FFI_Future* future = crew != NULL ? create_future(frame) : NULL;
-  if (future == NULL) {
+  XLA_FFI_Future_Create_Args future = {.struct_size = XLA_FFI_Future_Create_Args_STRUCT_SIZE};
+  if (crew == NULL || is_error(frame, frame->api->XLA_FFI_Future_Create(&future))) {
     free(crew);
     for (int64_t item = 0; item < items; item++) work(job, item);
     free(job);
     return;
   }
   crew->own_job = job;
-  crew->future = frame->future = future;
+  crew->future = frame->future = future.future;
   while (helpers < threads && schedule(frame, crew)) helpers++;
   if (helpers > 0) leave(crew);
   else help(crew);
