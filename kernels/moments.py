@@ -66,8 +66,8 @@ def moments(
     not_native = "" if is_split else why_not_float32("gradient.dtype", gradient.dtype)
     picked = pick_implementation("moments", implementation, segments.num_elements, not_native)
     if picked == "native":
-        partials, centres = moments_native(gradient if is_split else [gradient], segments, is_split, of_magnitudes)
-        return finish(partials, centres, segments)
+        tensors = gradient if is_split else [gradient]
+        return finish(*moments_native(tensors, segments, is_split, of_magnitudes), segments)
     gradient = concatenate(gradient) if is_split else gradient
     gradient = jnp.abs(gradient) if of_magnitudes else gradient
     if picked == "mosaic":

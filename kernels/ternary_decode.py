@@ -63,7 +63,8 @@ def ternary_decode(
         from .mosaic.ternary_decode import ternary_decode_mgpu
 
         return ternary_decode_mgpu(words, units, segments, zero, radix, dither)
-    return _worth(segments, _sum_levels(words, radix, zero, dither)[: segments.num_elements], units)
+    digits = _sum_levels(words, radix, zero, dither)[: segments.num_elements]
+    return settle(segments.spread(digits, units))
 
 
 def decode_span(
@@ -110,7 +111,7 @@ def decode_span(
     words = words if total is None else jnp.concatenate([words, total - words])
     end = start + size
     digits = jnp.zeros((segments.num_elements,)).at[start:end].set(_sum_levels(words, radix, zero, dither)[:size])
-    flat = concatenate(into).at[start:end].set(_worth(segments, digits, units)[start:end])
+    flat = concatenate(into).at[start:end].set(settle(segments.spread(digits, units))[start:end])
     return [part.reshape(own.shape) for part, own in zip(split(flat, segments.sizes), into, strict=True)]
 
 
@@ -157,11 +158,6 @@ def _sum_levels(words: jax.Array, radix: int, zero: int, dither: Dither | None) 
         drawn = noise_planes(dither.bits, *total.shape[:1], 0, total.shape[1], dither.offset)
         total = total * dither.times - dither.of(jnp.stack(drawn, axis=1))
     return total.reshape(-1)
-
-
-def _worth(segments: Segments, digits: jax.Array, units: jax.Array) -> jax.Array:
-    """float32[n] digits to what they are worth."""
-    return settle(segments.spread(digits, units))
 
 
 def sum_digits(words: jax.Array, radix: int, zero: int) -> jax.Array:

@@ -58,11 +58,8 @@ def ternary_encode_mgpu(
     def ternary_encode(item, gradient, steps, key, bounds, owners, words) -> None:
         key = tuple(key[i] for i in range(4))  # read once, before anything is stored
         job = _Job(gradient, steps, key, bounds, words, *known)
-        under_one_scale, run_by_run = (
-            partial(_encode_under_one_scale, job, item),
-            partial(_encode_run_by_run, job, item),
-        )
-        mgpu.branch_by_owner(owners[item], under_one_scale, run_by_run)
+        ways = [partial(way, job, item) for way in (_encode_under_one_scale, _encode_run_by_run)]
+        mgpu.branch_by_owner(owners[item], *ways)
 
     operands = [fill_up(gradient, RUN), steps, key, jnp.asarray(bounds), jnp.asarray(owners)]
     return mgpu.launch(ternary_encode, operands, [(tiles * RUN, np.uint32)], owners.size, interpret=interpret)[0]

@@ -128,12 +128,8 @@ def _call(
     varying = jax.typeof(operands[0]).manual_axis_type
     # A type that varies is refused without a sharding; inside `shard_map` no axis of an array is sharded any more.
     mesh = jax.sharding.get_abstract_mesh()
-
-    def describe(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        whole = NamedSharding(mesh, PartitionSpec(*[None] * len(shape))) if varying.varying else None
-        return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying, sharding=whole)
-
-    shapes = [describe(*each) for each in results]
+    whole = NamedSharding(mesh, PartitionSpec()) if varying.varying else None
+    shapes = [jax.ShapeDtypeStruct(*each, manual_axis_type=varying, sharding=whole) for each in results]
     call = jax.ffi.ffi_call(target_of(op), shapes, vmap_method="sequential", input_output_aliases=aliases)
     return list(call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()}))
 
