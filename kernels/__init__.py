@@ -1,14 +1,11 @@
 """The hot loop: gradients to words and back. Imports nothing of jaxtern, only JAX and NumPy."""
 
-from .concatenate import concatenate as concatenate
+from .barriers import concatenate as concatenate, follow as follow
 from .moments import Moments as Moments, moments as moments
 from .noise import derive_key as derive_key, random_bits as random_bits
-from .order import follow as follow
-from .radix import digits_per_word as digits_per_word, num_words as num_words, pack as pack
+from .radix import digits_per_word as digits_per_word, num_words as num_words
 from .rotation import rotate as rotate
 from .segments import Segments as Segments
-from .shard_mean import shard_mean as shard_mean
-from .shard_sum import shard_sum as shard_sum
-from .spans import decode_span as decode_span, encode_span as encode_span
-from .ternary_decode import ternary_decode as ternary_decode
-from .ternary_encode import ternary_encode as ternary_encode
+from .shards import shard_mean as shard_mean, shard_sum as shard_sum
+from .ternary_decode import decode_span as decode_span, ternary_decode as ternary_decode
+from .ternary_encode import encode_span as encode_span, ternary_encode as ternary_encode

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from .native import library as native_library
 from .segments import Segments
-from .tuning import Tuning, tuning_for
 
 IMPLEMENTATIONS = ("auto", "reference", "native", "mosaic")
 MIN_JAX = (0, 11)
@@ -26,42 +25,28 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
 
     "auto" is Mosaic where the default device is an NVIDIA GPU of compute capability 9.0 or more and JAX is 0.11 or
     newer, for arrays of `size` up to 2^30; and native where it is a CPU and there is a C compiler, unless the op names
-    a reason, `not_native`.
+    a reason, `not_native`. Of nothing, size 0, it is always the reference.
 
     Raises:
       ValueError: for an unknown name, and for "mosaic" and "native" where they cannot run.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"{op}: implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
-    if implementation == "reference":
+    if implementation == "reference" or not size:
         return "reference"
-    if implementation == "native" or (implementation == "auto" and jax.devices()[0].platform == "cpu"):
-        return _pick_native(op, implementation, not_native)
-    reason = why_not_mosaic() or (f"{size} numbers are more than 2^30" if size > MAX_SIZE else "")
-    if implementation == "mosaic" and reason:
-        raise ValueError(f"{op}: implementation='mosaic': {reason}")
-    # On a GPU it is worth knowing; elsewhere nobody expects kernels.
-    level = logging.INFO if jax.devices()[0].platform == "gpu" else logging.DEBUG
-    log_once(level, f"kernels: reference, as {reason}" if reason else "kernels: mosaic")
-    return "reference" if reason else "mosaic"
-
-
-def _pick_native(op: str, implementation: str, not_native: str) -> str:
-    if implementation == "auto" and not_native:
-        return "reference"
-    reason = not_native or why_not_native()
-    if implementation == "native" and reason:
-        raise ValueError(f"{op}: implementation='native': {reason}")
-    if reason:
-        log_once(logging.INFO, f"kernels: reference, as {reason}")
-        return "reference"
-    log_once(logging.DEBUG, "kernels: native")
-    return "native"
-
-
-def tuned(op: str) -> Tuning:
-    """The tuning of `op` on the default device."""
-    return tuning_for(op, jax.devices()[0].device_kind)
+    platform = jax.devices()[0].platform
+    wanted = implementation if implementation != "auto" else "native" if platform == "cpu" else "mosaic"
+    if wanted == "native":
+        reason = not_native or why_not_native()
+    else:
+        reason = why_not_mosaic() or (f"{size} numbers are more than 2^30" if size > MAX_SIZE else "")
+    if reason and implementation != "auto":
+        raise ValueError(f"{op}: implementation={implementation!r}: {reason}")
+    if wanted == "mosaic" or not not_native:
+        # A missing compiler, and what runs on a GPU, are worth knowing; elsewhere nobody expects kernels.
+        level = logging.INFO if platform == "gpu" or (wanted == "native" and reason) else logging.DEBUG
+        log_once(level, f"kernels: reference, as {reason}" if reason else f"kernels: {wanted}")
+    return "reference" if reason else wanted
 
 
 def why_not_mosaic() -> str:

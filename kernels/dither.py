@@ -35,11 +35,7 @@ def dithered(key: jax.Array, worker: jax.typing.ArrayLike, num_workers: int) -> 
 
 
 def complete(key: jax.Array) -> jax.Array:
-    """uint32[2] or uint32[4] to uint32[4].
-
-    Raises:
-      ValueError: for another shape or dtype.
-    """
+    """uint32[2] or uint32[4] to uint32[4]; a ValueError for another shape or dtype."""
     if key.shape == (4,) and key.dtype == jnp.uint32:
         return key
     require_shape("key", key, (2,), jnp.uint32)

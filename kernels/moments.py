@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .concatenate import concatenate
-from .dispatch import pick_implementation, require_floating, require_tensors, tuned, why_not_float32
+from .barriers import concatenate
+from .dispatch import pick_implementation, require_floating, require_tensors, why_not_float32
 from .moments_reference import (
     Partials,
     centres_of,
@@ -65,15 +65,15 @@ def moments(
         require_floating(gradient, segments)
     not_native = "" if is_split else why_not_float32("gradient.dtype", gradient.dtype)
     picked = pick_implementation("moments", implementation, segments.num_elements, not_native)
-    if picked == "native" and segments.num_elements:
-        partials, centres = moments_native(gradient if is_split else [gradient], segments, is_split, of_magnitudes)
-        return finish(partials, centres, segments)
+    if picked == "native":
+        tensors = gradient if is_split else [gradient]
+        return finish(*moments_native(tensors, segments, is_split, of_magnitudes), segments)
     gradient = concatenate(gradient) if is_split else gradient
     gradient = jnp.abs(gradient) if of_magnitudes else gradient
-    if picked == "mosaic" and gradient.size:
+    if picked == "mosaic":
         from .mosaic.moments import partials_mgpu
 
-        partials = partials_mgpu(gradient, segments, tuned("moments"))
+        partials = partials_mgpu(gradient, segments)
     else:
         partials = partials_reference(gradient, segments)
     return finish(partials, centres_of(gradient, segments), segments)

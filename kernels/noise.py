@@ -40,15 +40,11 @@ def derive_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike, worker: j
     Returns:
       uint32[2].
     """
-    seed, left, right = (_as_uint32(value) for value in (seed, step, worker))
+    seed, left, right = (jnp.asarray(value, jnp.uint32) for value in (seed, step, worker))
     for round_index in range(_KEY_ROUNDS):
         round_key = mix(seed + jnp.uint32((round_index + 1) * _WEYL % 2**32))
         left, right = right, left ^ mix(right + round_key)
     return jnp.stack([left, right])
-
-
-def _as_uint32(value: jax.typing.ArrayLike) -> jax.Array:
-    return jnp.uint32(value) if isinstance(value, int) else jnp.asarray(value).astype(jnp.uint32)
 
 
 def mix(x: jax.Array) -> jax.Array:

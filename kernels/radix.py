@@ -34,14 +34,9 @@ def digits_per_word(radix: int) -> int:
     return digits
 
 
-def num_runs(num_digits: int) -> int:
-    """Runs that `num_digits` digits take; the last may be filled up."""
-    return -(-num_digits // RUN)
-
-
 def num_words(num_digits: int, radix: int) -> int:
     """Words that `num_digits` digits take, a multiple of RUN: D runs of digits to each run of words."""
-    return RUN * -(-num_runs(num_digits) // digits_per_word(radix))
+    return RUN * -(-num_digits // (RUN * digits_per_word(radix)))
 
 
 def powers(radix: int) -> np.ndarray:
@@ -55,22 +50,6 @@ def pack_planes(planes: Sequence[jax.Array], radix: int) -> jax.Array:
     for plane, weight in zip(planes[1:], powers(radix)[1:], strict=False):
         words = words + plane * weight
     return words
-
-
-def pack(digits: jax.Array, radix: int, fill: int = 0) -> jax.Array:
-    """Packs n digits into words.
-
-    Args:
-      digits: uint32[n], each in [0, radix).
-      radix: R, 3 to 65536.
-      fill: the digit behind the last one, in [0, radix).
-
-    Returns:
-      uint32[num_words(n, radix)].
-    """
-    depth, width = digits_per_word(radix), num_words(digits.size, radix)
-    padded = jnp.pad(digits, (0, width * depth - digits.size), constant_values=fill).reshape(-1, depth, RUN)
-    return pack_planes([padded[:, k] for k in range(depth)], radix).reshape(-1)
 
 
 def unpack_planes(words: jax.Array, radix: int) -> jax.Array:

@@ -56,11 +56,8 @@ def rotate(
     require_shape("key", key, (2,), jnp.uint32)
     for each in tensors:
         require_shape("tensor", each, each.shape, jnp.float32)
-    total = sum(each.size for each in tensors)
-    if not total:
-        return list(tensors)
     blocks = [block_of(each.size) for each in tensors]
-    if pick_implementation("rotate", implementation, total) == "native":
+    if pick_implementation("rotate", implementation, sum(each.size for each in tensors)) == "native":
         return rotate_native(tensors, key, blocks, is_inverse)
     pairs = zip(tensors, blocks, strict=True)
     return [_rotate(x.reshape(-1), block, key, is_inverse).reshape(x.shape) for x, block in pairs]

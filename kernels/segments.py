@@ -39,7 +39,7 @@ class Segments:
 
     @property
     def num_runs(self) -> int:
-        return radix_lib.num_runs(self.num_elements)
+        return -(-self.num_elements // radix_lib.RUN)
 
     @property
     def scale_counts(self) -> tuple[int, ...]:
@@ -67,26 +67,17 @@ class Segments:
         """float[n] times the factor of each element's segment; float32[num_scales] factors."""
         if self.num_scales == 1:
             return vector * factors[0]
-        tensors = zip(
-            split(vector, self.sizes), split(factors, self.scale_counts), self.sizes, self.scale_counts, strict=True
-        )
-        parts = [part * self._per_element(own, size) for part, own, size, count in tensors if count]
+        parts = []
+        for part, own in zip(split(vector, self.sizes), split(factors, self.scale_counts), strict=True):
+            if part.size:
+                factor = own[0] if self.block_size is None else jnp.repeat(own, self.block_size)[: part.size]
+                parts.append(part * factor)
         return jnp.concatenate(parts) if parts else vector
-
-    def _per_element(self, factors: jax.Array, size: int) -> jax.Array:
-        """A tensor's factors, shaped to multiply its `size` elements: a scalar, or one for each element."""
-        if self.block_size is None:
-            return factors.reshape(())
-        return jnp.broadcast_to(factors[:, None], (factors.size, self.block_size)).reshape(-1)[:size]
 
 
 def split(flat: jax.Array, counts: tuple[int, ...]) -> list[jax.Array]:
     """Consecutive slices of the last axis, `counts` long."""
-    parts, start = [], 0
-    for count in counts:
-        parts.append(flat[..., start : start + count])
-        start += count
-    return parts
+    return jnp.split(flat, np.cumsum(counts, dtype=int), axis=-1)[:-1]
 
 
 def fill_up(vector: jax.Array, multiple: int) -> jax.Array:

@@ -1,14 +1,23 @@
 """Words of one or many workers to the float mean."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from .dispatch import pick_implementation, require_levels, require_shape, tuned
+from . import radix as radix_lib
+from .barriers import concatenate
+from .dispatch import pick_implementation, require_levels, require_shape, require_tensors
 from .dither import Dither
 from .native.calls import ternary_decode_native
-from .segments import Segments
-from .ternary_decode_reference import ternary_decode_reference
+from .radix import RUN
+from .rounding import settle
+from .segments import Segments, split
+from .ternary_encode import noise_planes
+
+_UNROLLED_ROWS = 8  # rows that one loop over the elements adds
 
 
 def ternary_decode(
@@ -45,27 +54,72 @@ def ternary_decode(
     Raises:
       ValueError: if a shape, dtype, the radix, the levels, the workers or the implementation do not fit.
     """
-    require_words(words, segments, num_workers, radix, levels)
-    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    zero, units, dither = as_numbers(scales, num_workers, levels, dither)
+    _require_words(words, segments.num_elements, num_workers, radix, levels)
+    zero, units, dither = _as_numbers(scales, segments, num_workers, levels, dither)
     picked = pick_implementation("ternary_decode", implementation, max(words.size, segments.num_elements))
-    if picked == "native" and words.size:
-        return ternary_decode_native(words, units, segments, zero, radix, dither)
-    if picked == "mosaic" and words.size:
+    if picked == "native":
+        return ternary_decode_native(words, units, segments, zero, radix, dither)[0]
+    if picked == "mosaic":
         from .mosaic.ternary_decode import ternary_decode_mgpu
 
-        return ternary_decode_mgpu(words, units, segments, zero, radix, dither, tuned("ternary_decode"))
-    return ternary_decode_reference(words, units, segments, zero, radix, dither)
+        return ternary_decode_mgpu(words, units, segments, zero, radix, dither)
+    digits = _sum_levels(words, radix, zero, dither)[: segments.num_elements]
+    return settle(segments.spread(digits, units))
 
 
-def as_numbers(
-    scales: jax.Array, num_workers: int, levels: int, dither: Dither | None
-) -> tuple[int, jax.Array, Dither | None]:
-    """The sum of zero levels, what a digit is worth, and the dither with its `times`.
+def decode_span(
+    words: jax.Array,
+    scales: jax.Array,
+    segments: Segments,
+    into: Sequence[jax.Array],
+    *,
+    start: int,
+    size: int,
+    num_workers: int,
+    radix: int = 3,
+    levels: int = 1,
+    dither: Dither | None = None,
+    total: jax.Array | None = None,
+    after: Sequence[jax.Array] = (),
+    implementation: str = "auto",
+) -> list[jax.Array]:
+    """`ternary_decode` into some elements of a bucket whose tensors lie apart.
+
+    Args:
+      words: uint32[rows, W] of the span, as `encode_span` makes them.
+      scales: float32[num_scales], of all tensors.
+      segments, start, size, after, implementation: as in `encode_span`.
+      into: float32 of any shapes, in row-major order. No copy is made where nobody else needs them: arguments that are
+        donated, or what another call returned.
+      num_workers, radix, levels, dither: as in `ternary_decode`.
+      total: uint32[1, W], the sum modulo 2^32 of the one row of words and of a second one, which then belongs to them.
+
+    Returns:
+      The tensors with the mean in place of the span's elements.
 
     Raises:
-      ValueError: for the dither of a number of workers that those of the words do not divide.
+      ValueError: if a shape, dtype, the span, the radix, the levels, the workers or the implementation do not fit.
     """
+    require_tensors(into, segments, start, size)
+    if total is None:
+        _require_words(words, size, num_workers, radix, levels)
+    else:
+        _require_two(words, total, size, num_workers, radix, levels)
+    zero, units, dither = _as_numbers(scales, segments, num_workers, levels, dither)
+    if pick_implementation("ternary_decode", implementation, size) == "native":
+        return ternary_decode_native(words, units, segments, zero, radix, dither, into, (start, size), total, after)
+    words = words if total is None else jnp.concatenate([words, total - words])
+    end = start + size
+    digits = jnp.zeros((segments.num_elements,)).at[start:end].set(_sum_levels(words, radix, zero, dither)[:size])
+    flat = concatenate(into).at[start:end].set(settle(segments.spread(digits, units))[start:end])
+    return [part.reshape(own.shape) for part, own in zip(split(flat, segments.sizes), into, strict=True)]
+
+
+def _as_numbers(
+    scales: jax.Array, segments: Segments, num_workers: int, levels: int, dither: Dither | None
+) -> tuple[int, jax.Array, Dither | None]:
+    """The sum of zero levels, what a digit is worth, and the dither with its `times`, once they are checked."""
+    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
     count = dither.count if dither else num_workers
     if count % num_workers:
         raise ValueError(f"dither.count={count}: must be a multiple of num_workers={num_workers}")
@@ -73,16 +127,49 @@ def as_numbers(
     return num_workers * levels, units_of(scales, levels * count), dither
 
 
-def require_words(words: jax.Array, segments: Segments, num_workers: int, radix: int, levels: int) -> None:
+def _require_words(words: jax.Array, size: int, num_workers: int, radix: int, levels: int) -> None:
     """Refuses what is not the words of `num_workers` workers, one or more of them a row."""
     require_levels(levels, radix, num_workers=1)
     rows = words.shape[0] if words.ndim == 2 else 0
     if rows < 1 or num_workers % rows:
         raise ValueError(f"words.shape={words.shape}: must be [rows, words], rows dividing num_workers={num_workers}")
     require_levels(levels, radix, num_workers // rows)
-    require_shape("words", words, (rows, segments.num_words(radix)), jnp.uint32)
+    require_shape("words", words, (rows, radix_lib.num_words(size, radix)), jnp.uint32)
+
+
+def _require_two(words: jax.Array, total: jax.Array, size: int, num_workers: int, radix: int, levels: int) -> None:
+    """Refuses what is not the words of half the workers, and the total of those and the other half's."""
+    if num_workers % 2:
+        raise ValueError(f"num_workers={num_workers}: must be even, as a total stands for two rows")
+    require_levels(levels, radix, num_workers // 2)
+    for name, array in (("words", words), ("total", total)):
+        require_shape(name, array, (1, radix_lib.num_words(size, radix)), jnp.uint32)
 
 
 def units_of(scales: jax.Array, num_levels: int) -> jax.Array:
     """What a digit is worth: s / (N L); NaN where the scale is not finite."""
     return jnp.where(jnp.isfinite(scales), scales, jnp.nan) / np.float32(num_levels)
+
+
+def _sum_levels(words: jax.Array, radix: int, zero: int, dither: Dither | None) -> jax.Array:
+    """float32, flat: the sum of the rows' digits less `zero`, and less the dither."""
+    total = sum_digits(words, radix, zero)
+    if dither is not None:
+        drawn = noise_planes(dither.bits, *total.shape[:1], 0, total.shape[1], dither.offset)
+        total = total * dither.times - dither.of(jnp.stack(drawn, axis=1))
+    return total.reshape(-1)
+
+
+def sum_digits(words: jax.Array, radix: int, zero: int) -> jax.Array:
+    """uint32[rows, W] to float32[tiles, D, RUN]: the sum of the rows' digits less `zero`, exact below 2^24."""
+
+    def add_row(row: int | jax.Array, total: jax.Array) -> jax.Array:
+        return total + radix_lib.unpack_planes(lax.dynamic_index_in_dim(words, row, keepdims=False), radix)
+
+    words = words.reshape(words.shape[0], -1, RUN)
+    rows, tiles, _ = words.shape
+    total = jnp.full((tiles, radix_lib.digits_per_word(radix), RUN), -float(zero), jnp.float32)
+    unrolled = rows if rows <= _UNROLLED_ROWS else 1  # a first row, so that what a loop carries varies as the words do
+    for row in range(unrolled):
+        total = add_row(row, total)
+    return lax.fori_loop(unrolled, rows, add_row, total) if unrolled < rows else total

@@ -1,14 +1,26 @@
 """Gradient, scales and key to radix words."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from . import dither, noise
-from .dispatch import pick_implementation, require_floating, require_levels, require_shape, tuned, why_not_float32
+from . import dither, noise, radix as radix_lib
+from .barriers import concatenate
+from .dispatch import (
+    pick_implementation,
+    require_floating,
+    require_levels,
+    require_shape,
+    require_tensors,
+    why_not_float32,
+)
 from .native.calls import ternary_encode_native
+from .radix import RUN
+from .rounding import to_digits
 from .segments import Segments
-from .ternary_encode_reference import ternary_encode_reference
 
 MIN_SCALE = 2.0**-100
 
@@ -50,20 +62,74 @@ def ternary_encode(
       ValueError: if a shape, dtype, the radix, the levels or the implementation do not fit.
     """
     require_floating(gradient, segments)
-    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    key = dither.complete(key)
-    require_levels(levels, radix, num_workers=1)
-    require_offset(offset, segments.num_elements)
-    steps, not_native = steps_of(scales, levels), why_not_float32("gradient.dtype", gradient.dtype)
+    steps, key = _prepare(scales, key, segments, gradient.size, radix, levels, offset)
+    arguments = steps, key, segments, radix, levels, offset
+    not_native = why_not_float32("gradient.dtype", gradient.dtype)
     picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)
-    if picked == "native" and segments.num_elements:
-        return ternary_encode_native(gradient, steps, key, segments, radix, levels, offset)
-    if picked == "mosaic" and gradient.size:
+    if picked == "native":
+        return ternary_encode_native([gradient], *arguments)[0]
+    if picked == "mosaic":
         from .mosaic.ternary_encode import ternary_encode_mgpu
 
-        options = (segments, radix, levels, offset, tuned("ternary_encode"))
-        return ternary_encode_mgpu(gradient, steps, key, *options)
-    return ternary_encode_reference(gradient, steps, key, segments, radix, levels, offset)
+        return ternary_encode_mgpu(gradient, *arguments)
+    return _reference(gradient, *arguments)
+
+
+def encode_span(
+    tensors: Sequence[jax.Array],
+    scales: jax.Array,
+    key: jax.Array,
+    segments: Segments,
+    *,
+    start: int,
+    size: int,
+    radix: int = 3,
+    levels: int = 1,
+    offset: int = 0,
+    after: Sequence[jax.Array] = (),
+    implementation: str = "auto",
+) -> tuple[jax.Array, list[jax.Array]]:
+    """`ternary_encode` of some elements of a bucket whose tensors lie apart, which hands the tensors on.
+
+    The next span can then be encoded from what is handed on, and a mean decoded into it, one after the other and
+    without a copy.
+
+    Args:
+      tensors: float32 of any shapes, in row-major order.
+      scales: float32[num_scales], of all tensors.
+      key, radix, levels: as in `ternary_encode`.
+      segments: layout of all tensors.
+      start, size: the first element of the span, and how many there are.
+      offset: position of the span's first element in the stream of noise, a multiple of 512.
+      after: arrays that are to be computed first; "native" keeps to it.
+      implementation: "auto", "reference" or "native"; on GPUs XLA's code is used.
+
+    Returns:
+      uint32 words of the span, as if it were a bucket of its own; and the tensors, the same values as before.
+
+    Raises:
+      ValueError: if a shape, dtype, the span, the radix, the levels or the implementation do not fit.
+    """
+    require_tensors(tensors, segments, start, size)
+    steps, key = _prepare(scales, key, segments, size, radix, levels, offset)
+    if pick_implementation("ternary_encode", implementation, size) == "native":
+        options = segments, radix, levels, offset, (start, size), after
+        words, *tensors = ternary_encode_native(tensors, steps, key, *options)
+        return words, tensors
+    scaled = segments.spread(concatenate(tensors), steps)[start : start + size]
+    return _reference(scaled, jnp.ones((1,)), key, Segments((size,)), radix, levels, offset), list(tensors)
+
+
+def _prepare(
+    scales: jax.Array, key: jax.Array, segments: Segments, size: int, radix: int, levels: int, offset: int
+) -> tuple[jax.Array, jax.Array]:
+    """The steps and the complete key, once what both functions are given is checked."""
+    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
+    require_levels(levels, radix, num_workers=1)
+    multiple = noise.LANES * RUN
+    if offset % multiple or not 0 <= offset <= 2**32 - size:
+        raise ValueError(f"offset={offset}: must be a multiple of {multiple} from which {size} elements end below 2^32")
+    return steps_of(scales, levels), dither.complete(key)
 
 
 def steps_of(scales: jax.Array, levels: int) -> jax.Array:
@@ -71,8 +137,58 @@ def steps_of(scales: jax.Array, levels: int) -> jax.Array:
     return jnp.where(scales >= MIN_SCALE, np.float32(levels << noise.BITS) / scales, 0.0)
 
 
-def require_offset(offset: int, size: int) -> None:
-    """Refuses a position of so many elements that is not that of a group of noise."""
-    multiple = noise.LANES * noise.RUN
-    if offset % multiple or not 0 <= offset <= 2**32 - size:
-        raise ValueError(f"offset={offset}: must be a multiple of {multiple} from which {size} elements end below 2^32")
+def _reference(
+    gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
+) -> jax.Array:
+    """The words in plain jnp.
+
+    All tiles but one or two are encoded in one loop, to which each plane is a slice of the gradient with a start of its
+    own, so that the compiler reads the gradient in place whatever its length.
+    """
+    one_step = steps[0] if segments.num_scales == 1 else None  # a factor for all fuses into the loop
+    vector = gradient if one_step is not None else segments.spread(gradient.astype(jnp.float32), steps)
+    depth = radix_lib.digits_per_word(radix)
+    tile = depth * RUN
+
+    def encode(vector: jax.Array, tiles: int, first_tile: int) -> jax.Array:
+        def plane(k: int) -> jax.Array:
+            run = vector[k * RUN : k * RUN + tiles * tile].reshape(tiles, tile)[:, :RUN].astype(jnp.float32)
+            return run if one_step is None else run * one_step
+
+        drawn = noise_planes(key, tiles, first_tile, depth, offset)
+        planes = [to_digits(plane(k), dither.shifted(drawn[k], key[2], key[3]), levels) for k in range(depth)]
+        return radix_lib.pack_planes(planes, radix).reshape(-1)
+
+    tiles = segments.num_words(radix) // RUN
+    in_place = max(vector.size - tile + RUN, 0) // tile  # so that the slice of the last plane ends in the gradient
+    words = [encode(vector, in_place, 0)] if in_place else []
+    if tiles > in_place:
+        rest = vector[in_place * tile :]
+        rest = jnp.pad(rest, (0, (tiles - in_place + 1) * tile - rest.size))
+        words.append(encode(rest, tiles - in_place, in_place))
+    return jnp.concatenate(words) if words else jnp.zeros((0,), jnp.uint32)
+
+
+def noise_planes(key: jax.Array, tiles: int, first_tile: int, depth: int, offset: int) -> list[jax.Array]:
+    """The random bits of every plane of consecutive tiles, uint32[tiles, RUN] each.
+
+    A tile need not begin with a group of noise, so its k-th run takes its bits from one of two neighbouring groups.
+    """
+    first_run = (lax.broadcasted_iota(jnp.uint32, (tiles, 1), 0) + jnp.uint32(first_tile)) * jnp.uint32(depth)
+    place = lax.broadcasted_iota(jnp.uint32, (1, RUN), 1) + jnp.uint32(offset // noise.LANES)
+    first_group = first_run // noise.LANES * RUN + place
+    if depth % noise.LANES == 0:
+        halves = [noise.draw(key, first_group + jnp.uint32(i * RUN)) for i in range(depth // noise.LANES)]
+        return [noise.take(halves[k // noise.LANES], k % noise.LANES) for k in range(depth)]
+    skipped = first_run % noise.LANES
+    groups = (depth + 2 * noise.LANES - 2) // noise.LANES
+    halves = [noise.draw(key, first_group + jnp.uint32(i * RUN)) for i in range(groups)]
+
+    def bits(k: int) -> jax.Array:
+        i, lane = divmod(k, noise.LANES)
+        lane = skipped + lane
+        this, following = halves[i], halves[min(i + 1, groups - 1)]
+        pair = [jnp.where(lane < noise.LANES, a, b) for a, b in zip(this, following, strict=True)]
+        return noise.take((pair[0], pair[1]), lane % noise.LANES)
+
+    return [bits(k) for k in range(depth)]

@@ -11,15 +11,16 @@ from jaxtern.kernels import (
     Segments,
     decode_span,
     derive_key,
+    digits_per_word,
     moments,
     num_words,
-    pack,
     rotate,
     shard_sum,
     ternary_decode,
     ternary_encode,
 )
 from jaxtern.kernels.dither import Dither, dithered
+from jaxtern.kernels.radix import RUN, pack_planes
 
 
 class Case(NamedTuple):
@@ -126,6 +127,13 @@ def plain_encode(gradient: jax.Array, scales: jax.Array, key: jax.Array, radix: 
     uniform = jax.random.uniform(jax.random.wrap_key_data(key, impl="threefry2x32"), x.shape)
     trits = jnp.where(uniform < jnp.abs(x) / scales, jnp.sign(x), 0.0)
     return pack((trits + 1).astype(jnp.uint32), radix, fill=1)
+
+
+def pack(digits: jax.Array, radix: int, fill: int) -> jax.Array:
+    """uint32[n] digits to words; `fill` is the digit behind the last one."""
+    depth, width = digits_per_word(radix), num_words(digits.size, radix)
+    tiles = jnp.pad(digits, (0, width * depth - digits.size), constant_values=fill).reshape(-1, depth, RUN)
+    return pack_planes([tiles[:, k] for k in range(depth)], radix).reshape(-1)
 
 
 def random_words(rows: int, elements: int, radix: int) -> jax.Array:

@@ -15,14 +15,11 @@ from jax.experimental import pallas as pl
 
 from .. import radix as radix_lib
 from ..radix import RUN
-from ..tuning import Tuning
 from . import mgpu
 from .ternary_decode import sum_planes
 
 
-def shard_sum_mgpu(
-    words: jax.Array, num_elements: int, levels: int, radix: int, tuning: Tuning, interpret: Any = None
-) -> jax.Array:
+def shard_sum_mgpu(words: jax.Array, num_elements: int, levels: int, radix: int, interpret: Any = None) -> jax.Array:
     """`shard_sum`, its arguments checked."""
     num_workers, width = words.shape
     own_radix = 2 * levels + 1
@@ -38,17 +35,13 @@ def shard_sum_mgpu(
             own_tile = item * (runs_per_item // own_depth) + i
             is_there = mgpu.filled(own_tile, jnp.int32) < own_tiles
             place = jnp.minimum(own_tile, own_tiles - 1)
-            complete = functools.partial(_or_nothing, is_there, nothing)
-            planes += sum_planes(words, num_workers, width, place, own_radix, complete)
+            planes += sum_planes(
+                words, num_workers, width, place, own_radix, lambda word, own=is_there: jnp.where(own, word, nothing)
+            )
             while len(planes) >= depth:
                 packed, planes = radix_lib.pack_planes(planes[:depth], radix), planes[depth:]
                 pl.when(tile < tiles)(functools.partial(mgpu.store, sums, tile * RUN, packed))
                 tile = tile + 1
 
     items = -(-own_tiles * own_depth // runs_per_item)
-    return mgpu.launch(shard_sum, [words.reshape(-1)], [(tiles * RUN, np.uint32)], items, tuning, interpret)[0]
-
-
-def _or_nothing(is_there: jax.Array, nothing: np.uint32, word: jax.Array) -> jax.Array:
-    """The word, or that of a gradient of zeros."""
-    return jnp.where(is_there, word, nothing)
+    return mgpu.launch(shard_sum, [words.reshape(-1)], [(tiles * RUN, np.uint32)], items, interpret=interpret)[0]

@@ -23,24 +23,15 @@ def moments_native(
     tensors: Sequence[jax.Array], segments: Segments, is_split: bool, of_magnitudes: bool = False
 ) -> tuple[Partials, jax.Array]:
     """As `partials_reference` and `centres_of`, of a vector or of tensors that lie apart."""
-    counts = chunk_counts(segments)
-    before = np.concatenate([[0], np.cumsum(counts)])[_firsts(segments)]
+    counts, layout = chunk_counts(segments), _layout(segments, is_split=is_split)
+    before = np.concatenate([[0], np.cumsum(counts)])[layout["firsts"]]
     shapes = [((int(counts.sum()),), jnp.float32)] * 3 + [((segments.num_scales,), jnp.float32)]
-    layout = _layout(segments, is_split=is_split) | {"first_chunks": before, "of_magnitudes": of_magnitudes}
-    max_abs, first, second, centres = _call("moments", shapes, tensors, **layout)
+    numbers = {"first_chunks": before, "of_magnitudes": of_magnitudes}
+    max_abs, first, second, centres = _call("moments", shapes, tensors, **numbers, **layout)
     return (max_abs, first, second), centres
 
 
 def ternary_encode_native(
-    gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
-) -> jax.Array:
-    """`ternary_encode` without a residual, its arguments checked; steps turn g into fixed point."""
-    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": 0, "elements": segments.num_elements}
-    shapes = [((segments.num_words(radix),), jnp.uint32)]
-    return _call("ternary_encode", shapes, [steps, key, gradient], **numbers, **_layout(segments))[0]
-
-
-def encode_span_native(
     tensors: Sequence[jax.Array],
     steps: jax.Array,
     key: jax.Array,
@@ -48,56 +39,47 @@ def encode_span_native(
     radix: int,
     levels: int,
     offset: int,
-    start: int,
-    size: int,
-    after: Sequence[jax.Array],
-) -> tuple[jax.Array, list[jax.Array]]:
-    """`encode_span`, its arguments checked; the tensors are handed on where they lie."""
+    span: tuple[int, int] | None = None,
+    after: Sequence[jax.Array] = (),
+) -> list[jax.Array]:
+    """The words of one vector; or, with the start and the size of a span, of its elements in tensors that lie apart.
+
+    The arguments are checked. Behind the words of a span come the tensors, handed on where they lie.
+    """
+    start, size = span or (0, segments.num_elements)
     numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start, "elements": size}
-    shapes = [((radix_lib.num_words(size, radix),), jnp.uint32), *((each.shape, jnp.float32) for each in tensors)]
-    aliases = {2 + number: 1 + number for number in range(len(tensors))}
-    operands, layout = [steps, key, *tensors, *after], _layout(segments, is_split=True)
-    words, *tensors = _call("ternary_encode", shapes, operands, aliases, **numbers, **layout)
-    return words, tensors
+    kept = tensors if span else ()
+    shapes = [((radix_lib.num_words(size, radix),), jnp.uint32), *((each.shape, jnp.float32) for each in kept)]
+    aliases = {2 + number: 1 + number for number in range(len(kept))}
+    layout = _layout(segments, is_split=span is not None)
+    return _call("ternary_encode", shapes, [steps, key, *tensors, *after], aliases, **numbers, **layout)
 
 
 def ternary_decode_native(
-    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int, dither: Dither | None
-) -> jax.Array:
-    """`ternary_decode` to float32, its arguments checked."""
-    bits, numbers = _describe(dither)
-    numbers |= {"radix": radix, "zero": zero, "start": 0, "elements": segments.num_elements}
-    shapes = [((segments.num_elements,), jnp.float32)]
-    return _call("ternary_decode", shapes, [words, units, bits], **numbers, **_layout(segments))[0]
-
-
-def _describe(dither: Dither | None) -> tuple[jax.Array, dict[str, int]]:
-    """The bits of a dither, and its numbers; a count of 0 where there is none."""
-    own = dither or Dither(jnp.zeros((4,), jnp.uint32), 0)
-    return own.bits, {"count": own.count, "centre": own.centre, "times": own.times, "offset": own.offset}
-
-
-def decode_span_native(
     words: jax.Array,
-    total: jax.Array | None,
     units: jax.Array,
     segments: Segments,
-    into: Sequence[jax.Array],
     zero: int,
     radix: int,
-    start: int,
-    size: int,
-    after: Sequence[jax.Array],
     dither: Dither | None,
+    into: Sequence[jax.Array] = (),
+    span: tuple[int, int] | None = None,
+    total: jax.Array | None = None,
+    after: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
-    """`decode_span`, its arguments checked; in place where nobody else needs what it decodes into."""
-    bits, numbers = _describe(dither)
+    """One vector of means; or, with the start and the size of a span, the tensors that its means are decoded into.
+
+    The arguments are checked. Tensors are decoded into where they lie, if nobody else needs them.
+    """
+    start, size = span or (0, segments.num_elements)
+    own = dither or Dither(jnp.zeros((4,), jnp.uint32), 0)
+    numbers = {"count": own.count, "centre": own.centre, "times": own.times, "offset": own.offset}
     numbers |= {"radix": radix, "zero": zero, "start": start, "elements": size}
-    shapes = [(each.shape, jnp.float32) for each in into]
+    shapes = [(each.shape, jnp.float32) for each in into] if span else [((size,), jnp.float32)]
     aliases = {4 + number: number for number in range(len(into))}
     total = jnp.zeros((1, 0), jnp.uint32) if total is None else total
-    operands, layout = [words, units, bits, total, *into, *after], _layout(segments, is_split=True)
-    return list(_call("ternary_decode", shapes, operands, aliases, **numbers, **layout))
+    layout = _layout(segments, is_split=span is not None)
+    return _call("ternary_decode", shapes, [words, units, own.bits, total, *into, *after], aliases, **numbers, **layout)
 
 
 def follow_native(words: jax.Array, after: Sequence[jax.Array]) -> jax.Array:
@@ -128,11 +110,10 @@ def rotate_native(
     """`rotate`, its arguments checked, with the elements of a block of each tensor."""
     sizes = np.array([each.size for each in tensors])
     items = -(-(sizes // blocks) // _BLOCKS_PER_ITEM)
-    ends = np.cumsum(items)
-    tables = np.column_stack([sizes, blocks, ends - items]).reshape(-1)
+    numbers = {"sizes": sizes, "blocks": blocks, "first_items": np.cumsum(items) - items, "items": items.sum()}
     aliases = {1 + number: number for number in range(len(tensors))}
-    numbers = {"tensors": tables, "items": ends[-1], "is_inverse": is_inverse}
-    return list(_call("rotate", [(each.shape, jnp.float32) for each in tensors], [key, *tensors], aliases, **numbers))
+    shapes = [(each.shape, jnp.float32) for each in tensors]
+    return _call("rotate", shapes, [key, *tensors], aliases, is_inverse=is_inverse, **numbers)
 
 
 def _call(
@@ -141,20 +122,16 @@ def _call(
     operands: Sequence[jax.Array],
     aliases: dict[int, int] | None = None,
     **attributes: int | np.ndarray,
-) -> Sequence[jax.Array]:
+) -> list[jax.Array]:
     """Results vary over all axes of `shard_map` that an operand varies over."""
     operands = _vary_alike(operands)
     varying = jax.typeof(operands[0]).manual_axis_type
     # A type that varies is refused without a sharding; inside `shard_map` no axis of an array is sharded any more.
     mesh = jax.sharding.get_abstract_mesh()
-
-    def describe(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        whole = NamedSharding(mesh, PartitionSpec(*[None] * len(shape))) if varying.varying else None
-        return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying, sharding=whole)
-
-    shapes = [describe(*each) for each in results]
+    whole = NamedSharding(mesh, PartitionSpec()) if varying.varying else None
+    shapes = [jax.ShapeDtypeStruct(*each, manual_axis_type=varying, sharding=whole) for each in results]
     call = jax.ffi.ffi_call(target_of(op), shapes, vmap_method="sequential", input_output_aliases=aliases)
-    return call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()})
+    return list(call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()}))
 
 
 def _vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -166,13 +143,7 @@ def _vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
     ]
 
 
-def _firsts(segments: Segments) -> np.ndarray:
-    """The first segment of every tensor, and the number of all."""
-    return np.cumsum([0, *segments.scale_counts])
-
-
 def _layout(segments: Segments, *, is_split: bool = False) -> dict[str, int | np.ndarray]:
     """What native.h calls a layout, and whether every tensor lies in memory of its own."""
-    block = segments.block_size or _NO_BLOCKS
-    starts = np.cumsum([0, *segments.sizes])
-    return {"starts": starts, "firsts": _firsts(segments), "block": block, "is_split": int(is_split)}
+    starts, firsts = (np.cumsum([0, *counts]) for counts in (segments.sizes, segments.scale_counts))
+    return {"starts": starts, "firsts": firsts, "block": segments.block_size or _NO_BLOCKS, "is_split": is_split}

@@ -1,4 +1,5 @@
-/* ternary_decode, shard_sum and shard_mean: see the files of these names, and radix.py for how words are taken apart. */
+/* ternary_decode, shard_sum and shard_mean: see ternary_decode.py and shards.py, and radix.py for how words are taken
+ * apart. */
 #include "native.h"
 
 enum { MAX_DEPTH = 20, TILES_PER_ITEM = 8, ROWS_AT_ONCE = 4 };
@@ -144,8 +145,8 @@ static void decode_item(const void* data, int64_t item) {
   for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) decode_tile(job, tile, &segment, &noise);
 }
 
-/* Operands: words, units, bits of a dither; where means are to replace a span of tensors, the total of two workers'
- * words (or nothing), the tensors, and what was to be computed before. Result: means, or the tensors. */
+/* Operands: words, units, bits of a dither, the total of two workers' words (or nothing); where means are to replace a
+ * span of tensors, those, and what was to be computed before. Result: means, or the tensors. */
 HANDLER jaxtern_ternary_decode(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
   Memory mean;
@@ -166,7 +167,7 @@ HANDLER jaxtern_ternary_decode(XLA_FFI_CallFrame* frame) {
       .centre = (int32_t)attribute(frame, "centre"),
       .first_group = (uint32_t)(attribute(frame, "offset") / LANES),
   };
-  if (attribute(frame, "is_split") && dimension(frame, 3, 1)) job->total = operand(frame, 3);
+  if (dimension(frame, 3, 1)) job->total = operand(frame, 3);
   job->tiles = job->width / RUN;
   run_job(frame, ceiling(job->tiles, TILES_PER_ITEM), decode_item, job);
   return NULL;
@@ -185,19 +186,15 @@ typedef struct ShardSum {
 static void sum_item(const void* data, int64_t item) {
   const ShardSum* job = data;
   int32_t planes[MAX_DEPTH][RUN] ALIGNED;
-  int64_t first = item * job->runs_per_item, own_tile = -1;
+  int64_t first = item * job->runs_per_item;
   int64_t last = minimum((item + 1) * job->runs_per_item, job->tiles * job->depth);
   uint32_t sums[RUN] ALIGNED, weight = 1;
   for (int64_t run = first; run < last; run++) {
-    if (run / job->own.depth != own_tile && run / job->own.depth < job->own_tiles) {
-      own_tile = run / job->own.depth;
-      sum_planes(job->words + own_tile * RUN, job->width, job->rows, &job->own, planes);
-    }
-    int is_there = run / job->own.depth < job->own_tiles, is_first = run % job->depth == 0;
-    const int32_t* digits = planes[run % job->own.depth];
-    if (is_first) weight = 1;
-    for (int j = 0; j < RUN; j++)
-      sums[j] = (is_first ? 0 : sums[j]) + (is_there ? (uint32_t)digits[j] : job->zero) * weight;
+    int64_t own_tile = run / job->own.depth, plane = run % job->own.depth;
+    int is_there = own_tile < job->own_tiles;
+    if (is_there && plane == 0) sum_planes(job->words + own_tile * RUN, job->width, job->rows, &job->own, planes);
+    if (run % job->depth == 0) memset(sums, 0, sizeof sums), weight = 1;
+    for (int j = 0; j < RUN; j++) sums[j] += (is_there ? (uint32_t)planes[plane][j] : job->zero) * weight;
     weight *= (uint32_t)job->radix;
     if (run % job->depth == job->depth - 1) memcpy(job->sums + run / job->depth * RUN, sums, sizeof sums);
   }

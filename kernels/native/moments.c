@@ -129,12 +129,7 @@ static void reduce_short_chunk(const Moments* job, int64_t chunk, const float* x
 /* The first element of a chunk. Tensors are cut into blocks, and those into chunks. */
 static int64_t start_of(const Moments* job, int64_t chunk) {
   const Layout* layout = &job->gradient.layout;
-  int64_t tensor = 0, beyond = layout->tensors;
-  while (beyond - tensor > 1) {
-    int64_t between = (tensor + beyond) / 2;
-    if (job->first_chunks[between] <= chunk) tensor = between;
-    else beyond = between;
-  }
+  int64_t tensor = find_last(job->first_chunks, layout->tensors, chunk);
   int64_t number = chunk - job->first_chunks[tensor], size = layout->starts[tensor + 1] - layout->starts[tensor];
   int64_t chunks_per_block = ceiling(minimum(layout->block, size), CHUNK);
   return layout->starts[tensor] + number / chunks_per_block * layout->block + number % chunks_per_block * CHUNK;

@@ -44,23 +44,24 @@ typedef struct Segment {
 Layout layout_of(const XLA_FFI_CallFrame* frame);
 Segment segment_at(const Layout* layout, int64_t element);
 
-/* Where the elements of a layout lie: in one buffer, or every tensor in one of its own (attribute "is_split"). */
+/* The last of ascending numbers, of which the first is 0, that is no larger than `number`. */
+int64_t find_last(const int64_t* ascending, int64_t count, int64_t number);
+
+/* Where the tensors of a layout lie: one behind the other, or each in a buffer of its own (attribute "is_split"). */
 typedef struct Memory {
   Layout layout;
-  int is_split;
-  float** buffers;
+  float** tensors;
 } Memory;
 
 INLINE float* place_in(const Memory* memory, int64_t tensor, int64_t element) {
-  if (!memory->is_split) return memory->buffers[0] + element;
-  return memory->buffers[tensor] + (element - memory->layout.starts[tensor]);
+  return memory->tensors[tensor] + (element - memory->layout.starts[tensor]);
 }
 
 /* Room for a job of `size` bytes, from malloc, never NULL. */
 void* create_plain_job(size_t size);
 
-/* The same, and behind it the addresses of operands or results, `buffers`, to which `memory` then points: XLA gives the
- * frame to another call when this one returns, but a job may go on. */
+/* The same, and behind it the addresses of tensors in operands or results, `buffers`, to which `memory` then points: XLA
+ * gives the frame to another call when this one returns, but a job may go on. */
 void* create_job(const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, Memory* memory);
 
 /* The random bits of four runs: of the first two in `halves[0]`, of the others in `halves[1]`. */

@@ -5,13 +5,10 @@
 
 enum { BLOCK = 4096, LANES_OF_BLOCK = 16, ROWS = BLOCK / LANES_OF_BLOCK, GROUP = 64, BLOCKS_PER_ITEM = 4 };
 
-/* A tensor's row of the attribute "tensors": elements, those of a block, first item. */
-enum { SIZE, BLOCK_SIZE, FIRST_ITEM, COLUMNS };
-
 typedef struct Rotate {
   const XLA_FFI_CallFrame* frame;
-  const int64_t* tensors;
-  int64_t num_tensors;
+  const int64_t *sizes, *blocks, *first_items; /* of every tensor: elements, those of a block, and its first item */
+  int64_t tensors;
   const uint32_t* key;
   int is_inverse;
 } Rotate;
@@ -92,50 +89,42 @@ static void transform(float* block, int64_t size, int is_inverse) {
   if (is_inverse) mix(block, ROWS, LANES_OF_BLOCK, factor);
 }
 
+/* Turns signs back; no zero keeps one, which an all-reduce may lose. */
+static void flip_back(const Rotate* job, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
+  flip(job->key, group, place, size, from, to);
+  for (int64_t j = 0; j < size; j++) to[j] += 0.0f;
+}
+
 /* A block that is in `from`; its first element is number `place` of those whose signs begin at draw `group`. */
 static void turn(const Rotate* job, int64_t size, int64_t group, int64_t place, const float* from, float* to) {
   float block[BLOCK] ALIGNED;
   if (job->is_inverse) memcpy(block, from, (size_t)size * sizeof *block);
   else flip(job->key, group, place, size, from, block);
   transform(block, size, job->is_inverse);
-  if (job->is_inverse) {
-    flip(job->key, group, place, size, block, to);
-    for (int64_t j = 0; j < size; j++) to[j] += 0.0f; /* no zero of a sign, which an all-reduce may lose */
-  } else {
-    memcpy(to, block, (size_t)size * sizeof *block);
-  }
+  if (job->is_inverse) flip_back(job, group, place, size, block, to);
+  else memcpy(to, block, (size_t)size * sizeof *block);
 }
 
 /* Some blocks of a tensor; with the last of them goes the one that overlaps it. */
 static void rotate_item(const void* data, int64_t item) {
   const Rotate* job = data;
-  int64_t tensor = 0, beyond = job->num_tensors;
-  while (beyond - tensor > 1) {
-    int64_t middle = (tensor + beyond) / 2;
-    if (job->tensors[middle * COLUMNS + FIRST_ITEM] <= item) tensor = middle;
-    else beyond = middle;
-  }
-  const int64_t* of = job->tensors + tensor * COLUMNS;
+  int64_t tensor = find_last(job->first_items, job->tensors, item);
   const float* from = operand(job->frame, 1 + (int)tensor);
   float* to = result(job->frame, (int)tensor);
-  int64_t size = of[SIZE], block = of[BLOCK_SIZE], whole = size / block * block, start = size - block;
-  int64_t begin = (item - of[FIRST_ITEM]) * BLOCKS_PER_ITEM * block;
+  int64_t size = job->sizes[tensor], block = job->blocks[tensor], whole = size / block * block, start = size - block;
+  int64_t begin = (item - job->first_items[tensor]) * BLOCKS_PER_ITEM * block;
   int64_t end = minimum(begin + BLOCKS_PER_ITEM * block, whole);
   int has_rest = end == whole && whole < size;
   int64_t last_group = ceiling(size, GROUP);
-  float last[BLOCK] ALIGNED; /* the last whole block, once the one that overlaps it is turned back */
-  if (has_rest && job->is_inverse) {
-    float turned[BLOCK] ALIGNED;
-    int64_t alone = start - (whole - block);
-    turn(job, block, last_group, 0, from + start, turned);
-    memcpy(last, from + whole - block, (size_t)alone * sizeof *last);
-    memcpy(last + alone, turned, (size_t)(block - alone) * sizeof *last);
-    flip(job->key, 0, whole, size - whole, turned + block - alone, to + whole);
-    for (int64_t j = whole; j < size; j++) to[j] += 0.0f;
+  if (has_rest && job->is_inverse) { /* the last whole block waits in `to`, in part turned back already */
+    int64_t last = whole - block;
+    memmove(to + last, from + last, (size_t)(start - last) * sizeof *to);
+    turn(job, block, last_group, 0, from + start, to + start);
+    flip_back(job, 0, whole, size - whole, to + whole, to + whole);
   }
   for (int64_t place = begin; place < end; place += block) {
-    int is_last = has_rest && job->is_inverse && place + block == end;
-    turn(job, block, 0, place, is_last ? last : from + place, to + place);
+    int is_waiting = has_rest && job->is_inverse && place + block == end;
+    turn(job, block, 0, place, (is_waiting ? to : from) + place, to + place);
   }
   if (has_rest && !job->is_inverse) {
     flip(job->key, 0, whole, size - whole, from + whole, to + whole);
@@ -146,10 +135,10 @@ static void rotate_item(const void* data, int64_t item) {
 /* Operands: key, tensors. Results: the tensors, turned. */
 HANDLER jaxtern_rotate(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
-  int64_t numbers;
   Rotate job = {.frame = frame, .key = operand(frame, 0), .is_inverse = attribute(frame, "is_inverse") != 0};
-  job.tensors = table(frame, "tensors", &numbers);
-  job.num_tensors = numbers / COLUMNS;
+  job.sizes = table(frame, "sizes", &job.tensors);
+  job.blocks = table(frame, "blocks", &job.tensors);
+  job.first_items = table(frame, "first_items", &job.tensors);
   run_items(frame, attribute(frame, "items"), rotate_item, &job);
   return NULL;
 }

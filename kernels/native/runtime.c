@@ -56,13 +56,18 @@ Layout layout_of(const XLA_FFI_CallFrame* frame) {
   return layout;
 }
 
-Segment segment_at(const Layout* layout, int64_t element) {
-  int64_t tensor = 0, beyond = layout->tensors;
-  while (beyond - tensor > 1) { /* the last that starts here or before: those before it may be empty */
-    int64_t middle = (tensor + beyond) / 2;
-    if (layout->starts[middle] <= element) tensor = middle;
+int64_t find_last(const int64_t* ascending, int64_t count, int64_t number) {
+  int64_t found = 0, beyond = count;
+  while (beyond - found > 1) {
+    int64_t middle = (found + beyond) / 2;
+    if (ascending[middle] <= number) found = middle;
     else beyond = middle;
   }
+  return found;
+}
+
+Segment segment_at(const Layout* layout, int64_t element) {
+  int64_t tensor = find_last(layout->starts, layout->tensors, element); /* those before it may be empty */
   int64_t block = (element - layout->starts[tensor]) / layout->block;
   int64_t begin = layout->starts[tensor] + block * layout->block;
   int64_t rest = layout->starts[tensor + 1] - begin;
@@ -76,11 +81,14 @@ void* create_plain_job(size_t size) {
 }
 
 void* create_job(const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, Memory* memory) {
-  *memory = (Memory){.layout = layout_of(frame), .is_split = attribute(frame, "is_split") != 0};
-  int64_t count = memory->is_split ? memory->layout.tensors : 1;
+  *memory = (Memory){.layout = layout_of(frame)};
+  int64_t count = memory->layout.tensors, is_split = attribute(frame, "is_split");
   char* job = create_plain_job(size + (size_t)count * sizeof(float*));
-  memory->buffers = (float**)(job + size);
-  for (int64_t i = 0; i < count; i++) memory->buffers[i] = ((XLA_FFI_Buffer*)buffers[i])->data;
+  memory->tensors = (float**)(job + size);
+  for (int64_t i = 0; i < count; i++) {
+    float* buffer = ((XLA_FFI_Buffer*)buffers[is_split ? i : 0])->data;
+    memory->tensors[i] = is_split ? buffer : buffer + memory->layout.starts[i];
+  }
   return job;
 }
 
@@ -164,14 +172,9 @@ static int schedule(const XLA_FFI_CallFrame* frame, Crew* crew) {
 }
 
 static Crew* gather_crew(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job) {
-  Crew* crew = calloc(1, sizeof *crew);
+  Crew* crew = malloc(sizeof *crew);
   if (crew == NULL) return NULL;
-  crew->work = work;
-  crew->job = job;
-  crew->items = items;
-  crew->api = frame->api;
-  atomic_init(&crew->next, 0);
-  atomic_init(&crew->members, 1);
+  *crew = (Crew){.work = work, .job = job, .items = items, .members = 1, .api = frame->api};
   fegetenv(&crew->environment);
   pthread_mutex_init(&crew->mutex, NULL);
   pthread_cond_init(&crew->finished, NULL);
@@ -194,24 +197,19 @@ void run_items(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const 
   leave(crew);
 }
 
-static XLA_FFI_Future* create_future(const XLA_FFI_CallFrame* frame) {
-  XLA_FFI_Future_Create_Args args = {.struct_size = XLA_FFI_Future_Create_Args_STRUCT_SIZE};
-  return is_error(frame, frame->api->XLA_FFI_Future_Create(&args)) ? NULL : args.future;
-}
-
 void start_items(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job) {
   int64_t threads = minimum(count_threads(frame) - 1, items), helpers = 0;
   if (threads < 1) threads = 1;
   Crew* crew = items > 1 ? gather_crew(frame, items, work, job) : NULL;
-  XLA_FFI_Future* future = crew != NULL ? create_future(frame) : NULL;
-  if (future == NULL) {
+  XLA_FFI_Future_Create_Args future = {.struct_size = XLA_FFI_Future_Create_Args_STRUCT_SIZE};
+  if (crew == NULL || is_error(frame, frame->api->XLA_FFI_Future_Create(&future))) {
     free(crew);
     for (int64_t item = 0; item < items; item++) work(job, item);
     free(job);
     return;
   }
   crew->own_job = job;
-  crew->future = frame->future = future;
+  crew->future = frame->future = future.future;
   while (helpers < threads && schedule(frame, crew)) helpers++;
   if (helpers > 0) leave(crew);
   else help(crew);

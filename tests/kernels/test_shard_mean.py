@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
-from jaxtern.kernels import derive_key, digits_per_word, dispatch, pack, random_bits, shard_mean
+from jaxtern.kernels import derive_key, digits_per_word, dispatch, random_bits, shard_mean
 
 FAILURE = 1e-8
 
@@ -16,29 +15,25 @@ needs_native = pytest.mark.skipif(bool(dispatch.why_not_native()), reason=dispat
 both = pytest.mark.parametrize("implementation", ["reference", pytest.param("native", marks=needs_native)])
 
 
-def _words(digits: np.ndarray, levels: int) -> jax.Array:
-    """uint32[N, W] of digits [N, n], filled up with whole tiles."""
-    return jax.jit(jax.vmap(lambda row: pack(row, 2 * levels + 1)))(jnp.asarray(digits, jnp.uint32))
-
-
 @both
 @pytest.mark.parametrize(("num_workers", "levels"), [(1, 1), (2, 1), (3, 1), (8, 2), (100, 1), (5, 100), (3000, 1)])
 def test_shard_mean_is_the_sum_and_the_noise_divided_by_the_workers(
-    numpy_unpack: Callable, implementation: str, num_workers: int, levels: int
+    numpy_pack: Callable, numpy_unpack: Callable, implementation: str, num_workers: int, levels: int
 ):
     n = 128 * digits_per_word(2 * levels + 1)
     digits = np.random.default_rng(0).integers(0, 2 * levels + 1, (num_workers, n))
     key, position = derive_key(3, 4, 5), 512 * 7
-    words = shard_mean(_words(digits, levels), key, jnp.uint32(position), levels=levels, implementation=implementation)
+    words = jnp.asarray(numpy_pack(digits, 2 * levels + 1))
+    words = shard_mean(words, key, jnp.uint32(position), levels=levels, implementation=implementation)
     drawn = np.asarray(random_bits(key, jnp.arange(n, dtype=jnp.uint32) + position)).astype(np.int64)
     expected = (digits.sum(axis=0) + (drawn * num_workers >> 16)) // num_workers
     np.testing.assert_array_equal(numpy_unpack(np.asarray(words), 2 * levels + 1, n), expected)
 
 
 @both
-def test_shards_join_to_the_whole(implementation: str):
+def test_shards_join_to_the_whole(numpy_pack: Callable, implementation: str):
     digits = np.random.default_rng(1).integers(0, 3, (4, 128 * 20 * 6))
-    words, key = _words(digits, 1), derive_key(0, 0, 0)
+    words, key = jnp.asarray(numpy_pack(digits, 3)), derive_key(0, 0, 0)
     whole = shard_mean(words, key, jnp.uint32(0), implementation=implementation)
     shards = [
         shard_mean(words[:, i : i + 256], key, jnp.uint32(i * 20), implementation=implementation)
@@ -48,12 +43,14 @@ def test_shards_join_to_the_whole(implementation: str):
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 7, 64])
-def test_the_rounded_mean_is_unbiased_and_never_leaves_the_levels(numpy_unpack: Callable, num_workers: int):
+def test_the_rounded_mean_is_unbiased_and_never_leaves_the_levels(
+    numpy_pack: Callable, numpy_unpack: Callable, num_workers: int
+):
     """Each digit is one of the two around S / N, with the variance of a coin."""
     n = 128 * 20 * 64
     digits = np.random.default_rng(2).integers(0, 3, (num_workers, n))
     mean = digits.mean(axis=0)
-    words = shard_mean(_words(digits, 1), derive_key(9, 1, 2), jnp.uint32(0))
+    words = shard_mean(jnp.asarray(numpy_pack(digits, 3)), derive_key(9, 1, 2), jnp.uint32(0))
     found = numpy_unpack(np.asarray(words), 3, n).astype(float)
     assert np.all((found == np.floor(mean)) | (found == np.ceil(mean)))
     fraction = mean % 1

@@ -27,11 +27,8 @@ def test_sums_decode_to_the_mean_of_the_words_they_are_made_of(numpy_pack: Calla
     digits = np.random.default_rng(0).integers(0, 3, (5, 3000))
     words, scales, segments = jnp.asarray(numpy_pack(digits, 3)), jnp.array([0.3, 2.0]), Segments((1000, 2000))
     gathered = ternary_decode(words, scales, segments, num_workers=5)
-    for radix in (11, 12, 101):
-        sums = shard_sum(words, 3000, radix=radix)
-        np.testing.assert_array_equal(
-            ternary_decode(sums[None], scales, segments, num_workers=5, radix=radix), gathered
-        )
+    sums = shard_sum(words, 3000)
+    np.testing.assert_array_equal(ternary_decode(sums[None], scales, segments, num_workers=5, radix=11), gathered)
 
 
 def test_shard_sum_refuses_what_does_not_fit():
@@ -41,7 +38,7 @@ def test_shard_sum_refuses_what_does_not_fit():
         r"words\.shape=\(0, 128\): must be \[workers, words\]": {"words": words[:0]},
         r"words is int32\[3, 128\]: must be uint32\[3, 128\]": {"words": words.astype(jnp.int32)},
         r"words is uint32\[3, 128\]: must be uint32\[3, 256\]": {"num_elements": 2561},
-        r"radix=5: 3 workers of 1 levels a side need 7 or more": {"radix": 5},
+        r"radix=65539: must be an integer from 3 to 65536": {"words": jnp.zeros((3, 384), jnp.uint32), "levels": 10923},
         r"levels=0: must be an integer of 1 or more": {"levels": 0},
         r"shard_sum: implementation='fast': must be one of auto, reference, native, mosaic": {"implementation": "fast"},
     }

@@ -1,4 +1,4 @@
-/* concatenate: see concatenate.py. */
+/* concatenate and follow: see barriers.py. */
 #include "native.h"
 
 enum { PLACES_PER_ITEM = 1 << 16 };
@@ -29,5 +29,11 @@ HANDLER jaxtern_concatenate(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
   Concatenate job = {.frame = frame, .joined = result(frame, 0), .layout = layout_of(frame)};
   run_items(frame, ceiling(job.layout.starts[job.layout.tensors], PLACES_PER_ITEM), copy_item, &job);
+  return NULL;
+}
+
+/* Operands: an array, and what was to be computed before. Result: the array, where it lies. */
+HANDLER jaxtern_follow(XLA_FFI_CallFrame* frame) {
+  (void)is_metadata_query(frame);
   return NULL;
 }
