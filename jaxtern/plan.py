@@ -134,7 +134,7 @@ def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]
     """The quantizer and the buckets whose exchanges are foretold, and the recipe's reducer if it is another one."""
     levels = mean.levels if mean.method == "quantized" else 1
     rotation, rounding = (False, "stochastic") if mean.method == "terngrad" else (mean.rotation, mean.rounding)
-    quantizer = Quantizer(mean.clip_sigmas, mean.scale, mean.block_size, levels, rotation, rounding)
+    quantizer = Quantizer(mean.clip_sigmas, mean.block_size, levels, rotation, rounding)
     is_known = mean.method in ("float", "terngrad", "ternary", "quantized")
     return quantizer, mean.bucket_size, None if is_known else mean.create_reducer()
 

@@ -102,7 +102,7 @@ CASES = {
     "no integer": ("train", ["--config.run.num_steps=1.5"], ["num_steps", "1.5"]),
     "infinite rate": ("train", ["--config.optimizer.learning_rate=inf"], ["learning_rate=inf"]),
     "negative clip": ("train", ["--config.mean.clip_sigmas=-1"], ["clip_sigmas=-1.0"]),
-    "no scale": ("train", ["--config.mean.scale=log"], ["scale='log'"]),
+    "no rounding": ("train", ["--config.mean.rounding=up"], ["rounding='up'"]),
     "levels": ("train", ["--config.mean.method=quantized", "--config.mean.levels=0"], ["mean.levels=0"]),
     "density above all": (
         "train",
