@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from jaxtern.compression.arguments import require_number
 from jaxtern.compression.network.links import Network, Traffic, all_gather, all_reduce, mean_in_order
 from jaxtern.compression.radix.buckets import plan_buckets
 from jaxtern.compression.radix.exchanges import EXCHANGES, Exchange
@@ -55,8 +56,7 @@ class QuantizerSpeed:
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name}={value!r}: must be a finite number of 0 or more, seconds an element")
+            require_number(name, value)
 
 
 class StepTime(NamedTuple):
