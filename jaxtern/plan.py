@@ -40,8 +40,8 @@ from jaxtern.training.run.workload import measure_step_seconds, read_workload
 
 CONFIG = recipe_flags.define_config()
 PARAMETERS = flags.DEFINE_string("parameters", None, "elements of the gradient, as 61_000_000, 61M or 250k; one tensor")
-HOSTS = flags.DEFINE_integer("hosts", 2, "hosts that the links join")
-DEVICES = flags.DEFINE_integer("devices_per_host", 1, "devices of each host")
+HOSTS = flags.DEFINE_integer("hosts", 2, "hosts that the links join", lower_bound=1)
+DEVICES = flags.DEFINE_integer("devices_per_host", 1, "devices of each host", lower_bound=1)
 RATE = flags.DEFINE_string("rate", None, "of a host's link, as 1gbit, 100mbit, or bytes a second [1gbit]")
 LATENCY = flags.DEFINE_string("latency", None, "of a message, as 100us, 1ms, or seconds [100us]")
 FAST_RATE = flags.DEFINE_string("fast_rate", "80gbit", "of the links between a host's devices")
@@ -51,21 +51,19 @@ CODEC_SPEED = flags.DEFINE_string(
     "codec_speed", None, "seconds an element, as encode=2e-10,decode=4e-11; others cost nothing; or none [measured]"
 )
 OVERLAP = flags.DEFINE_bool("overlap", None, "the wire works beside the computation [a recipe's mean.delayed]")
-HIDDEN = flags.DEFINE_float(
-    "hidden",
-    1.0,
-    "share of the shorter of codec and wire that runs behind the other; less than 1 where both want a core",
-)
+_BEHIND = "share of the shorter of codec and wire that runs behind the other; less than 1 where both want a core"
+HIDDEN = flags.DEFINE_float("hidden", 1.0, _BEHIND, 0.0, 1.0)
 OUT = flags.DEFINE_string("out", None, "file for a plot of speed-up against workers, .png, .svg or .pdf")
 AS_JSON = flags.DEFINE_bool("json", False, "print all figures as JSON instead of tables")
 
-MAX_WORKERS = 32767  # whose trits are added exactly
-_UNITS = {
-    "rate": {"": 1.0, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9},  # to bytes a second
-    "latency": {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6},
-    "parameters": {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9},
-}
-_UNITS |= {"fast_rate": _UNITS["rate"], "step_seconds": _UNITS["latency"]}
+_RATES = {"": 1.0, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9}  # to bytes a second
+_TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+
+
+@flags.validator("out", "must end with .png, .svg or .pdf, and lie in a folder that exists")
+def _can_be_drawn(out: str | None) -> bool:
+    return out is None or (Path(out).suffix in (".png", ".svg", ".pdf") and Path(out).parent.is_dir())
 
 
 class Job(NamedTuple):
@@ -83,28 +81,13 @@ class Job(NamedTuple):
 
 def main() -> int:
     try:
-        _require_writable(OUT.value)
-        for name, flag in (("hosts", HOSTS), ("devices_per_host", DEVICES)):
-            if flag.value < 1:
-                raise ValueError(f"--{name}={flag.value}: must be 1 or more")
-        if HOSTS.value * DEVICES.value > MAX_WORKERS:
-            raise ValueError(f"--hosts={HOSTS.value}: with all their devices, must be at most {MAX_WORKERS:,} workers")
-        if not 0 <= HIDDEN.value <= 1:
-            raise ValueError(f"--hidden={HIDDEN.value}: must be from 0 to 1")
         network = read_links()
         speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
-        fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse("fast_rate", FAST_RATE.value or ""))
+        fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse(FAST_RATE, _RATES, 1))
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
         speed = measure_quantizer_speed(job.quantizer) if speed is None else speed
-        scenario = Scenario(
-            hosts=HOSTS.value,
-            devices=DEVICES.value,
-            network=network,
-            fast=fast,
-            compute_seconds=job.compute_seconds,
-            overlap=job.overlap,
-            hidden=HIDDEN.value,
-        )
+        links = HOSTS.value, DEVICES.value, network, fast
+        scenario = Scenario(*links, job.compute_seconds, overlap=job.overlap, hidden=HIDDEN.value)
         methods = usual_methods(job.quantizer, job.layout, job.num_floats, speed, job.bucket_size)
         forecast = Forecast(methods | job.others, scenario)
     except (ValueError, OSError) as error:
@@ -118,8 +101,8 @@ def read_recipe() -> Job:
     recipe = recipe_flags.to_recipe(CONFIG.value)
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     work = read_workload(recipe, inputs)
-    given = STEP_SECONDS.value
-    compute = measure_step_seconds(recipe, inputs) if given is None else parse("step_seconds", given)
+    is_given = STEP_SECONDS.value is not None
+    compute = parse(STEP_SECONDS, _TIMES) if is_given else measure_step_seconds(recipe, inputs)
     overlap = recipe.mean.delayed if OVERLAP.value is None else OVERLAP.value
     quantizer, bucket_size, reducer = read_mean(recipe.mean)
     others = {}
@@ -134,7 +117,7 @@ def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]
     """The quantizer and the buckets whose exchanges are foretold, and the recipe's reducer if it is another one."""
     levels = mean.levels if mean.method == "quantized" else 1
     rotation, rounding = (False, "stochastic") if mean.method == "terngrad" else (mean.rotation, mean.rounding)
-    quantizer = Quantizer(mean.clip_sigmas, mean.scale, mean.block_size, levels, rotation, rounding)
+    quantizer = Quantizer(mean.clip_sigmas, mean.block_size, levels, rotation, rounding)
     is_known = mean.method in ("float", "terngrad", "ternary", "quantized")
     return quantizer, mean.bucket_size, None if is_known else mean.create_reducer()
 
@@ -143,14 +126,13 @@ def read_parameters() -> Job:
     """That of --parameters: one tensor."""
     if any(argument.lstrip("-").startswith("config") for argument in sys.argv[1:]):
         raise ValueError("--parameters and --config: give one of them")
-    count = parse("parameters", PARAMETERS.value or "")
-    if count < 1 or count != int(count) or count > 2**40:
+    count = parse(PARAMETERS, _COUNTS, 1)
+    if count > 2**40 or count % 1:
         raise ValueError(f"--parameters={PARAMETERS.value}: must be a whole number of 1 or more")
     if STEP_SECONDS.value is None:
         raise ValueError("--step_seconds is not set: --parameters has no step to measure")
-    compute = parse("step_seconds", STEP_SECONDS.value)
     layout = describe(jax.ShapeDtypeStruct((int(count),), jnp.float32))
-    return Job("one tensor", Quantizer(), layout, 0, compute, bool(OVERLAP.value), BUCKET_SIZE, {})
+    return Job("one tensor", Quantizer(), layout, 0, parse(STEP_SECONDS, _TIMES), bool(OVERLAP.value), BUCKET_SIZE, {})
 
 
 def read_links() -> Network:
@@ -164,50 +146,38 @@ def read_links() -> Network:
         except (TypeError, ValueError, OSError) as error:
             raise ValueError(f"--network={NETWORK.value}: cannot be read: {error}") from None
     if LATENCY.value is not None:
-        network = dataclasses.replace(network, latency=parse("latency", LATENCY.value))
+        network = dataclasses.replace(network, latency=parse(LATENCY, _TIMES))
     if RATE.value is not None:
-        network = dataclasses.replace(network, bandwidth=parse("rate", RATE.value))
+        network = dataclasses.replace(network, bandwidth=parse(RATE, _RATES, 1))
     return network
 
 
-def parse(flag: str, text: str) -> float:
-    """A number with one of the flag's units, as 1gbit or 100us.
+def parse(flag: flags.FlagHolder, units: dict[str, float], least: float = 0.0) -> float:
+    """The number that a flag gives alone or with a unit, as 1gbit or 100us.
 
     Raises:
-      ValueError: if it is none, or negative; a rate also if it is less than a byte a second.
+      ValueError: if it gives none, or less than `least`.
     """
-    units = _UNITS[flag]
-    found = re.fullmatch(r"([\d_.]+(?:e[+-]?\d+)?)\s*([a-z]*)", text.strip().lower())
-    unit = units.get(found[2]) if found else None
+    found = re.fullmatch(r"([\d_.]+(?:e[+-]?\d+)?)\s*([a-z]*)", (flag.value or "").strip().lower())
     try:
-        value = float(found[1]) * unit if found and unit else math.inf
-    except ValueError:  # digits and points that are no number
-        value = math.inf
-    if value == math.inf:
-        names = ", ".join(filter(None, units))
-        raise ValueError(f"--{flag}={text}: must be a number of 0 or more, alone or with {names}")
-    if units is _UNITS["rate"] and value < 1:
-        raise ValueError(f"--{flag}={text}: must be 1 byte a second or more")
+        value = float(found[1]) * units[found[2]] if found else math.nan
+    except (ValueError, KeyError):  # points that are no number, or another unit
+        value = math.nan
+    if not least <= value < math.inf:
+        rule = f"a number of {least:g} or more, alone or with {', '.join(filter(None, units))}"
+        raise ValueError(f"--{flag.name}={flag.value}: must be {rule}")
     return value
 
 
 def parse_speed(text: str) -> QuantizerSpeed:
     """NAME=SECONDS of an element, separated by commas; "none" for no cost at all."""
-    known = [field.name for field in dataclasses.fields(QuantizerSpeed)]
-    given: dict[str, float] = {}
-    for part in text.split(",") if text != "none" else ():
-        name, _, value = part.partition("=")
-        try:
-            given[name] = float(value)
-        except ValueError:
-            name = ""
-        if name not in known:
-            names = ", ".join(known)
-            raise ValueError(f"--codec_speed={part}: must be none, or NAME=SECONDS of an element, NAME of {names}")
+    pairs = [part.partition("=") for part in text.split(",")] if text != "none" else []
     try:
-        return QuantizerSpeed(**given)
-    except ValueError as error:
-        raise ValueError(f"--codec_speed: {error}") from None
+        return QuantizerSpeed(**{name: float(value) for name, _, value in pairs})
+    except (TypeError, ValueError):
+        names = ", ".join(field.name for field in dataclasses.fields(QuantizerSpeed))
+        rule = f"none, or NAME=SECONDS of an element, 0 or more, NAME of {names}"
+        raise ValueError(f"--codec_speed={text}: must be {rule}") from None
 
 
 def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
@@ -230,16 +200,6 @@ def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
         title = f"{job.name}, {parameters:,} parameters, {scenario.network.bandwidth / 125e6:.3g} Gbit/s"
         path = plot_speed_up(forecast, title, Path(OUT.value))
         print(f"plot in {path}", file=sys.stderr if AS_JSON.value else sys.stdout)
-
-
-def _require_writable(out: str | None) -> None:
-    if out is None:
-        return
-    path = Path(out)
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"--out={out}: must end with .png, .svg or .pdf")
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"--out={out}: cannot be written")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from benchmarks.netlab.worker import digest, measure, serve
 from jaxtern import Group, Network, compressed_mean, state_specs
 from jaxtern.compression.collectives import Axes
 from jaxtern.compression.radix.exchanges import EXCHANGES
-from jaxtern.compression.radix.quantizer import Quantizer
+from jaxtern.compression.radix.quantizer import Quantizer, Received
 from jaxtern.compression.transform import describe
 from jaxtern.kernels import derive_key, rotate
 
@@ -120,12 +120,11 @@ class Worker:
         """
         quantizer, hosts, whole, way = Quantizer(), self.hosts, (0, self.elements), EXCHANGES[variant]
         added = way.num_added(hosts)
-        num_added = hosts if variant in ("sum", "scatter") else 1
-        num_workers = 1 if variant == "two_way" else hosts
+        num_added, num_workers = hosts if way.adds else 1, hosts if way.exact else 1
 
         def share(tree: Tree) -> jax.Array:
             turned = rotate(list(tree.values()), self.group().shared_key("rotation"))
-            return self.group().maximum([quantizer.measure(turned, self.sizes).scales])
+            return quantizer.share_scales([quantizer.measure(turned, self.sizes)], self.group())
 
         def encode(tree: Tree, scales: jax.Array, key: jax.Array) -> Any:
             return quantizer.encode_span(list(tree.values()), scales, key, whole, added, position=0, after=())
@@ -137,8 +136,8 @@ class Worker:
 
         def decode(tree: Tree, received: Any, scales: jax.Array) -> Any:
             words, total = received
-            rest = list(tree.values()), whole, num_added, num_workers, quantizer.dither(self.group(), 0)
-            mean = quantizer.decode_span(words, total, scales, *rest, after=())
+            rest = list(tree.values()), whole, quantizer.dither(self.group(), 0)
+            mean = quantizer.decode_span(Received(words, num_added, num_workers, total), scales, *rest)
             return rotate(mean, self.group().shared_key("rotation"), is_inverse=True)
 
         functions = {

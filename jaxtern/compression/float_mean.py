@@ -40,9 +40,8 @@ def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         total = all_reduce(sum(layout.sizes), num_workers) if is_plain else Traffic()
-        for kind in [] if is_plain else dict.fromkeys(layout.varying):
-            sizes = [size for own, size in zip(layout.varying, layout.sizes, strict=True) if own == kind]
-            total += mean_in_order(sizes, num_workers, jnp.dtype(dtype).itemsize)
+        for places in [] if is_plain else layout.kinds:
+            total += mean_in_order(layout.select(places).sizes, num_workers, jnp.dtype(dtype).itemsize)
         return total._replace(ways=(way,))
 
     return Reducer(stateless, reduce, traffic)

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxtern.compression.arguments import as_integer, require_number
 from jaxtern.compression.network.links import Traffic, mean_in_order
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put
 from jaxtern.compression.wrappers import error_feedback
 from jaxtern.kernels import derive_key, random_bits
 from jaxtern.kernels.rounding import settle
@@ -59,10 +59,9 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
         # Q'^T = P^T M from here on, since M^T P, column by column through M, takes a CPU ten times as long.
         rights = group.mean([[_multiply(p.T, m) for m, p in zip(own, lefts, strict=True)] for own in matrices])
         mean: Tensors = list(workers[0])
-        for place, left, right in zip(places, lefts, rights, strict=True):
-            mean[place] = _multiply(left, right).reshape(group.layout.shapes[place])
-        for place, tensor in zip(others, float_means, strict=True):
-            mean[place] = tensor
+        products = [_multiply(*pair) for pair in zip(lefts, rights, strict=True)]
+        put(mean, places, [x.reshape(group.layout.shapes[place]) for x, place in zip(products, places, strict=True)])
+        put(mean, others, float_means)
         factors = [_keep_alive(new.T, old) for new, old in zip(rights, state.shared, strict=True)]
         # What was left out is measured from the mean of all, as in the paper; what is float is sent as it is.
         sent = [[own[place] if place in others else mean[place] for place in range(len(mean))] for own in workers]

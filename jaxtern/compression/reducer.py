@@ -23,6 +23,17 @@ SHARED = ("mean", "dither", "rotation")  # uses of noise that all workers share,
 Tensors = list[jax.Array]  # of one worker, in the order of the layout
 
 
+def places_by_kind(kinds: Sequence[Any]) -> list[list[int]]:
+    """The places of each kind."""
+    return [[place for place, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
+
+
+def put(whole: list[Any], places: Sequence[int], part: Sequence[Any]) -> None:
+    """Sets the entries of `whole` at these places to those of `part`."""
+    for place, value in zip(places, part, strict=True):
+        whole[place] = value
+
+
 class Layout(NamedTuple):
     """The tensors of one worker, without their values.
 
@@ -43,6 +54,11 @@ class Layout(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         """Elements of each."""
         return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def kinds(self) -> list[list[int]]:
+        """Places of the tensors that may be joined, by what they vary over."""
+        return places_by_kind(self.varying)
 
     def select(self, places: Sequence[int]) -> "Layout":
         """The tensors at these places."""
@@ -211,12 +227,9 @@ class Group:
         """Sends all leaves together, but by themselves those that vary over other axes: joined, all would vary."""
         leaves, treedef = jax.tree.flatten(trees[0])
         rows = [treedef.flatten_up_to(tree) for tree in trees]
-        varying = [collectives.other_axes(leaf, self.axes) for leaf in leaves]
-        found: dict[int, Any] = {}
-        for kind in dict.fromkeys(varying):
-            places = [place for place, own in enumerate(varying) if own == kind]
-            found |= dict(zip(places, send([[row[place] for place in places] for row in rows]), strict=True))
-        return treedef.unflatten([found[place] for place in range(len(leaves))])
+        for places in places_by_kind([collectives.other_axes(leaf, self.axes) for leaf in leaves]):
+            put(leaves, places, send([[row[place] for place in places] for row in rows]))
+        return treedef.unflatten(leaves)
 
 
 def share_out(local: Any, layout: Layout, num_workers: int) -> Any:

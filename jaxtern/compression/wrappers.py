@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtern.compression import collectives
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.network.links import Traffic
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, share_out
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put, share_out
 
 Predicate = Callable[[str, tuple[int, ...]], bool]  # of a tensor's path and shape
 
@@ -152,9 +152,9 @@ def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_
             reduced = reducer.reduce(taken, own, selected) if places else Reduced([], own, taken)
             shared.append(reduced.state.shared)
             local.append(reduced.state.local)
-            _put(mean, places, reduced.mean)
+            put(mean, places, reduced.mean)
             for worker, whole in enumerate(sent):
-                _put(whole, places, require_sent(reduced, selected.layout, "partition")[worker])
+                put(whole, places, require_sent(reduced, selected.layout, "partition")[worker])
         return Reduced(mean, State(tuple(shared), list(zip(*local, strict=True))), sent or None)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
@@ -163,7 +163,7 @@ def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_
             selected = layout.select(places)
             part = reducer.traffic(selected, num_workers) if places else Traffic()
             total += part
-            _put(of_tensors, places, bytes_of_tensors(part, selected))
+            put(of_tensors, places, bytes_of_tensors(part, selected))
         return total._replace(of_tensors=tuple(of_tensors))
 
     def resize(local: Any, layout: Layout, num_workers: int) -> Any:
@@ -182,11 +182,6 @@ def _deal_out(
         matching = (number for number, (applies, _) in enumerate(rules) if applies(path, shape))
         places[next(matching, len(rules))].append(place)
     return list(zip([*(reducer for _, reducer in rules), rest], places, strict=True))
-
-
-def _put(whole: list[Any], places: Sequence[int], part: Sequence[Any]) -> None:
-    for place, value in zip(places, part, strict=True):
-        whole[place] = value
 
 
 def bytes_of_tensors(traffic: Traffic, layout: Layout) -> tuple[float, ...]:

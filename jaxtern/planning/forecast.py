@@ -8,8 +8,6 @@ from jaxtern.compression.network.links import Network
 from jaxtern.compression.radix.exchanges import EXCHANGES
 from jaxtern.planning.model import Method, Placement, StepTime, predict_step
 
-_MOST_WORKERS = 1024
-
 
 class Way(NamedTuple):
     """A method by its name, and whether a host's devices are one worker of it."""
@@ -49,9 +47,9 @@ class Scenario:
         return Placement(workers // devices, devices, hierarchical, self.fast)
 
     def worker_counts(self) -> list[int]:
-        """One, then whole hosts, doubled up to _MOST_WORKERS devices."""
-        doubled = (self.devices << power for power in range(_MOST_WORKERS.bit_length()))
-        return sorted({1, *(count for count in doubled if count <= _MOST_WORKERS)})
+        """One, then whole hosts, doubled up to 1,024 devices."""
+        doubled = (self.devices * 2**power for power in range(11))
+        return sorted({1, *(count for count in doubled if count <= 1024)})
 
 
 class Forecast:
@@ -86,9 +84,8 @@ class Forecast:
         return min((way for way in self.here if way.method in names), key=lambda way: self.here[way].total)
 
     def best_exact(self) -> Way:
-        """That of the exact methods; float's where there are none."""
-        exact = [name for name in self.methods if name in EXCHANGES and EXCHANGES[name].exact]
-        return self.best(exact or ["float"])
+        """That by one of the exact exchanges."""
+        return self.best([name for name, each in EXCHANGES.items() if each.exact])
 
     def recommendation(self) -> str:
         """One sentence: the best exact method, and what is faster still."""

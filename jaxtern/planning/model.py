@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from jaxtern.compression.arguments import require_number
 from jaxtern.compression.network.links import Network, Traffic, all_gather, all_reduce, mean_in_order
 from jaxtern.compression.radix.buckets import plan_buckets
 from jaxtern.compression.radix.exchanges import EXCHANGES, Exchange
@@ -55,8 +56,7 @@ class QuantizerSpeed:
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name}={value!r}: must be a finite number of 0 or more, seconds an element")
+            require_number(name, value)
 
 
 class StepTime(NamedTuple):
@@ -165,7 +165,7 @@ def usual_methods(
 def _exchange_method(
     way: Exchange, quantizer: Quantizer, layout: Layout, num_floats: int, speed: QuantizerSpeed, bucket_size: int | None
 ) -> Method:
-    n, adds = sum(layout.sizes), way.name in ("sum", "scatter")
+    n = sum(layout.sizes)
     first = n * (speed.scales + (speed.flatten if len(layout.sizes) > 1 else 0.0))
 
     def traffic(placement: Placement) -> Traffic:
@@ -186,7 +186,7 @@ def _exchange_method(
 
     def joined(num_workers: int) -> float:
         rows = num_workers if way.name == "gather" else 1
-        return 4 * rows * quantizer.num_words(n, num_workers if adds else 1)
+        return 4 * rows * quantizer.num_words(n, num_workers if way.adds else 1)
 
     def hide(placement: Placement, wire: float, latency: float, share: float) -> float:
         if bucket_size is None or not n or placement.num_workers == 1:
@@ -196,7 +196,7 @@ def _exchange_method(
         wire += (len(sizes) - 1) * way.traffic(quantizer, n, placement.num_workers).messages * latency
         return wire - share * min(wire, work(placement) - first) * (1 - max(sizes) / n)
 
-    most = (MAX_RADIX - 1) // (2 * quantizer.levels) if adds else math.inf
+    most = (MAX_RADIX - 1) // (2 * quantizer.levels) if way.adds else math.inf
     return Method(n + num_floats, traffic, work, joined, hide, most)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxtern.compression.collectives import Axes
-from jaxtern.compression.radix.quantizer import Quantizer
+from jaxtern.compression.radix.quantizer import Quantizer, Received
 from jaxtern.compression.reducer import Group, Layout, Reducer, State, Tensors
 from jaxtern.kernels import derive_key, rotate
 from jaxtern.kernels.dither import Dither, dithered
@@ -45,7 +45,7 @@ def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements
 
     def decode(_: Any, words: jax.Array, scales: jax.Array, key: jax.Array) -> jax.Array:
         dither = Dither(dithered(key, 0, len(words)), len(words)) if quantizer.rounding == "dither" else None
-        return turn(quantizer.decode(words, scales, sizes, 1, len(words), dither), key, True)
+        return turn(quantizer.decode(Received(words, 1, len(words)), scales, sizes, dither), key, True)
 
     place = jnp.uint32(0)
     stages: dict[str, tuple[Callable, Any, tuple]] = {  # function, the argument whose place is taken, the others

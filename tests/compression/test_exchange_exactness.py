@@ -81,18 +81,6 @@ def test_workers_that_all_send_their_scale_neither_carry_nor_saturate(
     np.testing.assert_allclose(mean, gradients, rtol=2e-7)
 
 
-@pytest.mark.parametrize(("exchange", "num_workers"), [("gather", 1), ("scatter", 2), ("gather", 8), ("sum", 64)])
-def test_with_pow2_and_2_to_the_k_workers_the_mean_is_exact_in_floating_point(
-    updates_over: Callable, numpy_levels: Callable, exchange: str, num_workers: int
-):
-    gradients = [_normal(1, num_workers, 300) * np.float32(0.01)]
-    make = functools.partial(plain_mean, clip_sigmas=0, scale="pow2", exchange=exchange)
-    (mean,), _ = updates_over(make, f"vmap:{num_workers}")(gradients)
-    scale = 2.0 ** np.ceil(np.log2(np.abs(gradients[0]).max()))
-    total = sum(numpy_levels(local, scale, worker=worker) for worker, local in enumerate(gradients[0]))
-    np.testing.assert_array_equal(mean[0].astype(np.float64), total * scale / num_workers)
-
-
 def test_one_worker_still_ternarises(updates_over: Callable, numpy_levels: Callable, assert_exact_mean: Callable):
     gradient = _normal(2, 1, 500)
     scale = np.abs(gradient).max()

@@ -77,7 +77,7 @@ def exact(dtype: str = "float32") -> Callable[[Run], None]:
     return check
 
 
-def unbiased(levels: int, *, block_size: int | None = None, pow2: bool = False, rounds: int = 1) -> Callable:
+def unbiased(levels: int, *, block_size: int | None = None, rounds: int = 1) -> Callable:
     """E[mean] is the mean of the clipped gradients: of each element, and of all along their signs.
 
     By Hoeffding's inequality: every draw of a worker, and of the second round, lies in an interval of one level.
@@ -87,7 +87,7 @@ def unbiased(levels: int, *, block_size: int | None = None, pow2: bool = False, 
         for gradients, means in zip(leaves(run.gradients), leaves(run.means), strict=True):
             constant = gradients[-1].reshape(NUM_WORKERS, -1).astype(np.float64)
             draws = means[CONSTANT:].reshape(NUM_STEPS - CONSTANT, -1).astype(np.float64)
-            scales = clipping_scales(constant, block_size, pow2)
+            scales = clipping_scales(constant, block_size)
             expected = np.clip(constant, -scales, scales).mean(axis=0)
             error, level = draws.mean(axis=0) - expected, scales / levels
             terms = [len(draws) * NUM_WORKERS, len(draws)][:rounds]
@@ -127,14 +127,13 @@ def rotated(levels: int, rounding: str = "dither", rounds: int = 1) -> Callable:
     return check
 
 
-def clipping_scales(rows: np.ndarray, block_size: int | None, pow2: bool) -> np.ndarray:
+def clipping_scales(rows: np.ndarray, block_size: int | None) -> np.ndarray:
     """float64[n], the scale of every element of [N, n]: the largest of the workers' min(2.5 sigma, max|g|)."""
     size, found = block_size or max(rows.shape[1], 1), np.empty(rows.shape[1])
     for start in range(0, rows.shape[1], size):
         block = rows[:, start : start + size]
         own, clipped = np.abs(block).max(axis=1), 2.5 * block.std(axis=1)
-        scale = np.where(clipped > 0, np.minimum(clipped, own), own).max()
-        found[start : start + size] = 2 ** np.ceil(np.log2(scale)) if pow2 else scale
+        found[start : start + size] = np.where(clipped > 0, np.minimum(clipped, own), own).max()
     return found
 
 
@@ -216,10 +215,8 @@ ROWS = {
     "ternary, own noise": Row(lambda: jaxtern.ternary(rounding="stochastic"), rotated(1, "stochastic"), draws=True),
     "7 levels, nearest": Row(lambda: jaxtern.quantized(3, rounding="nearest"), rotated(3, "nearest"), draws=True),
     "quantized": Row(
-        lambda: jaxtern.quantized(
-            7, block_size=50, scale="pow2", bucket_size=200, rotation=False, rounding="stochastic"
-        ),
-        unbiased(7, block_size=50, pow2=True),
+        lambda: jaxtern.quantized(7, block_size=50, bucket_size=200, rotation=False, rounding="stochastic"),
+        unbiased(7, block_size=50),
         draws=True,
     ),
     "top_k": Row(lambda: jaxtern.top_k(0.1), contractive(0.1, errors)),

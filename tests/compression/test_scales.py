@@ -1,15 +1,19 @@
-"""s = min(c sigma, max|g|), and its rounding to powers of two."""
+"""s = min(c sigma, max|g|) of a worker, and the scale that all share."""
 
 import functools
 from collections.abc import Callable
 
-import hypothesis.strategies as st
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import example, given
 
+from jaxtern import Group
+from jaxtern.compression.collectives import Axes
 from jaxtern.compression.radix import scales
+from jaxtern.compression.radix.quantizer import Quantizer
+from jaxtern.compression.radix.scales import Measured
+from jaxtern.compression.transform import describe
 from jaxtern.kernels import Segments
 
 
@@ -59,27 +63,14 @@ def test_an_empty_bucket_has_no_scales():
     assert _scales(np.zeros(0, np.float32), 2.5).shape == (0,)
 
 
-@given(st.floats(2.0**-126, 2.0**127, width=32))
-@example(1.0)
-@example(float(np.nextafter(np.float32(1), np.float32(2))))
-@example(float(np.nextafter(np.float32(2), np.float32(1))))
-def test_pow2_is_the_smallest_power_of_two_not_below_the_scale(scale: float):
-    (rounded,) = np.asarray(scales.round_scales(np.array([scale], np.float32), "pow2")).astype(np.float64)
-    assert np.frexp(rounded)[0] == 0.5
-    assert rounded / 2 < scale <= rounded
+@pytest.mark.parametrize("layout", ["vmap:2", "mesh:2"])
+def test_a_shared_scale_is_the_largest_and_nan_where_one_is_not_finite(workers: Callable, layout: str):
+    placed, own = workers(layout), np.array([[np.inf, 3.0, 0.0, 4.0], [1.0, 5.0, 0.0, np.inf]], np.float32)
 
+    def share(scales: jax.Array, step: jax.Array) -> jax.Array:
+        measured = Measured(scales, scales, scales, scales)
+        group = Group(describe({}), Axes(placed.names), 1, 0, step)
+        return Quantizer().share_scales([measured], group)
 
-def test_pow2_keeps_zero_and_every_power_of_two():
-    exact = np.concatenate([[0], 2.0 ** np.arange(-126, 128)]).astype(np.float32)
-    np.testing.assert_array_equal(scales.round_scales(exact, "pow2"), exact)
-
-
-@pytest.mark.parametrize("rounding", scales.ROUNDINGS)
-def test_a_scale_that_is_not_finite_becomes_nan_and_no_other_changes(rounding: str):
-    rounded = np.asarray(scales.round_scales(np.array([np.inf, np.nan, 4.0], np.float32), rounding))
-    np.testing.assert_array_equal(rounded, np.array([np.nan, np.nan, 4.0], np.float32))
-
-
-def test_exact_keeps_the_scale():
-    kept = np.random.default_rng(2).uniform(1e-6, 1e6, 100).astype(np.float32)
-    np.testing.assert_array_equal(scales.round_scales(kept, "exact"), kept)
+    shared = placed.over(share)(own, jnp.int32(0))
+    np.testing.assert_array_equal(shared, np.broadcast_to(np.float32([np.nan, 5, 0, np.nan]), (2, 4)))

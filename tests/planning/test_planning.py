@@ -218,7 +218,7 @@ def test_a_reducer_of_ones_own_has_a_row_beside_the_others():
 
 
 def test_codec_speed_refuses_what_is_no_time():
-    with pytest.raises(ValueError, match=r"^encode=-1: must be a finite number of 0 or more, seconds an element$"):
+    with pytest.raises(ValueError, match=r"^encode=-1: must be a finite number of 0 or more$"):
         QuantizerSpeed(encode=-1)
 
 

@@ -203,7 +203,7 @@ def test_recipe_explains_every_field_and_every_choice():
         ({"momentum": 1.5}, "optimizer.momentum=1.5: must be 0 or more, and below 1"),
         ({"warmup_peak": -1.0}, "optimizer.warmup_peak=-1.0: must be 0 or more"),
         ({"method": "quantized", "levels": 0}, "mean.levels=0: must be an integer from 1 to 32767"),
-        ({"scale": "x"}, "mean.scale='x': must be one of exact, pow2"),
+        ({"rounding": "x"}, "mean.rounding='x': must be one of stochastic, dither, nearest"),
         ({"clip_sigmas": -3.0}, "mean.clip_sigmas=-3.0: must be"),
         ({"block_size": 0}, "mean.block_size=0: must be"),
         ({"method": "top_k", "density": 2.0}, "mean.density=2.0: must be a number above 0 and at most 1"),

@@ -36,8 +36,7 @@ def plan_buckets(layout: Layout, bucket_size: int | None) -> list[Bucket]:
     all travel together. Tensors that vary over different axes never do.
     """
     sizes, buckets, position = layout.sizes, [], 0
-    for kind in dict.fromkeys(layout.varying):
-        places = [place for place, own in enumerate(layout.varying) if own == kind]
+    for places in layout.kinds:
         for group in [tuple(places)] if bucket_size is None else _group(places[::-1], sizes, bucket_size):
             bucket = Bucket(group, tuple(sizes[place] for place in group), position)
             buckets.append(bucket)

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
-from jaxtern.compression.radix.exchanges import Received
 from jaxtern.compression.radix.pipeline import Piece, Plan
-from jaxtern.compression.reducer import Group, Tensors
+from jaxtern.compression.radix.quantizer import Received
+from jaxtern.compression.reducer import Group, Tensors, put
 from jaxtern.kernels.segments import split
 
 
@@ -14,6 +15,7 @@ class Memory:
     """The tensors of one worker, which hold gradients at first and means in the end; no bucket is ever joined.
 
     Attributes:
+      tensors: float32, in the order of the layout.
       sent: None; who asks for it takes `pipeline.Buckets`.
     """
 
@@ -21,62 +23,38 @@ class Memory:
 
     def __init__(self, plan: Plan, tensors: Tensors, group: Group):
         """Shares the scales of all buckets, by one collective."""
-        self._tensors = dict(enumerate(tensors))
+        self.tensors: Tensors = list(tensors)
         self._plan, self._group, (self._bits,) = plan, group, plan.quantizer.bits(group)
         ordered = [tensors[place] for bucket in plan.buckets for place in bucket.places]
         sizes = [bucket.sizes for bucket in plan.buckets]
         measured = plan.quantizer.measure(ordered, sum(sizes, ()))
-        shared = group.maximum([measured.scales])
+        shared = plan.quantizer.share_scales([measured], group)
         counts = tuple(plan.quantizer.num_scales(own) for own in sizes)
         self._scales = split(shared, counts)
         self._own_scales = split(plan.quantizer.own_scales(shared, measured), counts)
 
-    @property
-    def tensors(self) -> Tensors:
-        """float32, in their order."""
-        return list(self._tensors.values())
-
     def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
-        places, scales, start = self._touched(piece, self._own_scales)
-        words, tensors = self._plan.quantizer.encode_span(
-            [self._tensors[place] for place in places],
-            scales,
-            self._bits,
-            (start, piece.size),
-            self._plan.exchanges[piece.number].num_added(self._group.size),
-            position=self._plan.buckets[piece.number].position + piece.start,
-            after=after,
-        )
-        self._tensors |= zip(places, tensors, strict=True)
+        places, scales, span = self._touched(piece, self._own_scales)
+        touched = [self.tensors[place] for place in places]
+        added = self._plan.exchanges[piece.number].num_added(self._group.size)
+        options = {"position": piece.position, "after": after}
+        words, tensors = self._plan.quantizer.encode_span(touched, scales, self._bits, span, added, **options)
+        put(self.tensors, places, tensors)
         return words[None]
 
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
-        places, scales, start = self._touched(piece, self._scales)
-        position = self._plan.buckets[piece.number].position + piece.start
-        tensors = self._plan.quantizer.decode_span(
-            received.words,
-            received.total,
-            scales,
-            [self._tensors[place] for place in places],
-            (start, piece.size),
-            received.num_added,
-            received.num_workers,
-            self._plan.quantizer.dither(self._group, position),
-            after=after,
-        )
-        self._tensors |= zip(places, tensors, strict=True)
+        places, scales, span = self._touched(piece, self._scales)
+        touched = [self.tensors[place] for place in places]
+        dither = self._plan.quantizer.dither(self._group, piece.position)
+        means = self._plan.quantizer.decode_span(received, scales, touched, span, dither, after=after)
+        put(self.tensors, places, means)
 
-    def _touched(self, piece: Piece, scales: list[jax.Array]) -> tuple[tuple[int, ...], jax.Array, int]:
-        """The tensors in which a piece lies, their scales, and where it begins in the first of them."""
+    def _touched(self, piece: Piece, scales: list[jax.Array]) -> tuple[tuple[int, ...], jax.Array, tuple[int, int]]:
+        """The tensors in which a piece lies, their scales, and its first element in them and its size."""
         bucket, count = self._plan.buckets[piece.number], self._plan.quantizer.num_scales
-        first, before = 0, 0
-        while before + bucket.sizes[first] <= piece.start:
-            before += bucket.sizes[first]
-            first += 1
-        last, end = first, before
-        while end < piece.start + piece.size:
-            end += bucket.sizes[last]
-            last += 1
+        ends = np.cumsum(bucket.sizes)
+        first = int(np.searchsorted(ends, piece.start, side="right"))
+        last = int(np.searchsorted(ends, piece.start + piece.size)) + 1
         start = count(bucket.sizes[:first])
         touched = scales[piece.number][start : start + count(bucket.sizes[first:last])]
-        return bucket.places[first:last], touched, piece.start - before
+        return bucket.places[first:last], touched, (piece.start - sum(bucket.sizes[:first]), piece.size)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxtern.compression import collectives
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.radix.buckets import Bucket
-from jaxtern.compression.radix.exchanges import Exchange, Received, Shards
-from jaxtern.compression.radix.quantizer import Quantizer
-from jaxtern.compression.reducer import Group, Tensors
+from jaxtern.compression.radix.exchanges import Exchange
+from jaxtern.compression.radix.quantizer import Quantizer, Received
+from jaxtern.compression.reducer import Group, Tensors, put
 from jaxtern.kernels import concatenate, follow
 from jaxtern.kernels.segments import split
 
@@ -40,11 +40,12 @@ class Plan(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements from `start` on, `size` of them, of bucket `number`."""
+    """Elements from `start` on, `size` of them, of bucket `number`; the first one's `position` in the noise."""
 
     number: int
     start: int
     size: int
+    position: int
 
 
 def run(plan: Plan, pieces: Sequence[Piece], store: Any, group: Group) -> None:
@@ -54,26 +55,24 @@ def run(plan: Plan, pieces: Sequence[Piece], store: Any, group: Group) -> None:
     follows the first one of the next piece, which leaves what is computed between them that time. The operands of a
     collective are kept a few pieces longer: XLA would give their memory to something that then waits for it.
     """
-    sent: list[Received | Shards] = []
+    sent: list[Received] = []
     received: list[Received] = []
     words = [store.encode(piece, ()) for piece in pieces[:_AHEAD]]
     # What the next collective follows; where XLA orders the rest, the first one waits for nothing.
     before: list[jax.Array] = words[1:] if plan.piece_size is not None else []
     for turn, piece in enumerate([*pieces, None]):
         if piece is not None:
-            exchange = plan.exchanges[piece.number]
             ready = follow(words[turn], collectives.that_vary_no_more(before, words[turn]))
-            sent.append(exchange.send(plan.quantizer, ready, group, plan.links))
+            sent.append(plan.exchanges[piece.number].send(plan.quantizer, ready, group, plan.links))
             if turn + _AHEAD < len(pieces):
                 words.append(store.encode(pieces[turn + _AHEAD], before))
             before = [sent[turn].arrived]
         if turn > 0:
             last = pieces[turn - 1]
-            position = plan.buckets[last.number].position + last.start
-            arguments = plan.quantizer, sent[turn - 1], last.size, group, position, before[0]
-            received.append(plan.exchanges[last.number].receive(*arguments))
+            exchange, arguments = plan.exchanges[last.number], (last.size, group, last.position, before[0])
+            received.append(exchange.receive(plan.quantizer, sent[turn - 1], *arguments))
             store.decode(last, received[-1], received[turn - 1 - _KEPT].kept if turn > _KEPT else ())
-            if isinstance(sent[turn - 1], Shards):
+            if exchange.is_double:
                 before = [received[-1].arrived]
 
 
@@ -94,46 +93,38 @@ class Buckets:
 
     def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
         """uint32[V, W] words of the workers here; where order matters, once `after` exists."""
-        quantizer, bucket = self._plan.quantizer, self._plan.buckets[piece.number]
-        flats = [concatenate([own[place] for place in bucket.places]) for own in self._workers]
-        measured = [quantizer.measure(flat, bucket.sizes) for flat in flats]
-        scales = self._group.maximum([own.scales for own in measured])
+        quantizer, (places, sizes, position) = self._plan.quantizer, self._plan.buckets[piece.number]
+        flats = [concatenate([own[place] for place in places]) for own in self._workers]
+        measured = [quantizer.measure(flat, sizes) for flat in flats]
+        scales = quantizer.share_scales(measured, self._group)
         self._scales[piece.number] = scales
         added = self._plan.exchanges[piece.number].num_added(self._group.size)
+        own_scales = [quantizer.own_scales(scales, own) for own in measured]
         words = [
-            quantizer.encode(
-                flat, quantizer.own_scales(scales, own), bits, bucket.sizes, added, position=bucket.position
-            )
-            for flat, own, bits in zip(flats, measured, self._bits, strict=True)
+            quantizer.encode(*own, sizes, added, position=position)
+            for own in zip(flats, own_scales, self._bits, strict=True)
         ]
         for sent, own, bits in zip(self.sent or (), words, self._bits, strict=False):
-            dither = quantizer.dither(self._group, bucket.position, bits)
-            decoded = quantizer.decode(own[None], scales, bucket.sizes, added, 1, dither)
-            _replace(sent, bucket, split(decoded, bucket.sizes))
+            dither = quantizer.dither(self._group, position, bits)
+            decoded = quantizer.decode(Received(own[None], added, 1), scales, sizes, dither)
+            _put_flat(sent, places, split(decoded, sizes))
         return jnp.stack(words)
 
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
         """Keeps the mean of a piece; likewise."""
-        bucket, scales = self._plan.buckets[piece.number], self._scales[piece.number]
-        quantizer = self._plan.quantizer
-        dither = quantizer.dither(self._group, bucket.position)
-        rest = received.num_added, received.num_workers, dither
+        quantizer, (places, sizes, position) = self._plan.quantizer, self._plan.buckets[piece.number]
+        scales, dither = self._scales[piece.number], quantizer.dither(self._group, position)
         if self._plan.is_in_place:
-            into = [self.tensors[place] for place in bucket.places]
-            arguments = received.words, received.total, scales, into, (0, bucket.size), *rest
-            means = quantizer.decode_span(*arguments, after=())
+            into = [self.tensors[place] for place in places]
+            means = quantizer.decode_span(received, scales, into, (0, piece.size), dither)
         else:
-            words = received.words
-            if received.total is not None:
-                words = jnp.concatenate([words, received.total - words])
-            means = split(quantizer.decode(words, scales, bucket.sizes, *rest), bucket.sizes)
-        _replace(self.tensors, bucket, means)
+            means = split(quantizer.decode(received, scales, sizes, dither), sizes)
+        _put_flat(self.tensors, places, means)
 
 
-def _replace(tensors: Tensors, bucket: Bucket, parts: Sequence[jax.Array]) -> None:
-    """Puts parts of any shape in the places of a bucket's tensors."""
-    for place, part in zip(bucket.places, parts, strict=True):
-        tensors[place] = part.reshape(tensors[place].shape)
+def _put_flat(tensors: Tensors, places: Sequence[int], parts: Sequence[jax.Array]) -> None:
+    """As `put`, of parts of any shape."""
+    put(tensors, places, [part.reshape(tensors[at].shape) for at, part in zip(places, parts, strict=True)])
 
 
 def cut(total: int, piece_size: int | None, quantizer: Quantizer, devices: int, workers: int) -> list[tuple[int, int]]:
@@ -150,7 +141,7 @@ def list_pieces(plan: Plan, group: Group) -> list[Piece]:
     """The pieces of all buckets that hold an element."""
     devices = collectives.count_workers(group.axes.workers + group.axes.fast)
     return [
-        Piece(number, start, size)
+        Piece(number, start, size, bucket.position + start)
         for number, bucket in enumerate(plan.buckets)
         for start, size in cut(bucket.size, plan.piece_size, plan.quantizer, devices, group.size)
     ]

@@ -3,9 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer
 
 from jaxtern.compression.arguments import as_integer, require_number
@@ -32,6 +33,30 @@ from jaxtern.kernels.radix import MAX_RADIX, RUN
 from jaxtern.kernels.rotation import BLOCK
 
 
+class Received(NamedTuple):
+    """Words of all workers, and what they stand for.
+
+    Attributes:
+      words: uint32[rows, W].
+      num_added: workers whose digits were added in a row, which fixes the radix.
+      num_workers: workers for which all rows stand: N, or 1 where the words are those of the mean.
+      total: uint32[1, W] or None. If there is one, `words` holds only the row of this device's worker, and the other
+        worker's row is the total less that, modulo 2^32.
+      kept: the operands of the collectives that the words came by.
+    """
+
+    words: jax.Array
+    num_added: int
+    num_workers: int
+    total: jax.Array | None = None
+    kept: tuple[jax.Array, ...] = ()
+
+    @property
+    def arrived(self) -> jax.Array:
+        """An array that exists once the collectives have ended."""
+        return self.words if self.total is None else self.total
+
+
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
     """Digits {-L, ..., L} times a shared scale; with L = 1 ternary ones.
@@ -40,11 +65,10 @@ class Quantizer:
     `num_added` is the number of workers whose words an exchange adds as integers.
 
     Attributes:
-      clip_sigmas, scale, block_size, levels, rotation, rounding, implementation: as in `jaxtern.quantized`.
+      clip_sigmas, block_size, levels, rotation, rounding, implementation: as in `jaxtern.quantized`.
     """
 
     clip_sigmas: Any = None
-    scale: str = "exact"
     block_size: int | None = None
     levels: int = 1
     rotation: bool = True
@@ -61,17 +85,12 @@ class Quantizer:
             object.__setattr__(self, "clip_sigmas", float(clip))
         if self.rotation and self.clip_sigmas and self.clip_sigmas < MIN_SCALE:
             raise ValueError(f"clip_sigmas={self.clip_sigmas!r}: must be 0, or {MIN_SCALE} or more, with rotation")
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(f"rounding={self.rounding!r}: must be one of {', '.join(ROUNDINGS)}")
-        if self.scale not in scales_lib.ROUNDINGS:
-            raise ValueError(f"scale={self.scale!r}: must be one of {', '.join(scales_lib.ROUNDINGS)}")
+        for name, known in (("rounding", ROUNDINGS), ("implementation", IMPLEMENTATIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}")
         object.__setattr__(self, "levels", as_integer("levels", self.levels, 1, 32767))
         if self.block_size is not None:
             object.__setattr__(self, "block_size", as_integer("block_size", self.block_size, 1))
-        if self.implementation not in IMPLEMENTATIONS:
-            raise ValueError(f"implementation={self.implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
-        if self.rotation and self.scale != "exact":
-            raise ValueError(f"scale={self.scale!r}: must be 'exact' with rotation")
 
     def _segments(self, sizes: tuple[int, ...]) -> Segments:
         return Segments(sizes, self.block_size or (BLOCK if self.rotation else None))
@@ -96,6 +115,11 @@ class Quantizer:
         """float32[n] gradient of tensors of these `sizes`, or these tensors, to this worker's own scales."""
         clip = self.code.scale if self.code else 2.5 if self.clip_sigmas is None else self.clip_sigmas
         return scales_lib.measure(gradient, self._segments(sizes), clip, self.rotation, self.implementation)
+
+    def share_scales(self, measured: Sequence[Measured], group: Group) -> jax.Array:
+        """The scales that all decode with, the largest of all workers'; NaN where one of them is not finite."""
+        shared = group.maximum([own.scales for own in measured])
+        return jnp.where(jnp.isfinite(shared), shared, jnp.nan)
 
     def own_scales(self, shared: jax.Array, measured: Measured) -> jax.Array:
         """The scales that a worker encodes with, of those that all share."""
@@ -127,22 +151,17 @@ class Quantizer:
         position: int = 0,
     ) -> jax.Array:
         """float32[n] to uint32 words; `position` is that of the first element in the noise, a multiple of 512."""
-        rounded, segments = scales_lib.round_scales(scales, self.scale), self._segments(sizes)
-        return ternary_encode(gradient, rounded, key, segments, offset=position, **self._options(num_added))
+        return ternary_encode(gradient, scales, key, self._segments(sizes), offset=position, **self._options(num_added))
 
     def decode(
-        self,
-        words: jax.Array,
-        scales: jax.Array,
-        sizes: tuple[int, ...],
-        num_added: int,
-        num_workers: int,
-        dither: Dither | None = None,
+        self, received: Received, scales: jax.Array, sizes: tuple[int, ...], dither: Dither | None = None
     ) -> jax.Array:
-        """uint32[rows, words], each row the sum of `num_added` workers' words, to the float32[n] mean of all."""
-        rounded, segments = scales_lib.round_scales(scales, self.scale), self._segments(sizes)
-        options = self._options(num_added) | {"num_workers": num_workers, "dither": dither}
-        return ternary_decode(words, rounded, segments, **options)
+        """The float32[n] mean of all workers."""
+        words, options = received.words, self._options(received.num_added)
+        if received.total is not None:
+            words = jnp.concatenate([words, received.total - words])
+        segments = self._segments(sizes)
+        return ternary_decode(words, scales, segments, num_workers=received.num_workers, dither=dither, **options)
 
     def encode_span(
         self,
@@ -158,28 +177,23 @@ class Quantizer:
         """Encodes span[1] elements of float32 tensors from span[0] on, once `after` exists; tensors to go on with."""
         segments = self._segments(tuple(each.size for each in tensors))
         options = self._options(num_added) | {"start": span[0], "size": span[1], "offset": position, "after": after}
-        return encode_span(tensors, scales_lib.round_scales(scales, self.scale), key, segments, **options)
+        return encode_span(tensors, scales, key, segments, **options)
 
     def decode_span(
         self,
-        words: jax.Array,
-        total: jax.Array | None,
+        received: Received,
         scales: jax.Array,
         tensors: Sequence[jax.Array],
         span: tuple[int, int],
-        num_added: int,
-        num_workers: int,
         dither: Dither | None = None,
         *,
-        after: Sequence[jax.Array],
+        after: Sequence[jax.Array] = (),
     ) -> list[jax.Array]:
-        """Decodes a span's words into the tensors, once `after` exists.
-
-        With `total`, uint32[1, W] of two workers' words the first row is given, and the sum of both modulo 2^32.
-        """
-        rounded, segments = scales_lib.round_scales(scales, self.scale), self._segments(tuple(t.size for t in tensors))
-        options = self._options(num_added) | {"start": span[0], "size": span[1], "total": total, "after": after}
-        return decode_span(words, rounded, segments, tensors, num_workers=num_workers, dither=dither, **options)
+        """Decodes a span's mean into the tensors, once `after` exists."""
+        segments = self._segments(tuple(each.size for each in tensors))
+        options = self._options(received.num_added) | {"start": span[0], "size": span[1], "after": after}
+        options |= {"num_workers": received.num_workers, "total": received.total, "dither": dither}
+        return decode_span(received.words, scales, segments, tensors, **options)
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
         """`size` or little more, an extent in which buckets are encoded and decoded in pieces; None: only whole.

@@ -14,7 +14,7 @@ from jaxtern.compression.radix.buckets import BUCKET_SIZE, plan_buckets
 from jaxtern.compression.radix.cpu_chain import Memory
 from jaxtern.compression.radix.exchanges import EXCHANGES, choose_exchange
 from jaxtern.compression.radix.quantizer import Quantizer
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, stateless
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put, stateless
 from jaxtern.kernels import rotate
 
 _IN_PLACE_SIZE = 2**16  # elements; below, the kernels are XLA's code, and better left to it as a whole
@@ -22,7 +22,6 @@ _IN_PLACE_SIZE = 2**16  # elements; below, the kernels are XLA's code, and bette
 
 def ternary(
     clip_sigmas: float | None = None,
-    scale: str = "exact",
     block_size: int | None = None,
     rotation: bool = True,
     rounding: str = "dither",
@@ -39,13 +38,12 @@ def ternary(
       Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017; and those
       of `quantized`.
     """
-    arguments = clip_sigmas, scale, block_size, rotation, rounding, exchange, bucket_size, network, implementation
-    return quantized(1, *arguments)
+    rest = exchange, bucket_size, network, implementation
+    return quantized(1, clip_sigmas, block_size, rotation, rounding, *rest)
 
 
 def terngrad(
     clip_sigmas: float | None = None,
-    scale: str = "exact",
     block_size: int | None = None,
     exchange: str = "auto",
     bucket_size: int | None = BUCKET_SIZE,
@@ -63,13 +61,12 @@ def terngrad(
       Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017.
     """
     rest = exchange, bucket_size, network, implementation
-    return quantized(1, clip_sigmas, scale, block_size, False, "stochastic", *rest)
+    return quantized(1, clip_sigmas, block_size, False, "stochastic", *rest)
 
 
 def quantized(
     levels: int = 7,
     clip_sigmas: float | None = None,
-    scale: str = "exact",
     block_size: int | None = None,
     rotation: bool = True,
     rounding: str = "dither",
@@ -90,7 +87,6 @@ def quantized(
       clip_sigmas: s in standard deviations of a worker's elements, where rotated those of a normal variable with the
         same E[x^2] / E|x|; 0: the largest element. None: what has the least noise, or without rotation 2.5. Without
         rotation it may be traced.
-      scale: "exact", or without rotation "pow2" to round scales up to powers of two.
       block_size: elements under one scale; None: 4096 with rotation, else the whole tensor.
       rotation: whether tensors are rotated before they are rounded.
       rounding: "dither" draws u for all workers alike, shifted for each, and takes it off again; "stochastic" draws it
@@ -112,7 +108,7 @@ def quantized(
     Raises:
       ValueError: for an argument out of its range; from `reduce`, for an exchange that cannot add so many workers.
     """
-    quantizer = Quantizer(clip_sigmas, scale, block_size, levels, rotation, rounding, implementation)
+    quantizer = Quantizer(clip_sigmas, block_size, levels, rotation, rounding, implementation)
     if exchange not in ("auto", *EXCHANGES):
         raise ValueError(f"exchange={exchange!r}: must be one of auto, {', '.join(EXCHANGES)}")
     bucket_size = None if bucket_size is None else as_integer("bucket_size", bucket_size, 1)
@@ -149,12 +145,9 @@ def _reduce(
 def _turn(quantizer: Quantizer, group: Group, tensors: Tensors, is_inverse: bool = False) -> Tensors:
     """Each tensor rotated, or as it is; those that vary over different axes are not joined."""
     turned = list(tensors)
-    for kind in dict.fromkeys(group.layout.varying) if quantizer.rotation else ():
-        places = [place for place, own in enumerate(group.layout.varying) if own == kind]
+    for places in group.layout.kinds if quantizer.rotation else ():
         key, own = group.shared_key("rotation"), [tensors[place] for place in places]
-        parts = rotate(own, key, is_inverse=is_inverse, implementation=quantizer.implementation)
-        for place, part in zip(places, parts, strict=True):
-            turned[place] = part
+        put(turned, places, rotate(own, key, is_inverse=is_inverse, implementation=quantizer.implementation))
     return turned
 
 

@@ -6,12 +6,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxtern.compression.radix.gaussian import MAGNITUDE, SHAPES, Code, scales_of, stretch_table
 from jaxtern.kernels import Segments, moments
 
-ROUNDINGS = ("exact", "pow2")
 _MIN_ELEMENTS = 256  # of rotated ones; fewer are not clipped, as too few to be like a normal variable
 
 
@@ -83,15 +81,3 @@ def _place(x: jax.Array, values: np.ndarray) -> jax.Array:
     step = values[1] - values[0]
     steps = (x - jnp.float32(values[0] - step / 2)) * jnp.float32(1 / step)
     return jnp.where(steps > 0, jnp.minimum(steps, len(values) - 1), 0).astype(jnp.int32)
-
-
-def round_scales(scales: jax.Array, rounding: str) -> jax.Array:
-    """Finishes shared scales: "exact" keeps them, "pow2" rounds them up to powers of two; not finite becomes NaN.
-
-    Multiplying by a power of two is exact, so with pow2 and 2^k workers the whole mean is.
-    """
-    finite = jnp.isfinite(scales)
-    if rounding == "pow2":
-        bits = lax.bitcast_convert_type(scales, jnp.uint32)
-        scales = lax.bitcast_convert_type((bits + jnp.uint32(0x7FFFFF)) & jnp.uint32(0xFF800000), jnp.float32)
-    return jnp.where(finite & jnp.isfinite(scales), scales, jnp.nan)
