@@ -20,7 +20,6 @@ from jaxtern.training.run.evaluation import Evaluation
 from jaxtern.training.run.run import Run, prepare_run
 from jaxtern.training.run.stopping import Stopped
 
-CONFIG = recipe_flags.define_config()
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")
 ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
     "allow_config_change", False, "continue the run in workdir although its config was another"
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    recipe = recipe_flags.to_recipe(CONFIG.value)
+    recipe = recipe_flags.read_recipe()
     if recipe.run.dry_run:
         return rehearse_and_report(recipe)
     workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_path().stem}")

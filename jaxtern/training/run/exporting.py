@@ -15,7 +15,7 @@ from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import by_path
 from jaxtern.training.run.evaluation import compute_logits
 from jaxtern.training.run.inputs import create_network, example_shape_of, facts_of, open_inputs, task_of
-from jaxtern.training.run.saved_run import SavedNetwork
+from jaxtern.training.run.saved_run import SavedRun
 from jaxtern.training.saved.workdir import read_facts, read_recipe
 from jaxtern.training.step.state import variables_of
 
@@ -45,10 +45,10 @@ def export_run(
         facts = facts_of(inputs.task, inputs.dataset)
     input_shape = task.input_shape(example_shape_of(recipe.data, facts) if task.of_images else ())
     network = create_network(recipe.model, input_shape, facts.num_classes, recipe.run.seed)
-    run = SavedNetwork(workdir, recipe, network, facts.num_examples)
-    step, state = run.use(lambda found: (found, run.restore(found)), step, best)
+    run = SavedRun(workdir, recipe, network, facts.num_examples)
+    state = run.restore(step, best)
     averaged = averaged and recipe.model.average_decay > 0
-    return export_network(recipe, facts, run.graph, variables_of(state, averaged), step, averaged)
+    return export_network(recipe, facts, run.graph, variables_of(state, averaged), int(state.step), averaged)
 
 
 def export_network(

@@ -1,5 +1,6 @@
 """Where numbers go: metrics.jsonl, TensorBoard, and writers of a user's own."""
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -110,25 +111,21 @@ class MetricWriter:
 
 
 def read_metrics(workdir: Path) -> list[dict]:
-    """The records of `<workdir>/metrics.jsonl`; lines that are none, as one cut short by a kill, are left out."""
-    path = workdir / "metrics.jsonl"
-    if not path.exists():
-        return []
+    """The records of `<workdir>/metrics.jsonl`."""
+    return read_records(workdir / "metrics.jsonl")
+
+
+def read_records(path: Path, words: Sequence[str] = ()) -> list[dict]:
+    """The lines of a file that hold a step and other numbers, or words of these names; none where there is no file.
+
+    Other lines, such as one that a kill cut short, are left out.
+    """
     records = []
-    for line in path.read_bytes().splitlines():
-        try:
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
             record = parse_json(line)
-        except ValueError:
-            continue
-        if _is_record(record):
-            records.append(record)
+            if isinstance(record, dict) and type(record.get("step")) is int:
+                kinds = {name: str if name in words else int | float for name in record}
+                if all(isinstance(record[name], kind) for name, kind in kinds.items()):
+                    records.append(record)
     return records
-
-
-def _is_record(value: Any) -> bool:
-    """Whether it is what `MetricWriter` writes."""
-    return (
-        isinstance(value, dict)
-        and type(value.get("step")) is int
-        and all(isinstance(scalar, int | float) for scalar in value.values())
-    )

@@ -79,13 +79,12 @@ def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:
     if path.is_file():
         return by_path(read_torchvision(path, model.name, like, model.init_exclude, model.init_allow_missing))
     if (path / "checkpoints").is_dir():
-        checkpoints = Checkpoints(path)
-        newest = checkpoints.use_latest(checkpoints.restore_as_saved)
+        newest = Checkpoints(path).restore_latest()
         if newest is None:
-            raise ValueError(f"model.init_from={source!r}: holds no checkpoint that can be read")
-        return _weights_of(newest, source)
+            raise ValueError(f"model.init_from={source!r}: holds no checkpoint")
+        return _weights_of(newest.state, source)
     if path.parent.name == "checkpoints" and path.name.isdecimal() and path.is_dir():
-        return _weights_of(Checkpoints(path.parent.parent).restore_as_saved(int(path.name)), source)
+        return _weights_of(Checkpoints(path.parent.parent).restore(int(path.name)).state, source)
     raise FileNotFoundError(
         f"model.init_from={source!r}: is no folder of a run, no checkpoint of one, and no .safetensors file"
     )
