@@ -75,6 +75,8 @@ def _parse(positionals: Sequence[str]) -> list[str]:
         return flags.FLAGS(sys.argv)[1:]
     except flags.Error as error:
         raise UsageError(str(error)) from None
+    except RecursionError:  # where absl looks for a flag that is like a long one
+        raise UsageError(f"unknown flag {max(sys.argv, key=len)[:80]}...") from None
 
 
 def _require_positionals(rest: Sequence[str], positionals: Sequence[str]) -> None:

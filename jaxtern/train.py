@@ -59,8 +59,8 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
         if isinstance(error, OSError) and error.errno not in {None, *_WRONG_PATH}:
             return fail(describe_error(error, workdir))
         raise command_line.UsageError(str(error)) from None
-    if run.folder is not None:
-        cluster.before_leaving(run.folder.checkpoints.wait)
+    if run.checkpoints is not None:
+        cluster.before_leaving(run.checkpoints.wait)
         print(describe(run), flush=True)
     try:
         result = loop.train(run)
@@ -73,7 +73,7 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     except Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal_number
-    if run.folder is not None:
+    if run.checkpoints is not None:
         report(run, result)
     return 0
 

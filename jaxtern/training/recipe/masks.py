@@ -3,8 +3,7 @@
 An entry of `freeze` is a regular expression of whole paths, or one with a slice behind it, as NumPy writes it:
 "conv2/kernel[:, :, 29, 13]", "fc1/kernel[..., ::2]" (a dot in place of the slash matches, too). What follows the last
 "[" is a slice if all of it, up to a "]" at the end, reads as integers, start:stop:step and at most one "...", with
-commas between them. A class of characters that reads as one, "w[12]", is therefore put in parentheses, "(w[12])". An
-entry that, as a whole, also matches a tensor is refused, not guessed.
+commas between them. A class of characters that reads as one, "w[12]", is therefore put in parentheses, "(w[12])".
 """
 
 import re
@@ -105,47 +104,23 @@ def require_trainable(train_only: Sequence[str], freeze: Sequence[str], params: 
     for pattern in train_only:
         require_match("model.train_only", pattern, paths)
     for entry in freeze:
-        pattern, index = split_slice(entry)
-        if index is not None and (both := [path for path in paths if _reads_as_class(entry, path)]):
-            raise ValueError(
-                f"model.freeze={entry!r}: must not be both a slice and a regular expression of {both[0]}; for that,"
-                f" write {f'({entry})'!r}"
-            )
-        require_match("model.freeze", pattern, paths, entry)
+        require_match("model.freeze", split_slice(entry)[0], paths, entry)
     masks = slice_masks(freeze, params)
     if not any(is_trained(train_only, freeze, path) and masks.get(path, np.bool_(True)).any() for path in paths):
         given = f"model.train_only={tuple(train_only)!r}, model.freeze={tuple(freeze)!r}"
         raise ValueError(f"{given}: must leave a tensor to train")
 
 
-def _reads_as_class(entry: str, path: str) -> bool:
-    """Whether an entry with a slice also matches a path as one regular expression."""
-    try:
-        return matches((entry,), path)
-    except re.error:  # such as [2:1]
-        return False
-
-
 def _select(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Where the slice is: True there; axes that it takes whole have length 1."""
-    selected = np.ones((1,) * len(shape), bool)
-    for axis, (part, size) in enumerate(zip(_expand(entry, index, path, shape), shape, strict=True)):
-        bounds = (part,) if isinstance(part, int) else (part.start, part.stop)
-        taken = np.zeros(size, bool)
-        if all(bound is None or -size <= bound < size + isinstance(part, slice) for bound in bounds):
-            taken[part] = True
-        if not taken.any():
-            raise ValueError(f"model.freeze={entry!r}: must be within {path}, of shape {shape}, and select some of it")
-        along = (1,) * axis + (-1,) + (1,) * (len(shape) - axis - 1)
-        selected = selected & (np.ones(1, bool) if taken.all() else taken).reshape(along)
+    """Where the slice is: True there; axes along which nothing changes have length 1."""
+    selected = np.zeros(shape, bool)
+    try:
+        selected[index] = True
+    except IndexError as error:
+        raise ValueError(f"model.freeze={entry!r}: must be within {path}, of shape {shape}: {error}") from None
+    if not selected.any():
+        raise ValueError(f"model.freeze={entry!r}: must select some of {path}, of shape {shape}")
+    for axis in range(selected.ndim):
+        first = selected.take([0], axis)
+        selected = first if np.all(selected == first) else selected
     return selected
-
-
-def _expand(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> list[int | slice]:
-    """One part an axis: whole axes in place of "...", or behind the last part."""
-    given = len(index) - index.count(...)
-    if given > len(shape):
-        raise ValueError(f"model.freeze={entry!r}: must have no more indices than {path} has axes, of shape {shape}")
-    place = index.index(...) if ... in index else len(index)
-    whole = [slice(None)] * (len(shape) - given)
-    return [*index[:place], *whole, *index[place + 1 :]]  # pyright: ignore[reportReturnType]

@@ -99,7 +99,7 @@ class _Loop:
     def __init__(self, run: Run, signals: StopSignals):
         self.taken, self.stopping = run.last_saved, False
         self._run, self._signals = run, signals
-        self._writer = MetricWriter(run.workdir, self.taken, run.given) if run.folder is not None else None
+        self._writer = MetricWriter(run.workdir, self.taken, run.given) if run.checkpoints is not None else None
         hidden = self._writer is None or not sys.stderr.isatty()
         total = run.recipe.run.num_steps
         self._bar = tqdm(total=total, initial=self.taken, unit="step", dynamic_ncols=True, disable=hidden)

@@ -81,7 +81,7 @@ def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:
     if (path / "checkpoints").is_dir():
         newest = Checkpoints(path).restore_latest()
         if newest is None:
-            raise ValueError(f"model.init_from={source!r}: holds no checkpoint")
+            raise ValueError(f"model.init_from={source!r}: holds no checkpoint that can be read")
         return _weights_of(newest.state, source)
     if path.parent.name == "checkpoints" and path.name.isdecimal() and path.is_dir():
         return _weights_of(Checkpoints(path.parent.parent).restore(int(path.name)).state, source)
