@@ -86,12 +86,9 @@ class Evaluator:
         self._path = workdir / "evaluations.jsonl"
 
     def evaluate(self, step: int | None = None, best: bool = False, predictions: Path | None = None) -> dict[str, Any]:
-        """The result of one checkpoint.
+        """The result of one checkpoint, which `SavedRun.restore` finds by step and best.
 
-        Args:
-          step: of it; None: the newest that is whole.
-          best: whether to take the one that was best in training.
-          predictions: file for those of every example; it has the checkpoint evaluated again, if need be.
+        With a file for the predictions of every example, it is evaluated again, if need be.
 
         Raises:
           ValueError: if there is none.

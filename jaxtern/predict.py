@@ -50,12 +50,9 @@ def main(artifact: str, *paths: str) -> int:
 
 
 def predict(predictor: Predictor, split: Split | Records, has_labels: bool) -> tuple[Predictions, int]:
-    """Predictions of all examples but the damaged ones, which are named; and how many of these there are.
+    """Predictions of all images but the damaged ones, which are named; and how many of these there are.
 
-    Args:
-      predictor: of images.
-      split: examples.
-      has_labels: whether the split knows their classes, and these are the network's.
+    The split has labels where it knows the images' classes, and these are the network's.
     """
     bad: set[int] = set()
 

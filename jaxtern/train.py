@@ -112,10 +112,8 @@ def report(run: Run, result: Evaluation) -> None:
 
 def rehearse_and_report(recipe: Recipe) -> int:
     """Says what would be trained, and takes three small steps; the exit status."""
-    try:
+    with command_line.refusing():
         run = dry_run.prepare_dry_run(recipe)
-    except (ValueError, OSError) as error:
-        raise command_line.UsageError(str(error)) from None
     print(dry_run.describe(run), flush=True)
     try:
         for line in dry_run.rehearse(run):

@@ -91,8 +91,7 @@ class DivergenceGuard:
 
         Args:
           period: steps between comparisons; 0: there are none.
-          mesh: of `create_mesh`.
-          specs: how the state lies on it.
+          mesh, specs: how the state lies on the devices.
           hosts: name of every process's host, to be said beside its number; or none.
         """
         self._period = period if mesh.devices.size > 1 else 0
@@ -103,16 +102,9 @@ class DivergenceGuard:
     def compare(self, state: TrainState, before: int, after: int, saves: bool) -> jax.Array | None:
         """Starts a comparison where one is due: of a state that is saved, in the first call, and every so many steps.
 
-        All processes must ask alike, as it is a collective.
-
-        Args:
-          state: after a call.
-          before: steps that were taken before the call.
-          after: after it.
-          saves: whether the state is to be saved.
-
-        Returns:
-          Digests for `find_difference`, which may still be on their way; None where no comparison is due.
+        All processes must ask alike, as it is a collective: of the state after a call, which went from step `before` to
+        step `after`. Given are digests for `find_difference`, which may still be on their way; None where no comparison
+        is due.
         """
         is_due = saves or not self._compared
         if not self._period or not (is_due or before // self._period < after // self._period):
@@ -139,9 +131,8 @@ def find_difference(digests: np.ndarray, devices: Sequence[Any], hosts: Sequence
     """Which devices hold another state than most do, and what of it is different; None where all hold the same.
 
     Args:
-      digests: uint32[devices, parts, 2], of all parts of a TrainState.
-      devices: in their order.
-      hosts: names of the hosts of all processes, or none.
+      digests: uint32[devices, parts of a TrainState, 2].
+      devices, hosts: in the order of the digests and of the processes; hosts may be none.
     """
     rows, group_of, counts = np.unique(
         digests.reshape(len(digests), -1), axis=0, return_inverse=True, return_counts=True

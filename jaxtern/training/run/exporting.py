@@ -29,10 +29,9 @@ def export_run(
 
     Args:
       workdir: the run's folder.
-      step: of the checkpoint; None: the newest that is whole.
+      step, best: which checkpoint, as `SavedRun.restore` has them.
       averaged: whether to take moving averages, where the run keeps them.
       data_dir: of the dataset, to be asked in place of the run's folder.
-      best: whether to take the checkpoint of best precision@1, of those that were evaluated as they were saved.
 
     Raises:
       ValueError, OSError: if there is no such run or checkpoint, or what its data were cannot be read.
@@ -54,14 +53,12 @@ def export_run(
 def export_network(
     recipe: Recipe, facts: Facts, graph: Any, variables: Any, step: int = 0, averaged: bool = False
 ) -> Artifact:
-    """A network as `evaluate` has it.
+    """A network of this recipe and dataset as `evaluate` has it.
 
     Args:
-      recipe: of the model and its preprocessing.
-      facts: of its dataset.
-      graph: static part of the model.
-      variables: the rest of it.
-      step: updates of them.
+      recipe, facts: of the network and its dataset.
+      graph, variables: the static part of the model, and the rest of it.
+      step: updates of the weights.
       averaged: whether they are moving averages.
     """
     structure = jax.tree.structure(variables)

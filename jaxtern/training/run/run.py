@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jaxtern.compression.methods import METHODS
 from jaxtern.compression.network.calibration import calibrate
 from jaxtern.compression.network.links import Network
-from jaxtern.compression.report import WireReport
+from jaxtern.compression.report import WireReport, wire_report
 from jaxtern.data.dataset import Dataset
 from jaxtern.data.fingerprint import fingerprint
 from jaxtern.data.records import require_apart
@@ -36,7 +36,7 @@ from jaxtern.training.saved.checkpoints import Checkpoints
 from jaxtern.training.saved.elastic import carry_over
 from jaxtern.training.saved.initialization import initialize
 from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_network, write_network, write_recipe
-from jaxtern.training.step.mean import report_wire
+from jaxtern.training.step.mean import create_reducers
 from jaxtern.training.step.mesh import DEVICE_AXIS, create_mesh, lay_out
 from jaxtern.training.step.state import Program, TrainState, create_run, place_state, specs_of_state, variables_of
 from jaxtern.training.step.step import Metrics, TrainStep, create_train_step
@@ -151,8 +151,8 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     model = create(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
     network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
-    of_network = state.params, model.last_layer, recipe.run.num_workers
-    wires = report_wire(recipe.mean, *of_network, network)
+    reducers = create_reducers(recipe.mean, model.last_layer, network)
+    wires = [wire_report(state.params, reducer, recipe.run.num_workers) for reducer in reducers]
     fresh, checkpoints, restored = messages.to_host(state), None, None
     with contextlib.ExitStack() as opened:
         if is_first:

@@ -21,13 +21,7 @@ class SavedRun:
     """
 
     def __init__(self, workdir: Path, recipe: Recipe, model: Model, num_examples: int):
-        """Finds the checkpoints.
-
-        Args:
-          workdir: the run's folder.
-          recipe: that it holds.
-          model: of the recipe, with any weights.
-          num_examples: in an epoch of the run.
+        """Finds the checkpoints in a run's folder; the model is one of its recipe, with any weights.
 
         Raises:
           ValueError, OSError: if the folder cannot be read.
@@ -71,11 +65,7 @@ class SavedRun:
 
 
 def open_run(workdir: Path, data_dir: str | None = None) -> tuple[SavedRun, Inputs]:
-    """A run and its data.
-
-    Args:
-      workdir: its folder.
-      data_dir: of the dataset, where it has moved since training.
+    """A run and its data, which are in `data_dir` where they have moved since training.
 
     Raises:
       ValueError, OSError: if there is no run, or its data cannot be read.

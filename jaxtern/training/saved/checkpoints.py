@@ -50,12 +50,12 @@ Refit = Callable[[Checkpoint, Any], Any]
 class Checkpoints:
     """The checkpoints of a run, under `<workdir>/checkpoints/<step>/`."""
 
-    def __init__(self, workdir: Path, keep: int | None = None, keep_best: int = 0):
+    def __init__(self, workdir: Path, keep: int = 0, keep_best: int = 0):
         """Opens the folder, making it if `keep` is given. Where there are other processes, they have no part in it.
 
         Args:
           workdir: of the run.
-          keep: how many of the last checkpoints to keep; None to read only.
+          keep: how many of the last checkpoints to keep; 0 to read only.
           keep_best: how many to keep besides, of the best by `BEST_BY`.
 
         Raises:
@@ -67,11 +67,11 @@ class Checkpoints:
         self._last: int | None = None  # step of the checkpoint that must still be there
         options = ocp.CheckpointManagerOptions(
             create=False,
-            read_only=keep is None,
+            read_only=not keep,
             preservation_policy=self if keep else None,
             multiprocessing_options=_this_process_alone(),
         )
-        if keep is not None:
+        if keep:
             with self._reporting():
                 self._directory.mkdir(parents=True, exist_ok=True)
         try:
@@ -133,7 +133,7 @@ class Checkpoints:
         one would bar the way to all checkpoints.
         """
         steps = sorted(info.step for info in checkpoints)
-        preserved = {*steps[-(self._keep or 0) :], *self._rank(steps)[: self._keep_best]}
+        preserved = {*steps[-self._keep :], *self._rank(steps)[: self._keep_best]}
         return [info.step in preserved for info in checkpoints]
 
     def _rank(self, steps: Sequence[int]) -> list[int]:
@@ -204,7 +204,7 @@ class Checkpoints:
                 logger.warning("%s; taking the one before it", error)
                 damaged.append(step)
                 continue
-            if self._keep is not None:
+            if self._keep:
                 self._set_aside(damaged)
                 self._last = step
             return checkpoint

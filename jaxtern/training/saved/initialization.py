@@ -25,10 +25,6 @@ def initialize(model: ModelSection, input_shape: tuple[int, ...], num_classes: i
     The key of these is made of the seed and all that `init_from` holds. By the seed alone, a head would be the one that
     the other run, of the same seed, began with and has learned by.
 
-    Args:
-      model: with `init_from`.
-      input_shape, num_classes, seed: as `create_model` takes them.
-
     Raises:
       ValueError, OSError: if there are none to be read, one is missing, or one has another shape.
     """
@@ -67,9 +63,7 @@ def initialize(model: ModelSection, input_shape: tuple[int, ...], num_classes: i
 def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:
     """Weights and moments by path, of a run's folder, one of its checkpoints, or a file of torchvision's weights.
 
-    Args:
-      model: with `init_from`.
-      like: weights and moments of the network, a dict of dicts.
+    Those of the network are like `like`, a dict of dicts.
 
     Raises:
       ValueError, OSError: if there are none.
