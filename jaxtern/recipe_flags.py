@@ -22,7 +22,9 @@ _FOLDER = Path(configs.__file__).parent
 _DEFAULTS = Recipe()
 CONFIG = flags.DEFINE_string("config", "digits", "path of a recipe, or the bare name of an installed one")
 for _name, _value in _DEFAULTS.by_name().items():
-    (flags.DEFINE_bool if isinstance(_value, bool) else flags.DEFINE_string)(f"config.{_name}", None, "see above")
+    (flags.DEFINE_bool if isinstance(_value, bool) else flags.DEFINE_string)(
+        f"config.{_name}", None, "a field of the recipe"
+    )
 
 
 def run(main: Callable[..., int]) -> None:
@@ -75,7 +77,7 @@ def _read_fields() -> dict[str, dict[str, Any]]:
     sections: dict[str, dict[str, Any]] = {}
     for name in _DEFAULTS.by_name():
         given = flags.FLAGS[f"config.{name}"]
-        if given.present:
+        if given.value is not None:
             section, field = name.split(".")
             kind = typing.get_type_hints(type(getattr(_DEFAULTS, section)))[field]
             sections.setdefault(section, {})[field] = _parse(kind, given.value)
