@@ -5,34 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxtern import cluster as cluster
-    from jaxtern.compression.network.calibration import calibrate as calibrate
-    from jaxtern.compression.dgc import dgc as dgc
-    from jaxtern.compression.dgc import momentum_correction as momentum_correction
+    from jaxtern.compression.dgc import dgc as dgc, momentum_correction as momentum_correction
     from jaxtern.compression.float_mean import float_mean as float_mean
     from jaxtern.compression.low_rank import low_rank as low_rank
     from jaxtern.compression.methods import METHODS as METHODS
-    from jaxtern.compression.network.links import Network as Network
-    from jaxtern.compression.network.links import Traffic as Traffic
-    from jaxtern.compression.radix.reducer import quantized as quantized
-    from jaxtern.compression.radix.reducer import ternary as ternary
-    from jaxtern.compression.radix.reducer import terngrad as terngrad
-    from jaxtern.compression.reducer import Group as Group
-    from jaxtern.compression.reducer import Layout as Layout
-    from jaxtern.compression.reducer import Reduced as Reduced
-    from jaxtern.compression.reducer import Reducer as Reducer
-    from jaxtern.compression.reducer import State as State
-    from jaxtern.compression.report import WireReport as WireReport
-    from jaxtern.compression.report import wire_report as wire_report
+    from jaxtern.compression.network.calibration import calibrate as calibrate
+    from jaxtern.compression.network.links import Network as Network, Traffic as Traffic
+    from jaxtern.compression.radix.reducer import quantized as quantized, ternary as ternary, terngrad as terngrad
+    from jaxtern.compression.reducer import Group as Group, Layout as Layout, Reduced as Reduced
+    from jaxtern.compression.reducer import Reducer as Reducer, State as State
+    from jaxtern.compression.report import WireReport as WireReport, wire_report as wire_report
     from jaxtern.compression.sign import sign as sign
     from jaxtern.compression.top_k import top_k as top_k
-    from jaxtern.compression.transform import CompressedMeanState as CompressedMeanState
-    from jaxtern.compression.transform import compressed_mean as compressed_mean
-    from jaxtern.compression.transform import state_specs as state_specs
-    from jaxtern.compression.transform import ternary_mean as ternary_mean
-    from jaxtern.compression.wrappers import delayed as delayed
-    from jaxtern.compression.wrappers import error_feedback as error_feedback
-    from jaxtern.compression.wrappers import hierarchical as hierarchical
-    from jaxtern.compression.wrappers import partition as partition
+    from jaxtern.compression.transform import CompressedMeanState as CompressedMeanState, state_specs as state_specs
+    from jaxtern.compression.transform import compressed_mean as compressed_mean, ternary_mean as ternary_mean
+    from jaxtern.compression.wrappers import delayed as delayed, error_feedback as error_feedback
+    from jaxtern.compression.wrappers import hierarchical as hierarchical, partition as partition
 
 __version__ = "0.1.0"
 
@@ -52,13 +40,12 @@ _NAMES = {  # by the module of jaxtern.compression that has them
     "wrappers": ("delayed", "error_feedback", "hierarchical", "partition"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES = ("cluster",)
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are asked for: what only predicts needs no optax, nor the time it takes."""
-    if name in _MODULES:
-        return importlib.import_module(f"jaxtern.{name}")
+    if name == "cluster":
+        return importlib.import_module("jaxtern.cluster")
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxtern' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"jaxtern.compression.{_HOMES[name]}"), name)
@@ -67,4 +54,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_MODULES})
+    return sorted({*globals(), *_HOMES, "cluster"})

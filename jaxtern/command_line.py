@@ -1,9 +1,10 @@
 """What the doors share: flags in, one line out for a mistake, an exit status."""
 
+import contextlib
 import io
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import absl.logging
 from absl import flags
@@ -12,6 +13,7 @@ from jaxtern.hosts.settings import to_line
 from jaxtern.hosts.watch import tell_failure
 
 USAGE_ERROR = 2
+HELP = flags.DEFINE_bool("help", False, "tell what there is to give", short_name="h")
 
 
 class UsageError(Exception):
@@ -21,7 +23,6 @@ class UsageError(Exception):
 def run(
     main: Callable[..., int],
     positionals: Sequence[str] = (),
-    resolve: Callable[[list[str]], list[str]] = lambda arguments: arguments,
     more_help: Callable[[], str] = lambda: "",
 ) -> None:
     """Parses the flags, runs `main`, exits with its status; a UsageError is printed as one line, with status 2.
@@ -30,7 +31,6 @@ def run(
       main: takes as many strings as there are positionals.
       positionals: names of the arguments that are no flags, all needed, as ("SOURCE", "OUT"); but a last one with dots,
         "IMAGE...", stands for any number, also none.
-      resolve: what was typed behind the door's name to what is parsed.
       more_help: behind what --help says of the flags.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
@@ -41,10 +41,12 @@ def run(
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, for names of files that are no text
     try:
-        if any(argument in ("--help", "-help", "-h") for argument in sys.argv):
+        rest = _parse(positionals)
+        if HELP.value:
             print(sys.modules["__main__"].__doc__, flags.FLAGS.main_module_help() + more_help(), sep="\n")
             sys.exit(0)
-        status = main(*_parse([sys.argv[0], *resolve(sys.argv[1:])], positionals))
+        _require_positionals(rest, positionals)
+        status = main(*rest)
     except UsageError as error:
         line = to_line(str(error))
         tell_failure(line, USAGE_ERROR)
@@ -53,13 +55,32 @@ def run(
     sys.exit(status)
 
 
-def _parse(argv: list[str], positionals: Sequence[str]) -> list[str]:
-    """Parses the flags; what is left, one string a positional."""
+@contextlib.contextmanager
+def refusing(interrupted: str = "") -> Iterator[None]:
+    """Makes a UsageError of what refuses input, a ValueError or an OSError; after SIGINT says so, with status 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if interrupted:
+            print(interrupted, file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from None
+
+
+def _parse(positionals: Sequence[str]) -> list[str]:
+    """Parses the flags; what is left."""
     flags.FLAGS.set_gnu_getopt(bool(positionals))  # flags may follow what is none
     try:
-        _, *rest = flags.FLAGS(argv)
+        return flags.FLAGS(sys.argv)[1:]
     except flags.Error as error:
         raise UsageError(str(error)) from None
+    except RecursionError:  # where absl looks for a flag that is like a long one
+        raise UsageError(f"unknown flag {max(sys.argv, key=len)[:80]}...") from None
+
+
+def _require_positionals(rest: Sequence[str], positionals: Sequence[str]) -> None:
+    """Refuses what is left of the flags, unless it is one string a positional."""
     needed = [name for name in positionals if not name.endswith("...")]
     if len(rest) < len(needed):
         raise UsageError(f"{needed[len(rest)]} is missing: give {' '.join(positionals)} (--help tells more)")
@@ -67,4 +88,3 @@ def _parse(argv: list[str], positionals: Sequence[str]) -> list[str]:
         wanted = f"after {' '.join(positionals)} come flags alone, which" if positionals else "flags"
         example = "--workers=4" if positionals else "--config.run.batch_size=64"
         raise UsageError(f"argument {rest[len(positionals)]!r}: {wanted} start with --, as {example}")
-    return rest

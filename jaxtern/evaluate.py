@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ from absl import flags
 
 from jaxtern import command_line, own_networks
 from jaxtern.artifact.predictions import rank, require_writable, write_predictions
-from jaxtern.data.json_files import parse_json
 from jaxtern.training.run.evaluation import Evaluation, evaluate
-from jaxtern.training.run.metrics import EventFile
-from jaxtern.training.run.saved_run import SavedRun
-from jaxtern.training.step.state import variables_of
+from jaxtern.training.run.metrics import EventFile, read_records
+from jaxtern.training.run.saved_run import open_run
+from jaxtern.training.step.state import TrainState, variables_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,31 +35,35 @@ _TOP = 5
 
 
 def main() -> int:
-    workdir, predictions = Path(WORKDIR.value), Path(PREDICTIONS.value) if PREDICTIONS.value else None
     own_networks.add_networks()
-    try:
-        if predictions is not None:
-            require_writable(predictions)
-        of_one = {"step": STEP.value is not None, "best": BEST.value, "predictions": predictions is not None}
-        for name in (name for name, is_given in of_one.items() if is_given and FOLLOW.value):
-            raise ValueError(f"--{name}={flags.FLAGS[name].value}: is of one checkpoint; leave out --follow")
-        if of_one["best"] and of_one["step"]:
-            raise ValueError(f"--step={STEP.value}: leave it out where --best says which")
-        while FOLLOW.value and not all((workdir / name).exists() for name in ("config.json", "checkpoints")):
-            time.sleep(POLL_SECONDS.value)
-        evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value, AVERAGED.value)
-        if predictions is not None and not evaluator.of_images:
-            raise ValueError(f"--predictions={predictions}: are of images, and the data of this run are text")
-        if FOLLOW.value:
-            for _ in evaluator.follow(POLL_SECONDS.value):
-                pass
-        else:
-            evaluator.evaluate(STEP.value, BEST.value, predictions)
-    except (ValueError, OSError) as error:
-        raise command_line.UsageError(str(error)) from None
-    except KeyboardInterrupt:
-        return 130
+    with command_line.refusing():
+        run()
     return 0
+
+
+def run() -> None:
+    """Evaluates by the flags.
+
+    Raises:
+      ValueError, OSError: for flags that do not go together, or what cannot be read or written.
+    """
+    workdir, predictions = Path(WORKDIR.value), Path(PREDICTIONS.value) if PREDICTIONS.value else None
+    if predictions is not None:
+        require_writable(predictions)
+    for flag in (STEP, BEST, PREDICTIONS):
+        if FOLLOW.value and flag.value not in (None, False):
+            raise ValueError(f"--{flag.name}={flag.value}: is of one checkpoint; leave out --follow")
+    if BEST.value and STEP.value is not None:
+        raise ValueError(f"--step={STEP.value}: leave it out where --best says which")
+    while FOLLOW.value and not all((workdir / name).exists() for name in ("config.json", "checkpoints")):
+        time.sleep(POLL_SECONDS.value)
+    evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value, AVERAGED.value)
+    if predictions is not None and not evaluator.of_images:
+        raise ValueError(f"--predictions={predictions}: are of images, and the data of this run are text")
+    if FOLLOW.value:
+        evaluator.follow(POLL_SECONDS.value)
+    else:
+        evaluator.evaluate(STEP.value, BEST.value, predictions)
 
 
 class Evaluator:
@@ -77,27 +79,24 @@ class Evaluator:
         Raises:
           ValueError, OSError: if there is no run, or its data cannot be read.
         """
-        self._run, self._split_name, self._events = SavedRun(workdir, data_dir), split, None
+        self._run, self._inputs = open_run(workdir, data_dir)
+        self._split_name, self._events = split, None
         self._averaged = averaged or not self._run.recipe.model.average_decay
-        self.of_images = self._run.inputs.task.of_images
+        self.of_images = self._inputs.task.of_images
         self._path = workdir / "evaluations.jsonl"
-        self._read_records()  # here, where what is wrong with them is not taken for a damaged checkpoint
 
     def evaluate(self, step: int | None = None, best: bool = False, predictions: Path | None = None) -> dict[str, Any]:
-        """The result of one checkpoint.
+        """The result of one checkpoint, which `SavedRun.restore` finds by step and best.
 
-        Args:
-          step: of it; None: the newest that is whole.
-          best: whether to take the one that was best in training.
-          predictions: file for those of every example; it has the checkpoint evaluated again, if need be.
+        With a file for the predictions of every example, it is evaluated again, if need be.
 
         Raises:
           ValueError: if there is none.
         """
-        return self._run.use(lambda found: self._evaluate(found, predictions), step, best)
+        return self._evaluate(self._run.restore(step, best), predictions)
 
-    def follow(self, poll_seconds: float) -> Iterator[dict[str, Any]]:
-        """Results of all checkpoints as they come, until that of the last step; TensorBoard has them, too.
+    def follow(self, poll_seconds: float) -> None:
+        """Evaluates all checkpoints as they come, until that of the last step; TensorBoard has the results, too.
 
         Raises:
           OSError: if they cannot be written.
@@ -106,26 +105,28 @@ class Evaluator:
         name = f"evaluated_{self._split_name}{'_last' * (not self._averaged)}"
         with contextlib.closing(EventFile(self._path.parent / "tensorboard" / name, -1)) as self._events:
             while self._run.recipe.run.num_steps not in seen:
-                for step in self._run.steps():
-                    if step not in seen:
-                        seen.add(step)
-                        try:
-                            yield self._evaluate(step)
-                        except ValueError as error:  # also one that the trainer has meanwhile deleted
-                            logger.warning("%s; leaving it out", error)
+                for step in (step for step in self._run.steps() if step not in seen):
+                    seen.add(step)
+                    try:
+                        state = self._run.restore(step)
+                    except ValueError as error:  # also one that the trainer has meanwhile deleted
+                        logger.warning("%s; leaving it out", error)
+                    else:
+                        self._evaluate(state)
                 if self._run.recipe.run.num_steps not in seen:
                     time.sleep(poll_seconds)
 
-    def _evaluate(self, step: int, predictions: Path | None = None) -> dict[str, Any]:
+    def _evaluate(self, state: TrainState, predictions: Path | None = None) -> dict[str, Any]:
         """The record of one checkpoint, kept from before or measured now."""
-        split = self._split_name
-        known = {(r["step"], r["split"], r.get("averaged", True)): r for r in reversed(self._read_records())}
-        record = known.get((step, split, self._averaged))
+        step, split = int(state.step), self._split_name
+        kind = {"step": step, "split": split, "averaged": self._averaged}
+        kept = [record for record in read_records(self._path, ["split"]) if set(Evaluation._fields[:-1]) <= set(record)]
+        record = next((record for record in kept if kind.items() <= record.items()), None)
         if record is None or predictions is not None:
-            result = self._measure(step, predictions)
+            measured = kind | self._measure(state, predictions).scalars()
             if record is None:
-                self._append(result)
-            record = result
+                self._append(measured)
+            record = measured
         result = Evaluation.from_scalars(record)
         if self._events is not None:
             self._events.write(step, {f"{split}/{name}": value for name, value in result.scalars().items()})
@@ -133,13 +134,13 @@ class Evaluator:
         print(f"step {step}: {described} on {record['num_examples']:,} examples", flush=True)
         return record
 
-    def _measure(self, step: int, predictions: Path | None) -> dict[str, Any]:
-        """The record of one checkpoint, measured; where asked for, the predictions that it counts are written."""
-        inputs, logits = self._run.inputs, []
+    def _measure(self, state: TrainState, predictions: Path | None) -> Evaluation:
+        """Of one checkpoint; where asked for, the predictions that it counts are written."""
+        inputs, logits = self._inputs, []
         split = getattr(inputs.dataset, self._split_name)
         result = evaluate(
             self._run.graph,
-            variables_of(self._run.restore(step), self._averaged),
+            variables_of(state, self._averaged),
             split,
             inputs.task,
             inputs.threads,
@@ -152,33 +153,13 @@ class Evaluator:
             keys = [split.key(example) for example in range(split.size)]
             true = [split.read(example).label for example in range(split.size)]
             write_predictions(predictions, rank(keys, np.concatenate(logits), labels, _TOP, true))
-        kind = {"step": step, "split": self._split_name} | ({} if self._averaged else {"averaged": False})
-        return kind | result.scalars()
-
-    def _read_records(self) -> list[dict[str, Any]]:
-        """Those of before; refuses a line that is none."""
-        records = []
-        for number, line in enumerate(self._read_lines()[0].splitlines(), 1):
-            try:
-                record = parse_json(line)
-                _ = [float(record[name]) for name in Evaluation._fields[:-1]]
-                records.append(record | {"step": int(record["step"]), "split": str(record["split"])})
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"{self._path}: line {number} is no evaluation: {error}; delete it") from None
-        return records
-
-    def _read_lines(self) -> tuple[bytes, bytes]:
-        """The whole lines of before, and the beginning of one that a kill cut short."""
-        text = self._path.read_bytes() if self._path.exists() else b""
-        end = text.rfind(b"\n") + 1
-        return text[:end], text[end:]
+        return result
 
     def _append(self, record: dict[str, Any]) -> None:
         """Adds a record, in the place of a line that a kill cut short."""
-        whole, unfinished = self._read_lines()
-        with self._path.open("ab") as file:
-            if unfinished:
-                file.truncate(len(whole))
+        with self._path.open("ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
             file.write(json.dumps(record).encode() + b"\n")
 
 

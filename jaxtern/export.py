@@ -28,16 +28,12 @@ def main() -> int:
         raise command_line.UsageError("--out is missing: give the folder to be made (--help tells more)")
     own_networks.add_networks()
     out = Path(OUT.value)
-    try:
+    with command_line.refusing():
         if BEST.value and STEP.value is not None:
             raise ValueError(f"--step={STEP.value}: leave it out where --best says which")
         require_new(out)
         artifact = export_run(Path(WORKDIR.value), STEP.value, AVERAGED.value, DATA_DIR.value, BEST.value)
         write_artifact(out, artifact)
-    except (ValueError, OSError) as error:
-        raise command_line.UsageError(str(error)) from None
-    except KeyboardInterrupt:
-        return 130
     print(f"{describe(artifact)}\nin {out}")
     if len(artifact.manifest.input_shape) == 3:
         print(f"to predict: python -m jaxtern.predict {out} IMAGE_OR_FOLDER")

@@ -38,7 +38,6 @@ from jaxtern.training.run.curves import plot_speed_up
 from jaxtern.training.run.inputs import open_inputs
 from jaxtern.training.run.workload import measure_step_seconds, read_workload
 
-CONFIG = recipe_flags.define_config()
 PARAMETERS = flags.DEFINE_string("parameters", None, "elements of the gradient, as 61_000_000, 61M or 250k; one tensor")
 HOSTS = flags.DEFINE_integer("hosts", 2, "hosts that the links join", lower_bound=1)
 DEVICES = flags.DEFINE_integer("devices_per_host", 1, "devices of each host", lower_bound=1)
@@ -98,7 +97,7 @@ def main() -> int:
 
 def read_recipe() -> Job:
     """That of --config; its step is measured unless it is given."""
-    recipe = recipe_flags.to_recipe(CONFIG.value)
+    recipe = recipe_flags.read_recipe()
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     work = read_workload(recipe, inputs)
     is_given = STEP_SECONDS.value is not None

@@ -28,7 +28,7 @@ SPLIT = flags.DEFINE_string("split", "test", "of the dataset")
 
 
 def main(artifact: str, *paths: str) -> int:
-    try:
+    with command_line.refusing():
         if OUT.value is not None:
             require_writable(Path(OUT.value))
         if bool(paths) == (DATASET.value is not None):
@@ -44,22 +44,15 @@ def main(artifact: str, *paths: str) -> int:
             print(f"predictions of {len(predictions.keys):,} images in {OUT.value}")
         elif predictions.keys:
             print(format_table(predictions))
-    except (ValueError, OSError) as error:
-        raise command_line.UsageError(str(error)) from None
-    except KeyboardInterrupt:
-        return 130
     if predictions.precision_at_1 is not None:
         print(f"precision@1 {predictions.precision_at_1:.2%}")
     return 1 if bad else 0
 
 
 def predict(predictor: Predictor, split: Split | Records, has_labels: bool) -> tuple[Predictions, int]:
-    """Predictions of all examples but the damaged ones, which are named; and how many of these there are.
+    """Predictions of all images but the damaged ones, which are named; and how many of these there are.
 
-    Args:
-      predictor: of images.
-      split: examples.
-      has_labels: whether the split knows their classes, and these are the network's.
+    The split has labels where it knows the images' classes, and these are the network's.
     """
     bad: set[int] = set()
 

@@ -11,7 +11,6 @@ train with --config.data.name=NAME.
 
 import functools
 import os
-import sys
 from pathlib import Path
 
 from absl import flags
@@ -51,7 +50,7 @@ _PICTURES = (".png", ".jpg", ".pdf", ".svg", ".webp")
 
 
 def main(source: str, out: str) -> int:
-    try:
+    with command_line.refusing("stopped: whole shards stay, the same command continues"):
         if SHEET.value:
             _require_writable_sheet(Path(SHEET.value), Path(out))
         report = run(source, Path(out))
@@ -61,11 +60,6 @@ def main(source: str, out: str) -> int:
             test_split = None if report.has_test_split else "train"
             draw_sheet(sheet_recipe(as_path(out), PREPROCESSING.value, test_split), Path(SHEET.value))
             print(f"sheet in {SHEET.value}")
-    except (ValueError, OSError) as error:
-        raise command_line.UsageError(str(error)) from None
-    except KeyboardInterrupt:
-        print("stopped: whole shards stay, the same command continues", file=sys.stderr)
-        return 130
     return 0
 
 

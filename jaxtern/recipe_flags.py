@@ -1,77 +1,109 @@
-"""The flag --config of the doors that take a recipe."""
+"""The flags of the doors that take a recipe: --config, and --config.SECTION.FIELD for every field of it."""
 
+import ast
 import inspect
-import os
 import re
 import runpy
-import sys
 import textwrap
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from absl import flags
-from flax.traverse_util import flatten_dict
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from jaxtern import command_line, configs
 from jaxtern.command_line import UsageError
 from jaxtern.training.recipe.field_types import Section
-from jaxtern.training.recipe.recipe import Recipe, require_field
+from jaxtern.training.recipe.recipe import Recipe
 
-DEFAULT_RECIPE = "digits"
 _FOLDER = Path(configs.__file__).parent
+_DEFAULTS = Recipe()
+CONFIG = flags.DEFINE_string("config", "digits", "path of a recipe, or the bare name of an installed one")
+for _name, _value in _DEFAULTS.by_name().items():
+    (flags.DEFINE_bool if isinstance(_value, bool) else flags.DEFINE_string)(
+        f"config.{_name}", None, "a field of the recipe"
+    )
 
 
 def run(main: Callable[..., int]) -> None:
     """As `command_line.run`, for a door with --config."""
-    command_line.run(main, resolve=_resolve, more_help=_describe_config)
+    command_line.run(main, more_help=_describe_recipe)
 
 
-class _OrNone(flags.ArgumentParser):
-    """Takes None too, which ml_collections lets a recipe set, but not the command line."""
-
-    def __init__(self, parser: flags.ArgumentParser):
-        self._parser = parser
-
-    def parse(self, argument: Any) -> Any:
-        return None if argument == "None" else self._parser.parse(argument)
-
-    def flag_type(self) -> str:
-        return self._parser.flag_type()
-
-
-def define_config() -> flags.FlagHolder:
-    """The flag --config and its --config.SECTION.FIELD overrides."""
-    for kind, parser in ((int, flags.IntegerParser()), (float, flags.FloatParser()), (str, flags.ArgumentParser())):
-        config_flags.register_flag_parser_for_type(kind, _OrNone(parser))
-    return config_flags.DEFINE_config_file("config", None, "path of a recipe, or the bare name of an installed one")
-
-
-def to_recipe(config: ConfigDict) -> Recipe:
-    """The recipe that the flag's value is, overrides applied.
+def read_recipe() -> Recipe:
+    """The recipe of --config, with the fields that have flags.
 
     Raises:
-      UsageError: for a field that does not exist or a value out of its range.
+      UsageError: for a file that is no recipe, a field that does not exist, or a value out of its range.
     """
+    path = recipe_path()
     try:
-        return Recipe.from_dict(config.to_dict())
+        config = runpy.run_path(str(path))["get_config"]()
+        if not isinstance(config, ConfigDict):
+            raise TypeError("get_config() must return a ConfigDict of sections")
+        values = config.lock().to_dict()  # the lock refuses placeholders that nothing has filled
+        for section, fields in _read_fields().items():
+            values[section] = values.get(section, {}) | fields
+    except Exception as error:  # noqa: BLE001 - a recipe is code, which may raise anything
+        raise UsageError(f"--config={path}: is no recipe: {type(error).__name__}: {error}") from None
+    try:
+        return Recipe.from_dict(values)
     except ValueError as error:
         raise UsageError(f"config: {error}") from None
 
 
 def recipe_path() -> Path:
-    """The file of the recipe of --config."""
-    return Path(config_flags.get_config_filename(flags.FLAGS["config"]))
+    """The file of the recipe of --config.
+
+    Raises:
+      UsageError: if there is none.
+    """
+    name = CONFIG.value
+    is_path = name.endswith(".py") or "/" in name
+    path = Path(name) if is_path else _FOLDER / f"{name}.py"
+    try:
+        if path.is_file():
+            return path
+    except OSError:  # a name that is too long
+        pass
+    why = "no such file" if is_path else f"no such recipe is installed; available: {', '.join(_installed_recipes())}"
+    raise UsageError(f"--config={name}: {why}")
 
 
-def _describe_config() -> str:
-    """Every field by section, with the value that the recipe of --config gives it."""
-    path = _given_path(_resolve(sys.argv[1:]))
-    recipe = to_recipe(_load_config(path))
+def _read_fields() -> dict[str, dict[str, Any]]:
+    """Of all fields that have a flag, their values by section."""
+    sections: dict[str, dict[str, Any]] = {}
+    for name in _DEFAULTS.by_name():
+        given = flags.FLAGS[f"config.{name}"]
+        if given.value is not None:
+            section, field = name.split(".")
+            kind = typing.get_type_hints(type(getattr(_DEFAULTS, section)))[field]
+            sections.setdefault(section, {})[field] = _parse(kind, given.value)
+    return sections
+
+
+def _parse(kind: Any, text: str | bool) -> Any:
+    """A flag's value as an annotation has it; what cannot be read stays text, which the recipe then refuses."""
+    options, is_tuple = typing.get_args(kind) or (kind,), typing.get_origin(kind) is tuple
+    if text == "None" and type(None) in options:
+        return None
+    if isinstance(text, bool) or (not is_tuple and (str in options or isinstance(options[0], str))):
+        return text
+    try:
+        value = float(text) if float in options and not is_tuple else ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = text
+    return value if isinstance(value, tuple | list) or not is_tuple else (value,)
+
+
+def _describe_recipe() -> str:
+    """Every field by section, with the value that --config and the other flags give it."""
+    recipe = read_recipe()
     installed = textwrap.fill(f"--config=RECIPE, a file or one of {', '.join(_installed_recipes())}", 120)
     described = [_describe_section(name, getattr(recipe, name)) for name in recipe.to_dict()]
-    head = f"--config.SECTION.FIELD=VALUE, here with the values of {Path(path).stem}:"
+    head = f"--config.SECTION.FIELD=VALUE, here with the values of {recipe_path().stem}:"
     return "\n".join(["\n", installed, head, *described])
 
 
@@ -83,76 +115,6 @@ def _describe_section(name: str, section: Section) -> str:
         line = f"    {name}.{field}={getattr(section, field)!r}: {meaning}"
         described += "\n" + textwrap.fill(line, 120, subsequent_indent=" " * 8, break_on_hyphens=False)
     return described
-
-
-def _resolve(arguments: list[str]) -> list[str]:
-    """With --config=PATH in the first place, or that of the default recipe.
-
-    ml_collections answers an unknown field with a traceback, so fields are looked at before it parses any.
-    """
-    resolved = [_resolve_config(argument) for argument in _join_config(arguments)]
-    if not any(argument.startswith("--config=") for argument in resolved):
-        resolved.insert(0, f"--config={_recipe_path(DEFAULT_RECIPE)}")
-    path = _given_path(resolved)
-    fields = [".".join(map(str, place)) for place in flatten_dict(_load_config(path).to_dict())]
-    for name in (argument.lstrip("-").partition("=")[0] for argument in resolved):
-        if name.startswith("config.") and name.removeprefix("config.") not in fields:
-            raise UsageError(f"--{name}: is not set by --config={path}, so that it cannot be set otherwise")
-    return resolved
-
-
-def _given_path(resolved: list[str]) -> str:
-    """Of the recipe, the last one where several are given."""
-    return [argument.removeprefix("--config=") for argument in resolved if argument.startswith("--config=")][-1]
-
-
-def _join_config(arguments: list[str]) -> list[str]:
-    """With --config=RECIPE for --config RECIPE."""
-    rest = iter(arguments)
-    return [f"--config={next(rest, '')}" if each in ("--config", "-config") else each for each in rest]
-
-
-def _load_config(path: str) -> ConfigDict:
-    """What a recipe sets; it is run here because ml_collections answers its errors with a traceback, too.
-
-    Raises:
-      UsageError: for a file that is no recipe.
-    """
-    try:
-        config = runpy.run_path(path)["get_config"]()
-        if isinstance(config, ConfigDict):
-            config.lock()  # as ml_collections does, which looks for required values that are missing
-    except Exception as error:  # noqa: BLE001 - a recipe is code, which may raise anything
-        raise UsageError(f"--config={path}: is no recipe: {type(error).__name__}: {error}") from None
-    if not isinstance(config, ConfigDict) or not all(isinstance(name, str) for name in config):
-        raise UsageError(f"--config={path}: is no recipe: get_config() must return a ConfigDict of sections")
-    return config
-
-
-def _resolve_config(argument: str) -> str:
-    """--config=NAME to --config=PATH; refuses a recipe or a field that does not exist."""
-    name, equals, value = argument.partition("=")
-    name = name.lstrip("-")
-    if name == "config" and equals:
-        return f"--config={_recipe_path(value)}"
-    if name.startswith("config."):
-        try:
-            require_field(name.removeprefix("config."))
-        except ValueError as error:
-            raise UsageError(f"--{name}: {error}") from None
-    return argument
-
-
-def _recipe_path(name: str) -> Path:
-    """The file of a recipe given by path or by bare name; refuses what is none."""
-    if Path(name).suffix == ".py" or "/" in name:
-        if not os.path.isfile(name):  # noqa: PTH113 - Path.is_file raises for a name that is too long
-            raise UsageError(f"--config={name}: no such file")
-        return Path(name)
-    path = _FOLDER / f"{name}.py"
-    if not path.is_file():
-        raise UsageError(f"--config={name}: no such recipe is installed; available: {', '.join(_installed_recipes())}")
-    return path
 
 
 def _installed_recipes() -> list[str]:

@@ -20,7 +20,6 @@ from jaxtern.training.run.evaluation import Evaluation
 from jaxtern.training.run.run import Run, prepare_run
 from jaxtern.training.run.stopping import Stopped
 
-CONFIG = recipe_flags.define_config()
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")
 ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
     "allow_config_change", False, "continue the run in workdir although its config was another"
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    recipe = recipe_flags.to_recipe(CONFIG.value)
+    recipe = recipe_flags.read_recipe()
     if recipe.run.dry_run:
         return rehearse_and_report(recipe)
     workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_path().stem}")
@@ -60,8 +59,8 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
         if isinstance(error, OSError) and error.errno not in {None, *_WRONG_PATH}:
             return fail(describe_error(error, workdir))
         raise command_line.UsageError(str(error)) from None
-    if run.folder is not None:
-        cluster.before_leaving(run.folder.checkpoints.wait)
+    if run.checkpoints is not None:
+        cluster.before_leaving(run.checkpoints.wait)
         print(describe(run), flush=True)
     try:
         result = loop.train(run)
@@ -74,7 +73,7 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     except Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal_number
-    if run.folder is not None:
+    if run.checkpoints is not None:
         report(run, result)
     return 0
 
@@ -113,10 +112,8 @@ def report(run: Run, result: Evaluation) -> None:
 
 def rehearse_and_report(recipe: Recipe) -> int:
     """Says what would be trained, and takes three small steps; the exit status."""
-    try:
+    with command_line.refusing():
         run = dry_run.prepare_dry_run(recipe)
-    except (ValueError, OSError) as error:
-        raise command_line.UsageError(str(error)) from None
     print(dry_run.describe(run), flush=True)
     try:
         for line in dry_run.rehearse(run):

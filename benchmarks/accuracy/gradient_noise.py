@@ -33,8 +33,8 @@ from jaxtern.compression.collectives import Axes
 from jaxtern.compression.transform import describe
 from jaxtern.kernels.rotation import BLOCK
 from jaxtern.kernels.segments import fill_up
-from jaxtern.training.run.inputs import Feed, create_network
-from jaxtern.training.run.saved_run import SavedRun
+from jaxtern.training.run.inputs import Feed, Inputs, create_network
+from jaxtern.training.run.saved_run import SavedRun, open_run
 from jaxtern.training.step.gradients import create_local_gradients
 from jaxtern.training.step.mean import stays_float
 from jaxtern.training.step.mesh import create_mesh
@@ -76,11 +76,11 @@ def main() -> None:
     arguments = parse()
     absl.logging.set_verbosity(absl.logging.ERROR)  # orbax tells at length how it opens a folder
     try:
-        run = SavedRun(arguments.workdir)
+        run, inputs = open_run(arguments.workdir)
         workers = arguments.workers or run.recipe.run.num_workers
         if run.recipe.run.batch_size % workers:
             raise ValueError(f"--workers={workers}: must divide the run's batch_size={run.recipe.run.batch_size}")
-        sums = run.use(lambda step: add_up(run, step, arguments.methods, workers, arguments.batches))
+        sums = add_up(run, inputs, arguments.methods, workers, arguments.batches)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     print(make_table(sums, arguments.methods, arguments.batches))
@@ -95,11 +95,11 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def add_up(run: SavedRun, step: int, methods: Sequence[str], workers: int, num_batches: int) -> dict[str, Sums]:
+def add_up(run: SavedRun, inputs: Inputs, methods: Sequence[str], workers: int, num_batches: int) -> dict[str, Sums]:
     """The sums of every tensor that the run compresses, by path."""
     totals: dict[str, Sums] = {}
     add = jax.jit(functools.partial(measure, methods=tuple(methods)))
-    drawn = draw_gradients(run, step, workers)
+    drawn = draw_gradients(run, inputs, workers)
     for batch in range(num_batches):
         of_workers = list(itertools.islice(drawn, workers))
         for path in of_workers[0]:
@@ -108,7 +108,7 @@ def add_up(run: SavedRun, step: int, methods: Sequence[str], workers: int, num_b
     return {path: sums for path, sums in totals.items() if sums.squares}
 
 
-def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str, jax.Array]]:
+def draw_gradients(run: SavedRun, inputs: Inputs, workers: int) -> Iterator[dict[str, jax.Array]]:
     """Of one worker after the other, batch after batch, by path."""
     batch_size = run.recipe.run.batch_size // workers
     recipe = run.recipe.replace(
@@ -116,10 +116,10 @@ def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str,
         mean={"method": "float", "devices_per_worker": 1, "delayed": False},
         run={"num_workers": 1, "num_devices": 1, "batch_size": batch_size, "steps_per_call": 1},
     )
-    mesh, shape, dataset = create_mesh(recipe), run.inputs.input_shape, run.inputs.dataset
+    mesh, shape, dataset = create_mesh(recipe), inputs.input_shape, inputs.dataset
     model = create_network(recipe.model, shape, dataset.num_classes, recipe.run.seed)
     program, state = create_run(recipe, model, dataset.train.size, mesh)
-    saved = run.restore(step)
+    saved = run.restore()
     state = jax.device_put(state._replace(params=saved.params, frozen=saved.frozen, moments=saved.moments))
     local = create_local_gradients(recipe, program, 1, jax.devices()[0].platform == "cpu")
 
@@ -130,7 +130,7 @@ def draw_gradients(run: SavedRun, step: int, workers: int) -> Iterator[dict[str,
 
     specs = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec(), "check_vma": False}
     mapped: Callable = jax.jit(jax.shard_map(differentiate, mesh=mesh, **specs))
-    feed = Feed(recipe.data, recipe.run, run.inputs, mesh)
+    feed = Feed(recipe.data, recipe.run, inputs, mesh)
     for batch in feed.batches(0):
         leaves = jax.tree_util.tree_leaves_with_path(mapped(state, feed.examples, batch))
         named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}

@@ -21,9 +21,9 @@ def read_run(workdir: Path) -> dict[str, Any]:
     checkpoints = Checkpoints(workdir)
     digests, seen = {}, {}
     for step in checkpoints.steps():
-        state = checkpoints.restore_as_saved(step)
-        digests[str(step)] = digest(state)
-        seen[str(step)] = checkpoints.restore(step, state).metadata["examples_seen"]
+        saved = checkpoints.restore(step)
+        digests[str(step)] = digest(saved.state)
+        seen[str(step)] = saved.metadata["examples_seen"]
     records = [
         {name: value for name, value in record.items() if name not in _APART} for record in read_metrics(workdir)
     ]
@@ -38,7 +38,7 @@ def find_newest(workdir: Path) -> int:
     try:
         for step in reversed(checkpoints.steps()):
             with contextlib.suppress(ValueError):
-                checkpoints.restore_as_saved(step)
+                checkpoints.restore(step)
                 return step
         return 0
     finally:

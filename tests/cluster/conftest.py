@@ -94,6 +94,6 @@ def digests() -> Callable[[Path], dict[int, str]]:
 
     def read(workdir: Path) -> dict[int, str]:
         checkpoints = Checkpoints(workdir)
-        return {step: digest(checkpoints.restore_as_saved(step)) for step in checkpoints.steps()}
+        return {step: digest(checkpoints.restore(step).state) for step in checkpoints.steps()}
 
     return read

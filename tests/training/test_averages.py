@@ -11,7 +11,7 @@ import pytest
 from jaxtern.evaluate import Evaluator
 from jaxtern.training.run import loop
 from jaxtern.training.run.evaluation import evaluate
-from jaxtern.training.run.saved_run import SavedRun
+from jaxtern.training.run.saved_run import open_run
 from jaxtern.training.step.state import variables_of
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -73,11 +73,11 @@ def test_averages_are_what_is_evaluated(prepare: Callable, tmp_path: Path):
     assert evaluate(graph, mixed, inputs.dataset.test, inputs.task) == result
     last = evaluate(graph, variables_of(state, averaged=False), inputs.dataset.test, inputs.task)
     assert last.loss != result.loss
-    saved = SavedRun(tmp_path / "run")
-    split, variables = saved.inputs.dataset.test, variables_of(saved.restore(3))
-    assert evaluate(saved.graph, variables, split, saved.inputs.task) == result
+    saved, inputs = open_run(tmp_path / "run")
+    split, variables = inputs.dataset.test, variables_of(saved.restore(3))
+    assert evaluate(saved.graph, variables, split, inputs.task) == result
     for averaged, found in ((True, result), (False, last), (True, result)):
         record = Evaluator(tmp_path / "run", "test", None, averaged).evaluate()
-        kind = {"step": 3, "split": "test"} | ({} if averaged else {"averaged": False})
+        kind = {"step": 3, "split": "test", "averaged": averaged}
         assert record == kind | found.scalars()
     assert len((tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()) == 2

@@ -196,7 +196,7 @@ def test_steps_that_go_together_leave_what_single_ones_do(prepare: Callable, tmp
     assert records(tmp_path / "1") == records(tmp_path / "3")
     assert [r["step"] for r in records(tmp_path / "3")] == [4, 5, 8, 10, 11, 11]
     for step in (0, 7, 11):
-        states = [run.folder.checkpoints.restore(step, run.state).state for run in runs.values()]
+        states = [run.checkpoints.restore(step, run.state).state for run in runs.values()]
         assert digest(states[0]) == digest(states[1])
 
 
@@ -241,7 +241,7 @@ def test_signal_stops_at_the_end_of_a_call(prepare: Callable, tmp_path: Path):
         loop.train(run)
     run.close()
     again = prepare(tmp_path / "stopped", **fields)
-    assert again.folder.checkpoints.steps() == [0, 8]
+    assert again.checkpoints.steps() == [0, 8]
     finish(again)
     assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
     assert records(tmp_path / "stopped") == records(tmp_path / "straight")

@@ -55,13 +55,13 @@ def test_file_is_on_the_disk_before_it_takes_the_old_one_s_place(
 
 def test_records_are_on_the_disk_before_the_checkpoint_behind_them_and_at_no_other_step(prepare: Callable, calls: list):
     run = prepare(num_steps=7, checkpoint_every=3)
-    save = run.folder.checkpoints.save
+    save = run.checkpoints.save
 
     def note_save(step: int, *rest: Any, **metadata: Any) -> None:
         calls.append(("save", str(step)))
         save(step, *rest, **metadata)
 
-    run.folder.checkpoints.save = note_save
+    run.checkpoints.save = note_save
     loop.train(run)
     told = [call for call in calls if call in [("fsync", "metrics.jsonl"), *(("save", str(step)) for step in range(8))]]
     synced = ("fsync", "metrics.jsonl")

@@ -10,7 +10,7 @@ import pytest
 
 from jaxtern.training.run import loop
 from jaxtern.training.run.calls import Call
-from jaxtern.training.run.saved_run import SavedRun
+from jaxtern.training.run.saved_run import open_run
 from jaxtern.training.step.state import variables_of
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -102,8 +102,7 @@ def test_frozen_tensors_are_not_sent_but_evaluated_and_saved(prepare: Callable, 
     variables: Any = variables_of(run.state)
     np.testing.assert_array_equal(variables["fc1"]["kernel"], run.state.frozen["fc1"]["kernel"])
     run.close()
-    saved = SavedRun(tmp_path / "run")
-    state = saved.restore(2)
+    state = open_run(tmp_path / "run")[0].restore(2)
     assert set(state.frozen) == {"fc1"}
     jax.tree.map(np.testing.assert_array_equal, variables_of(state), variables)
     again = prepare(freeze=("fc1/.*", "fc2/kernel[0]"), num_steps=2, **FIELDS)

@@ -59,7 +59,7 @@ def test_run_starts_from_a_checkpoint_of_a_run_without_averages(prepare: Callabl
     loop.train(first)
     source = tmp_path / "first" / "checkpoints" / str(step)
     state = prepare(init_from=str(source), seed=9, **FIELDS).state
-    saved = first.folder.checkpoints.restore(step, first.state).state
+    saved = first.checkpoints.restore(step, first.state).state
     assert_equal((state.params, state.moments), (saved.params, saved.moments))
     assert not np.array_equal(state.params["fc1"]["kernel"], first.state.params["fc1"]["kernel"])
 
@@ -138,7 +138,7 @@ def test_run_with_a_damaged_checkpoint_gives_the_one_before_it(
     prepare: Callable, trained: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     """But a checkpoint that is named is that one or none."""
-    expected = trained.folder.checkpoints.restore(1, trained.state).state.averages.params["fc1"]
+    expected = trained.checkpoints.restore(1, trained.state).state.averages.params["fc1"]
     damage(trained.workdir, 2)
     with caplog.at_level(logging.WARNING, "jaxtern"):
         state = prepare(init_from=str(trained.workdir), **FIELDS).state

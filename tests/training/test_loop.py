@@ -63,7 +63,7 @@ def test_run_stopped_by_a_signal_saves_and_goes_on_as_if_never_stopped(prepare: 
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
     again = prepare(tmp_path / "stopped", **FIELDS)
     assert int(again.state.step) == 5
-    assert again.folder.checkpoints.steps() == [0, 3, 5]
+    assert again.checkpoints.steps() == [0, 3, 5]
     assert finish(again) == result
     assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
     assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
@@ -78,13 +78,13 @@ def test_run_told_to_stop_in_its_last_step_ends(prepare: Callable):
 def test_run_writes_the_records_of_a_step_before_its_checkpoint(prepare: Callable, tmp_path: Path):
     """So a run that is killed after the checkpoint and resumes behind these records has them."""
     run = prepare(**FIELDS)
-    save, seen = run.folder.checkpoints.save, {}
+    save, seen = run.checkpoints.save, {}
 
     def noting(step: int, *arguments: Any, **metadata: Any) -> None:
         seen[step] = {name for record in read_metrics(tmp_path / "run") if record["step"] == step for name in record}
         save(step, *arguments, **metadata)
 
-    run.folder.checkpoints.save = noting
+    run.checkpoints.save = noting
     finish(run)
     assert set(seen) == {3, 6, 7}
     assert all("loss" in names for names in seen.values())
@@ -144,7 +144,7 @@ def test_run_whose_state_does_not_fit_another_config_changes_nothing(prepare: Ca
 
 def test_run_gives_its_folder_back_though_its_checkpoints_are_lost(prepare: Callable, tmp_path: Path):
     run = prepare(num_steps=2)
-    run.folder.checkpoints.wait()  # for the first one, as nothing can be removed for good into which orbax still writes
+    run.checkpoints.wait()  # for the first one, as nothing can be removed for good into which orbax still writes
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     with pytest.raises(CheckpointError):
         run.close()

@@ -15,7 +15,7 @@ from jaxtern.training.run import loop
 from jaxtern.training.run.calls import Call, plan_calls
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
-from jaxtern.training.run.saved_run import SavedRun
+from jaxtern.training.run.saved_run import open_run
 from jaxtern.training.run.stopping import Stopped
 from jaxtern.training.saved.arrange import MisfitError
 from jaxtern.training.saved.digests import digest
@@ -167,7 +167,7 @@ def test_dgc_goes_through_its_densities_epoch_by_epoch_and_says_so(prepare: Call
     finish(run)
     sent = [record["sent_bits_per_element"] for record in records(tmp_path / "run") if "loss" in record]
     assert sent == [bits[3]] * 4 + [bits[2]] * 4 + [bits[1]] * 2
-    saved = SavedRun(tmp_path / "run").restore(10)
+    saved = open_run(tmp_path / "run")[0].restore(10)
     assert digest(saved.params) == digest(to_host(run.state.params))
 
 

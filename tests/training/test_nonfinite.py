@@ -52,9 +52,9 @@ def stop(run: Run) -> str:
 
 def assert_finite_checkpoints(prepare: Callable, workdir: Path, steps: list[int], **fields: Any) -> None:
     run = prepare(workdir, **fields)
-    assert run.folder.checkpoints.steps() == steps
+    assert run.checkpoints.steps() == steps
     for step in steps:
-        for leaf in jax.tree.leaves(run.folder.checkpoints.restore(step, run.state).state):
+        for leaf in jax.tree.leaves(run.checkpoints.restore(step, run.state).state):
             assert np.all(np.isfinite(leaf))
     assert int(run.state.step) == steps[-1]
 

@@ -18,7 +18,7 @@ from jaxtern.training.run.run import Run
 from jaxtern.training.saved.digests import digest
 from jaxtern.training.step import step as step_lib
 from jaxtern.training.step.mesh import FAST_AXIS, create_mesh
-from jaxtern.training.step.precision import LossScale, adjust_scale, first_scale
+from jaxtern.training.step.precision import LossScale, adjust_scale
 from jaxtern.training.step.step import create_train_step
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
@@ -181,7 +181,7 @@ def test_log_leaves_skipped_steps_out_of_its_means(
 
 
 def test_factor_halves_down_to_one_and_doubles_after_two_thousand_good_steps():
-    scale = first_scale(4.0)
+    scale = LossScale(jnp.float32(4), jnp.int32(0))
     for expected in (2, 1, 1):
         scale = adjust_scale(scale, jnp.bool_(True))
         assert tuple(map(float, scale)) == (expected, 0)

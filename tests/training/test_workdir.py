@@ -16,21 +16,26 @@ FACTS = {"image_shape": [8, 8, 1], "num_classes": 2, "num_examples": 32, "class_
 
 @pytest.fixture
 def taken(tmp_path: Path, small_recipe: Callable[..., Recipe]) -> Path:
-    claim = claim_workdir(tmp_path / "run", small_recipe(), allow_change=False)
-    write_recipe(tmp_path / "run", small_recipe())
-    claim.close()
+    with claim_workdir(tmp_path / "run", small_recipe(), allow_change=False):
+        write_recipe(tmp_path / "run", small_recipe())
     return tmp_path / "run"
+
+
+def claim(workdir: Path, recipe: Recipe, allow_change: bool) -> None:
+    """For a moment."""
+    with claim_workdir(workdir, recipe, allow_change):
+        pass
 
 
 def test_workdir_keeps_its_recipe(taken: Path, small_recipe: Callable[..., Recipe]):
     assert read_recipe(taken) == small_recipe()
-    claim_workdir(taken, small_recipe(), allow_change=False).close()
+    claim(taken, small_recipe(), allow_change=False)
 
 
 def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(taken: Path, small_recipe: Callable[..., Recipe]):
     other = small_recipe(num_steps=3, method="float")
     with pytest.raises(ValueError, match="holds a run with another config") as caught:
-        claim_workdir(taken, other, allow_change=False)
+        claim(taken, other, allow_change=False)
     for words in (
         f"workdir={str(taken)!r}",
         "num_steps is 6 there and 3 here",
@@ -39,7 +44,7 @@ def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(taken: Path,
         assert words in str(caught.value)
     assert "seed" not in str(caught.value)
     assert read_recipe(taken) == small_recipe()
-    claim_workdir(taken, other, allow_change=True).close()
+    claim(taken, other, allow_change=True)
     write_recipe(taken, other)
     assert read_recipe(taken) == other
 
@@ -51,7 +56,7 @@ def test_workdir_of_before_rotation_does_not_go_on_rotated_unawares(taken: Path,
     (taken / "config.json").write_text(json.dumps(values))
     assert not read_recipe(taken).mean.rotation
     with pytest.raises(ValueError, match=r"mean\.rotation is False there and True here; mean\.rounding is"):
-        claim_workdir(taken, small_recipe(), allow_change=False)
+        claim(taken, small_recipe(), allow_change=False)
 
 
 FREE = {
@@ -66,10 +71,10 @@ def test_workdir_goes_on_where_nothing_changes_that_a_bit_depends_on(
 ):
     """Of those that do, all are named and no other; more steps change nothing that was."""
     write_recipe(tmp_path, small_recipe(schedule=schedule))
-    claim_workdir(tmp_path, small_recipe(schedule=schedule, num_steps=60, **FREE), allow_change=False).close()
+    claim(tmp_path, small_recipe(schedule=schedule, num_steps=60, **FREE), allow_change=False)
     other = small_recipe(schedule=schedule, num_steps=5, seed=6, beta1=0.8, **FREE)
     with pytest.raises(ValueError, match="holds a run with another config") as caught:
-        claim_workdir(tmp_path, other, allow_change=False)
+        claim(tmp_path, other, allow_change=False)
     named = "(optimizer.beta1 is 0.9 there and 0.8 here; run.num_steps is 6 there and 5 here; run.seed is 5 there and 6"
     assert f"{named} here);" in str(caught.value)
 
@@ -80,18 +85,17 @@ def test_workdir_of_rates_over_all_steps_is_refused_for_more_steps(
 ):
     write_recipe(tmp_path, small_recipe(schedule=schedule))
     with pytest.raises(ValueError, match=r"\(run.num_steps is 6 there and 60 here\)"):
-        claim_workdir(tmp_path, small_recipe(schedule=schedule, num_steps=60), allow_change=False)
+        claim(tmp_path, small_recipe(schedule=schedule, num_steps=60), allow_change=False)
     with pytest.raises(ValueError, match=r"optimizer\.schedule is"):
-        claim_workdir(tmp_path, small_recipe(num_steps=60), allow_change=False)
+        claim(tmp_path, small_recipe(num_steps=60), allow_change=False)
 
 
 def test_workdir_takes_one_trainer_at_a_time(taken: Path, small_recipe: Callable[..., Recipe]):
-    claim = claim_workdir(taken, small_recipe(), allow_change=False)
-    for allow_change in (False, True):
-        with pytest.raises(ValueError, match="another process is training there"):
-            claim_workdir(taken, small_recipe(), allow_change)
-    claim.close()
-    claim_workdir(taken, small_recipe(), allow_change=False).close()
+    with claim_workdir(taken, small_recipe(), allow_change=False):
+        for allow_change in (False, True):
+            with pytest.raises(ValueError, match="another process is training there"):
+                claim(taken, small_recipe(), allow_change)
+    claim(taken, small_recipe(), allow_change=False)
 
 
 @pytest.mark.parametrize(
@@ -108,18 +112,11 @@ def test_workdir_takes_one_trainer_at_a_time(taken: Path, small_recipe: Callable
 )
 def test_workdir_whose_config_cannot_be_read_is_named(taken: Path, small_recipe: Callable[..., Recipe], text: str):
     (taken / "config.json").write_text(text)
-    for read in (lambda: read_recipe(taken), lambda: claim_workdir(taken, small_recipe(), allow_change=False)):
+    for read in (lambda: read_recipe(taken), lambda: claim(taken, small_recipe(), allow_change=False)):
         with pytest.raises(ValueError, match="cannot be read") as caught:
             read()
         assert str(taken / "config.json") in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-def test_workdir_of_before_recipes_had_sections_is_told(taken: Path, small_recipe: Callable[..., Recipe]):
-    (taken / "config.json").write_text('{"dataset": "digits", "num_workers": 4}')
-    with pytest.raises(ValueError, match="written before recipes had sections; training goes on with --allow_config_"):
-        claim_workdir(taken, small_recipe(), allow_change=False)
-    claim_workdir(taken, small_recipe(), allow_change=True).close()
 
 
 def test_workdir_that_holds_no_run_is_named(tmp_path: Path):
@@ -131,7 +128,7 @@ def test_workdir_that_is_a_file_is_refused(tmp_path: Path, small_recipe: Callabl
     (tmp_path / "file").write_text("mine")
     for workdir in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(ValueError, match="cannot be made"):
-            claim_workdir(workdir, small_recipe(), allow_change=False)
+            claim(workdir, small_recipe(), allow_change=False)
     assert (tmp_path / "file").read_text() == "mine"
 
 

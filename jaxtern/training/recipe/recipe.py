@@ -46,10 +46,10 @@ class Recipe:
           ValueError: for an unknown section or field, or a value out of its range.
         """
         for section, fields in values.items():
-            if section not in _SECTIONS or not isinstance(fields, dict):
-                require_field(section)  # as which no section goes
-            for name in fields:
-                require_field(f"{section}.{name}")
+            for name in (
+                [f"{section}.{field}" for field in fields] if fields and isinstance(fields, dict) else [section]
+            ):
+                _require_field(str(name))
         return cls().replace(**values)
 
     def replace(self, **sections: dict[str, Any]) -> "Recipe":
@@ -69,21 +69,12 @@ class Recipe:
         return flatten_dict(self.to_dict(), sep=".")
 
 
-_SECTIONS = [field.name for field in dataclasses.fields(Recipe)]
-
-
-def require_field(name: str) -> None:
+def _require_field(name: str) -> None:
     """Refuses a name that is none of a field with its section, "run.num_workers", naming those like it."""
     known = list(Recipe().by_name())
-    if name in known:
-        return
-    if name in _SECTIONS:
-        raise ValueError(f"{name!r} is a section of a recipe; give its fields one by one, as {name}.FIELD")
-    leaf = name.rpartition(".")[2]
-    same = [each for each in known if each.partition(".")[2] == leaf]
-    if len(same) == 1 and leaf == name:
-        raise ValueError(f"{name!r} is {same[0]} now: fields are named with their sections")
-    names = {each.partition(".")[2]: each for each in known} | {each: each for each in known}
-    near = [names[each] for each in difflib.get_close_matches(name[:80], names, cutoff=0.55)]
-    hint = f"; nearest: {', '.join(same or dict.fromkeys(near))}" if same or near else ""
-    raise ValueError(f"{name!r} is no field of a recipe{hint} (--help names all)")
+    if name not in known:
+        # those of the same name in another section, or else of a name like it
+        leaf = name.rpartition(".")[2]
+        near = [each for each in known if each.partition(".")[2] == leaf] or difflib.get_close_matches(name[:80], known)
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise ValueError(f"{name!r} is no field of a recipe{hint} (--help names all)")

@@ -29,16 +29,9 @@ def mask(patterns: Sequence[str], tree: Any) -> Any:
 
 
 def require_match(name: str, pattern: str, paths: Sequence[str], entry: str | None = None) -> None:
-    """Refuses a regular expression that matches no tensor.
+    """Raises a ValueError for a field's regular expression that matches none of these paths of tensors.
 
-    Args:
-      name: of the field.
-      pattern: the expression.
-      paths: of all tensors.
-      entry: what the field has, if that is more than the expression.
-
-    Raises:
-      ValueError: naming the entry, and paths that are like it.
+    It names those that are like it, and the entry of the field, if that is more than the expression.
     """
     if not any(matches((pattern,), path) for path in paths):
         near = difflib.get_close_matches(pattern, paths, cutoff=0.4) or paths[:3]

@@ -23,15 +23,10 @@ def plan_calls(run: RunSection, mean: MeanSection, num_examples: int, step: int,
     """The calls from `step` to the last one; none goes beyond a step after which the state is evaluated or saved.
 
     Every length of a call is a program to compile, so there are two: what is left before such a step, or before the
-    mean turns into another, and is too short for the other, goes step by step. A plan that begins
-    where one of these calls ends is the rest of this one: a run that was stopped there goes on by the same programs.
+    mean turns into another, and is too short for the other, goes step by step. A plan that begins where one of these
+    calls ends is the rest of this one: a run that was stopped there goes on by the same programs.
 
-    Args:
-      run: how many steps, and which of them stop a call.
-      mean: which of its steps go by which mean.
-      num_examples: in one epoch.
-      step: steps that were taken.
-      examples_seen: in them.
+    An epoch has `num_examples`; `examples_seen` were seen in the `step` steps that were taken.
     """
     stops = [period for period in (run.evaluate_every, run.checkpoint_every) if period]
     epoch = num_examples // run.batch_size if mean.float_epochs or mean.density_warmup else 0

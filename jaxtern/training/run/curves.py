@@ -1,6 +1,5 @@
 """A run's curves as a picture, and a plan's."""
 
-import itertools
 from pathlib import Path
 
 from jaxtern.planning.forecast import Forecast
@@ -10,10 +9,7 @@ from jaxtern.training.run.metrics import read_metrics
 def plot_curves(workdir: Path, title: str, loss: str) -> Path:
     """Draws `<workdir>/metrics.jsonl` into `<workdir>/curves.png`: loss by its parts, accuracy, rate and norms.
 
-    Args:
-      workdir: of the run.
-      title: of the picture.
-      loss: the recipe's, which the test split is evaluated by.
+    The loss is the recipe's, by which the test split is evaluated.
     """
     from matplotlib.figure import Figure  # here, because importing it takes a second
 
@@ -54,7 +50,7 @@ def plot_speed_up(forecast: Forecast, title: str, path: Path) -> Path:
     axes = figure.subplots()
     counts = list(forecast.scaling)
     axes.plot(counts, counts, color="0.7", linestyle=":", label="linear")
-    colours = dict(zip(forecast.methods, itertools.cycle(_COLOURS), strict=False))
+    colours = {method: f"C{place}" for place, method in enumerate(forecast.methods)}
     for way in forecast.ways:
         known = [count for count in counts if way in forecast.scaling[count]]
         speed_ups = [forecast.speed_up(count, way) for count in known]
@@ -69,6 +65,3 @@ def plot_speed_up(forecast: Forecast, title: str, path: Path) -> Path:
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
     return path
-
-
-_COLOURS = ("black", "tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")

@@ -4,6 +4,8 @@ Every device makes the same updates of its own copy, so copies once different st
 flipped in one host's memory, another CPU's rounding, another version of a library.
 """
 
+import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,46 +80,37 @@ def _sum_lanes(words: jax.Array, first: int) -> jax.Array:
 
 
 class DivergenceGuard:
-    """Compares the devices' copies of a run's state every `period` steps, and whenever it is to be saved."""
+    """Compares the devices' copies of a run's state every `period` steps, and whenever it is to be saved.
+
+    Attributes:
+      find_difference: the function of this name, of the run's devices.
+    """
 
     def __init__(self, period: int, mesh: Mesh, specs: TrainState, hosts: Sequence[str] = ()):
         """Compiles nothing before the first comparison, and on a single device nothing at all.
 
         Args:
           period: steps between comparisons; 0: there are none.
-          mesh: of `create_mesh`.
-          specs: how the state lies on it.
+          mesh, specs: how the state lies on the devices.
           hosts: name of every process's host, to be said beside its number; or none.
         """
-        self._devices, self._hosts = list(mesh.devices.flat), hosts
-        self._period = period if len(self._devices) > 1 else 0
+        self._period = period if mesh.devices.size > 1 else 0
         self._compared = False
         self._gather = create_gather(mesh, specs)
+        self.find_difference = functools.partial(find_difference, devices=list(mesh.devices.flat), hosts=hosts)
 
     def compare(self, state: TrainState, before: int, after: int, saves: bool) -> jax.Array | None:
         """Starts a comparison where one is due: of a state that is saved, in the first call, and every so many steps.
 
-        All processes must ask alike, as it is a collective.
-
-        Args:
-          state: after a call.
-          before: steps that were taken before the call.
-          after: after it.
-          saves: whether the state is to be saved.
-
-        Returns:
-          Digests for `find_difference`, which may still be on their way; None where no comparison is due.
+        All processes must ask alike, as it is a collective: of the state after a call, which went from step `before` to
+        step `after`. Given are digests for `find_difference`, which may still be on their way; None where no comparison
+        is due.
         """
-        if not self._period:
-            return None
-        if self._compared and not saves and before // self._period == after // self._period:
+        is_due = saves or not self._compared
+        if not self._period or not (is_due or before // self._period < after // self._period):
             return None
         self._compared = True
         return self._gather(state)
-
-    def find_difference(self, digests: np.ndarray) -> str | None:
-        """As the function of this name, of this run's devices."""
-        return find_difference(digests, self._devices, self._hosts)
 
 
 def create_gather(mesh: Mesh, specs: TrainState) -> Callable[[TrainState], jax.Array]:
@@ -138,37 +131,31 @@ def find_difference(digests: np.ndarray, devices: Sequence[Any], hosts: Sequence
     """Which devices hold another state than most do, and what of it is different; None where all hold the same.
 
     Args:
-      digests: uint32[devices, parts, 2], of all parts of a TrainState.
-      devices: in their order.
-      hosts: names of the hosts of all processes, or none.
+      digests: uint32[devices, parts of a TrainState, 2].
+      devices, hosts: in the order of the digests and of the processes; hosts may be none.
     """
-    table = digests.reshape(len(digests), -1)
-    rows, group_of, counts = np.unique(table, axis=0, return_inverse=True, return_counts=True)
+    rows, group_of, counts = np.unique(
+        digests.reshape(len(digests), -1), axis=0, return_inverse=True, return_counts=True
+    )
     if len(rows) == 1:
         return None
     changed = np.any(digests != digests[0], axis=(0, 2))
     parts = ", ".join(_PARTS[field] for field, differs in zip(TrainState._fields, changed, strict=True) if differs)
-    groups = sorted((np.flatnonzero(group_of.reshape(-1) == i).tolist() for i in range(len(rows))), key=min)
     most = counts.max()
     if np.sum(counts == most) > 1:
-        described = " and ".join(_describe(group, devices, hosts) for group in groups)
-        return f"{described} differ in {parts}, and no majority tells which is right"
-    others = [number for group in groups if len(group) < most for number in group]
+        return f"devices differ in {parts}, and no majority tells which is right"
+    others = np.flatnonzero(group_of.reshape(-1) != counts.argmax())
     verb = "differs" if len(others) == 1 else "differ"
-    return f"{_describe(others, devices, hosts)} {verb} from the other {most} devices in {parts}"
+    return f"{_describe(others.tolist(), devices, hosts)} {verb} from the other {most} devices in {parts}"
 
 
-def _describe(numbers: list[int], devices: Sequence[Any], hosts: Sequence[str]) -> str:
+def _describe(numbers: Sequence[int], devices: Sequence[Any], hosts: Sequence[str]) -> str:
     """Devices by process, counted in each, as "device 1 of process 0 (host a), devices 0, 1 of process 2 (host b)"."""
-    by_process: dict[int, list[str]] = {}
-    for number in numbers:
-        process = devices[number].process_index
-        place = sum(each.process_index == process for each in devices[:number])
-        by_process.setdefault(process, []).append(str(place))
-    several = len({device.process_index for device in devices}) > 1
+    processes = [device.process_index for device in devices]
     described = []
-    for process, ids in by_process.items():
+    for process, group in itertools.groupby(numbers, key=processes.__getitem__):
+        places = [str(processes[:number].count(process)) for number in group]
         host = f" (host {hosts[process]})" if hosts else ""
-        where = f" of process {process}{host}" if several else ""
-        described.append(f"device{'s' if len(ids) > 1 else ''} {', '.join(ids)}{where}")
+        where = f" of process {process}{host}" if len(set(processes)) > 1 else ""
+        described.append(f"device{'s' if len(places) > 1 else ''} {', '.join(places)}{where}")
     return ", ".join(described)

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxtern.compression.network.links import Network
-from jaxtern.compression.report import WireReport
+from jaxtern.compression.report import WireReport, wire_report
 from jaxtern.data.facts import Facts, published_facts
 from jaxtern.models import create_model
 from jaxtern.training.recipe.data import DataSection
@@ -21,7 +21,7 @@ from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import by_path, require_match
 from jaxtern.training.run.inputs import Feed, Inputs, create_network, facts_of, open_inputs, require_feed, task_of
 from jaxtern.training.run.loop import NonFiniteError, require_finite
-from jaxtern.training.step.mean import report_wire
+from jaxtern.training.step.mean import create_reducers
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.schedules import create_schedule
 from jaxtern.training.step.state import TrainState, create_run, split_variables
@@ -77,7 +77,8 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
     for pattern in recipe.model.init_exclude:
         require_match("model.init_exclude", pattern, paths)
     network = Network(**recipe.mean.links)  # usual links, where the recipe gives none
-    wire = report_wire(recipe.mean, params, model.last_layer, recipe.run.num_workers, network)[1]
+    reducer = create_reducers(recipe.mean, model.last_layer, network)[1]
+    wire = wire_report(params, reducer, recipe.run.num_workers)
     return DryRun(recipe, small, facts, inputs, mesh, params, frozen, wire)
 
 
@@ -136,21 +137,15 @@ def describe(run: DryRun) -> str:
 
 
 def find_rates(recipe: Recipe, num_examples: int) -> tuple[float, float, float]:
-    """Learning rates of the first step, the highest of any, and of the last."""
-    num_steps, warmup = recipe.run.num_steps, recipe.optimizer.warmup_steps
+    """Learning rates of the first step, the highest of those that are compared, and of the last."""
+    num_steps = recipe.run.num_steps
     steps = np.linspace(0, num_steps - 1, min(num_steps, _RATES)).round().astype(np.int32)
-    turn = [min(max(step, 0), num_steps - 1) for step in (warmup - 1, warmup)]
-    schedule = create_schedule(recipe.optimizer, recipe.run, num_examples)
-    rates = np.asarray(schedule(np.append(steps, np.array(turn, np.int32))))
-    return float(rates[0]), float(rates.max()), float(rates[len(steps) - 1])
+    rates = np.asarray(create_schedule(recipe.optimizer, recipe.run, num_examples)(steps))
+    return float(rates[0]), float(rates.max()), float(rates[-1])
 
 
 def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Iterator[str]:
-    """Takes three small steps; what to say of them, line by line.
-
-    Args:
-      run: of `prepare_dry_run`.
-      compiler_options: of the step, for a backend that has them.
+    """Takes three small steps, compiled with these options; what to say of them, line by line.
 
     Raises:
       NonFiniteError: if the loss, a gradient or a weight is NaN or infinite, or if gradients overflow in every step.
@@ -182,16 +177,11 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
 
 def _describe_small(run: DryRun) -> str:
     """In what the steps that are taken differ from the recipe's."""
-    recipe, small = run.recipe, run.small
-    devices = run.mesh.devices.size
-    parts = f", in {small.run.accumulation} parts of {recipe.run.accumulation}" if recipe.run.accumulation > 1 else ""
-    scale, source = "", recipe.model.init_from
-    if recipe.model.precision == "float16":
-        scale = f", loss scale {small.model.loss_scale:g} of {recipe.model.loss_scale:g}"
+    recipe, small, devices, source = run.recipe, run.small, run.mesh.devices.size, run.recipe.model.init_from
     ignored = f"; model.init_from={source!r} is not read, weights are fresh" if source else ""
     return (
         f"\nthree steps on made data: {small.run.num_workers} of {recipe.run.num_workers} workers on {devices}"
-        f" {'device' if devices == 1 else 'devices'}, {small.run.batch_size} examples a step{parts}{scale}{ignored}"
+        f" {'device' if devices == 1 else 'devices'}, {small.run.batch_size} examples a step{ignored}"
     )
 
 

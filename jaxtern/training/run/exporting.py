@@ -15,7 +15,7 @@ from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import by_path
 from jaxtern.training.run.evaluation import compute_logits
 from jaxtern.training.run.inputs import create_network, example_shape_of, facts_of, open_inputs, task_of
-from jaxtern.training.run.saved_run import SavedNetwork
+from jaxtern.training.run.saved_run import SavedRun
 from jaxtern.training.saved.workdir import read_facts, read_recipe
 from jaxtern.training.step.state import variables_of
 
@@ -29,10 +29,9 @@ def export_run(
 
     Args:
       workdir: the run's folder.
-      step: of the checkpoint; None: the newest that is whole.
+      step, best: which checkpoint, as `SavedRun.restore` has them.
       averaged: whether to take moving averages, where the run keeps them.
       data_dir: of the dataset, to be asked in place of the run's folder.
-      best: whether to take the checkpoint of best precision@1, of those that were evaluated as they were saved.
 
     Raises:
       ValueError, OSError: if there is no such run or checkpoint, or what its data were cannot be read.
@@ -45,23 +44,21 @@ def export_run(
         facts = facts_of(inputs.task, inputs.dataset)
     input_shape = task.input_shape(example_shape_of(recipe.data, facts) if task.of_images else ())
     network = create_network(recipe.model, input_shape, facts.num_classes, recipe.run.seed)
-    run = SavedNetwork(workdir, recipe, network, facts.num_examples)
-    step, state = run.use(lambda found: (found, run.restore(found)), step, best)
+    run = SavedRun(workdir, recipe, network, facts.num_examples)
+    state = run.restore(step, best)
     averaged = averaged and recipe.model.average_decay > 0
-    return export_network(recipe, facts, run.graph, variables_of(state, averaged), step, averaged)
+    return export_network(recipe, facts, run.graph, variables_of(state, averaged), int(state.step), averaged)
 
 
 def export_network(
     recipe: Recipe, facts: Facts, graph: Any, variables: Any, step: int = 0, averaged: bool = False
 ) -> Artifact:
-    """A network as `evaluate` has it.
+    """A network of this recipe and dataset as `evaluate` has it.
 
     Args:
-      recipe: of the model and its preprocessing.
-      facts: of its dataset.
-      graph: static part of the model.
-      variables: the rest of it.
-      step: updates of them.
+      recipe, facts: of the network and its dataset.
+      graph, variables: the static part of the model, and the rest of it.
+      step: updates of the weights.
       averaged: whether they are moving averages.
     """
     structure = jax.tree.structure(variables)

@@ -173,8 +173,8 @@ class Feed:
         """Takes what `open_inputs` opened.
 
         Raises:
-          ValueError: for a batch that is larger than the training split, or does not divide among the hosts; for steps
-            without the host whose images are streamed.
+          ValueError: for a batch larger than the training split, or that does not divide among the hosts; for several
+            steps a call of images that are streamed.
         """
         if not inputs.resident:
             _require_single_steps(data, run.steps_per_call)

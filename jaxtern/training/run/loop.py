@@ -4,14 +4,13 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 import jax
 import numpy as np
 from tqdm import tqdm
 
-from jaxtern.compression.report import WireReport
-from jaxtern.data.rendering import Batch
 from jaxtern.hosts.messages import meet
 from jaxtern.training.recipe.selection import by_path
 from jaxtern.training.run.calls import Call, plan_calls
@@ -19,12 +18,9 @@ from jaxtern.training.run.divergence import DivergenceError
 from jaxtern.training.run.evaluation import Evaluation
 from jaxtern.training.run.metrics import MetricWriter, Scalars
 from jaxtern.training.run.run import Run
-from jaxtern.training.run.sheet import augment, tile
 from jaxtern.training.run.stopping import Stopped, StopSignals
 from jaxtern.training.step.loss import describe_loss
 from jaxtern.training.step.step import Metrics
-
-_SHOWN = 16  # of the first batch, in TensorBoard
 
 
 class NonFiniteError(Exception):
@@ -32,16 +28,9 @@ class NonFiniteError(Exception):
 
 
 def require_finite(step: int, metrics: dict[str, Any], paths: Iterable[str], ending: str = "") -> None:
-    """Refuses a loss, gradients or weights that are not finite.
+    """Raises a NonFiniteError for metrics of a step whose loss, gradients or weights, at these paths, are not finite.
 
-    Args:
-      step: of the metrics.
-      metrics: of one step.
-      paths: of the weights.
-      ending: of the message.
-
-    Raises:
-      NonFiniteError: naming the step, its loss and the tensors.
+    It names the step, its loss and the tensors, and has this ending.
     """
     nonfinite = [path for path, is_bad in zip(paths, metrics["nonfinite"], strict=True) if is_bad]
     loss = float(metrics["loss"])
@@ -72,18 +61,11 @@ def _train(run: Run) -> Evaluation:
         run.close()
         return run.evaluate()
     evaluation = None
-    with StopSignals(run.mesh) as signals:
-        loop = _Loop(run, signals)
-        try:
-            for call in loop.calls():
-                evaluation = loop.take(call)
-                if loop.stopping and loop.taken < run.recipe.run.num_steps:
-                    raise Stopped(signals.received, loop.taken)
-        finally:
-            try:
-                loop.close()
-            finally:
-                run.close()
+    with StopSignals(run.mesh) as signals, closing(run), closing(_Loop(run, signals)) as loop:
+        for call in loop.calls():
+            evaluation = loop.take(call)
+            if loop.stopping and loop.taken < run.recipe.run.num_steps:
+                raise Stopped(signals.received, loop.taken)
     assert evaluation is not None  # of the last step
     return evaluation
 
@@ -99,7 +81,7 @@ class _Loop:
     def __init__(self, run: Run, signals: StopSignals):
         self.taken, self.stopping = run.last_saved, False
         self._run, self._signals = run, signals
-        self._writer = MetricWriter(run.workdir, self.taken, run.given) if run.folder is not None else None
+        self._writer = MetricWriter(run.workdir, self.taken, run.given) if run.checkpoints is not None else None
         hidden = self._writer is None or not sys.stderr.isatty()
         total = run.recipe.run.num_steps
         self._bar = tqdm(total=total, initial=self.taken, unit="step", dynamic_ncols=True, disable=hidden)
@@ -107,7 +89,6 @@ class _Loop:
         self._paths = list(by_path(run.state.params))
         self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
         self._since: list[Scalars] = []
-        self._wires: list[WireReport] = []  # of each of them
         self._seconds = 0.0  # of all of them
         self._clock = time.perf_counter()
 
@@ -120,8 +101,6 @@ class _Loop:
         """Runs a call's steps; evaluates and saves where that is due, after the last one, and before a stop."""
         run, recipe, stops = self._run, self._run.recipe, self._signals.tell()
         batch = next(self._batches)
-        if self.taken == 0 and self._writer is not None and run.inputs.task.of_images:
-            self._show(batch, call, self._writer)
         run.state, metrics = run.train_step(run.state, run.feed.examples, batch, call, stops)
         run.examples_seen += call.num_steps * recipe.run.batch_size
         self._read_pending()
@@ -187,8 +166,9 @@ class _Loop:
     def _note(self, step: int, scalars: Scalars, phase: int, seconds: float) -> float:
         """Examples a second since the last record, with this step, which is logged where that is due."""
         recipe = self._run.recipe
-        self._since.append(scalars)
-        self._wires.append(self._run.wires[phase])
+        wire = self._run.wires[phase]
+        sent = {"sent_bits_per_element": wire.bits_per_element, "sent_bytes_per_step": wire.bytes}
+        self._since.append(scalars | sent | {"coded_bits_per_element": wire.coded_bits_per_element})
         self._seconds += seconds
         rate = len(self._since) * recipe.run.batch_size / self._seconds
         if step % recipe.run.log_every == 0 or step == recipe.run.num_steps:
@@ -224,9 +204,6 @@ class _Loop:
             "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))) if rate is None else rate,
             "examples_per_second": examples_per_second,
             "steps_per_second": examples_per_second / self._run.recipe.run.batch_size,
-            "sent_bits_per_element": float(np.mean([wire.bits_per_element for wire in self._wires])),
-            "coded_bits_per_element": float(np.mean([wire.coded_bits_per_element for wire in self._wires])),
-            "sent_bytes_per_step": float(np.mean([wire.bytes for wire in self._wires])),
         }
         self._write(step, record)
         parts = {name.removeprefix("loss/"): mean for name, mean in means.items() if name.startswith("loss/")}
@@ -235,17 +212,7 @@ class _Loop:
             f" rate {record['learning_rate']:.3g}, {examples_per_second:,.0f} examples/s"
         )
         self._since.clear()
-        self._wires.clear()
         self._seconds = 0.0
-
-    def _show(self, batch: Batch, call: Call, writer: MetricWriter) -> None:
-        """Some of this host's first inputs, as TensorBoard shows them."""
-        first = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), batch)
-        rows = jax.tree.map(lambda leaf: (leaf if call.num_steps == 1 else leaf[0])[:_SHOWN], first)
-        resident = self._run.feed.examples
-        examples = None if resident is None else resident.addressable_data(0)
-        images, _ = augment(self._run.recipe, self._run.inputs.task, examples, rows)
-        writer.write_image(0, "inputs", tile(images))
 
     def _say(self, line: str) -> None:
         """A line above the bar, in one process."""

@@ -1,5 +1,6 @@
 """Where numbers go: metrics.jsonl, TensorBoard, and writers of a user's own."""
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -93,10 +94,6 @@ class MetricWriter:
             made = summary.histogram_raw(name, least, greatest, number, *moments, limits[1:], counts)
             self._events.add(step, made)
 
-    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
-        """Writes a picture, float32[height, width, channels] from 0 to 1, of TensorBoard only."""
-        self._events.add(step, summary.image(name, image, dataformats="HWC"))
-
     def sync(self) -> None:
         """Waits until all records are on the disk, as they should be before a checkpoint that comes after them."""
         sync(self._file)
@@ -110,25 +107,21 @@ class MetricWriter:
 
 
 def read_metrics(workdir: Path) -> list[dict]:
-    """The records of `<workdir>/metrics.jsonl`; lines that are none, as one cut short by a kill, are left out."""
-    path = workdir / "metrics.jsonl"
-    if not path.exists():
-        return []
+    """The records of `<workdir>/metrics.jsonl`."""
+    return read_records(workdir / "metrics.jsonl")
+
+
+def read_records(path: Path, words: Sequence[str] = ()) -> list[dict]:
+    """The lines of a file that hold a step and other numbers, or words of these names; none where there is no file.
+
+    Other lines, such as one that a kill cut short, are left out.
+    """
     records = []
-    for line in path.read_bytes().splitlines():
-        try:
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
             record = parse_json(line)
-        except ValueError:
-            continue
-        if _is_record(record):
-            records.append(record)
+            if isinstance(record, dict) and type(record.get("step")) is int:
+                kinds = {name: str if name in words else int | float for name in record}
+                if all(isinstance(record[name], kind) for name, kind in kinds.items()):
+                    records.append(record)
     return records
-
-
-def _is_record(value: Any) -> bool:
-    """Whether it is what `MetricWriter` writes."""
-    return (
-        isinstance(value, dict)
-        and type(value.get("step")) is int
-        and all(isinstance(scalar, int | float) for scalar in value.values())
-    )

@@ -18,10 +18,11 @@ from jax.sharding import Mesh
 from jaxtern.compression.methods import METHODS
 from jaxtern.compression.network.calibration import calibrate
 from jaxtern.compression.network.links import Network
-from jaxtern.compression.report import WireReport
+from jaxtern.compression.report import WireReport, wire_report
+from jaxtern.data.dataset import Dataset
 from jaxtern.data.fingerprint import fingerprint
 from jaxtern.data.records import require_apart
-from jaxtern.data.rendering import Batch, Share
+from jaxtern.data.rendering import Share
 from jaxtern.hosts import agreement, messages
 from jaxtern.models import functions_of
 from jaxtern.training import LOSSES
@@ -31,11 +32,11 @@ from jaxtern.training.run.calls import Call, phase_at
 from jaxtern.training.run.divergence import DivergenceGuard
 from jaxtern.training.run.evaluation import Evaluation, evaluate
 from jaxtern.training.run.inputs import Feed, Inputs, create_network, facts_of, open_inputs
-from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints, Refit
+from jaxtern.training.saved.checkpoints import Checkpoints
 from jaxtern.training.saved.elastic import carry_over
 from jaxtern.training.saved.initialization import initialize
 from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_network, write_network, write_recipe
-from jaxtern.training.step.mean import report_wire
+from jaxtern.training.step.mean import create_reducers
 from jaxtern.training.step.mesh import DEVICE_AXIS, create_mesh, lay_out
 from jaxtern.training.step.state import Program, TrainState, create_run, place_state, specs_of_state, variables_of
 from jaxtern.training.step.step import Metrics, TrainStep, create_train_step
@@ -55,7 +56,8 @@ class Run:
       examples_seen: up to `state`.
       wires: what a worker sends in a step, in each phase of the run (`Program.means`).
       network: the links by which its exchange is chosen.
-      folder: in process 0.
+      checkpoints: to be saved to, in process 0.
+      opened: closes them, and gives the folder back.
       last_saved: step of the newest checkpoint.
     """
 
@@ -72,7 +74,8 @@ class Run:
     wires: list[WireReport]
     guard: DivergenceGuard
     network: Network | None
-    folder: "Folder | None"
+    checkpoints: Checkpoints | None
+    opened: contextlib.ExitStack
     last_saved: int = 0
 
     def save(self, step: int, evaluation: Evaluation | None = None) -> None:
@@ -84,8 +87,8 @@ class Run:
           CheckpointError: if it cannot be written, or the one before could not.
         """
         state = messages.to_host(self.state)
-        if self.folder is not None:
-            self.folder.checkpoints.save(
+        if self.checkpoints is not None:
+            self.checkpoints.save(
                 step,
                 state,
                 metrics=evaluation.scalars() if evaluation else None,
@@ -118,47 +121,12 @@ class Run:
         return evaluate(self.program.graph, variables, test, inputs.task, inputs.threads, share=share, loss=loss)
 
     def close(self) -> None:
-        """Waits until all is written, and gives the folder back."""
-        if self.folder is not None:
-            self.folder.close()
-
-
-class Folder:
-    """A run's folder, as process 0 holds it.
-
-    Attributes:
-      checkpoints: to be saved to.
-      restored: the newest, None where there is none.
-    """
-
-    def __init__(self, workdir: Path, recipe: Recipe, fresh: TrainState, refit: Refit, allow_config_change: bool):
-        """Claims it, for a recipe as it was given, and reads the newest checkpoint.
-
-        Args:
-          workdir: the folder.
-          recipe: of the run.
-          fresh: a state of no step, of the same structure as those to be read.
-          refit: as in `Checkpoints.restore`.
-          allow_config_change: whether it may hold a run of another recipe.
+        """Waits until all is written, and gives the folder back, also where something could not be written.
 
         Raises:
-          ValueError, OSError: if it holds another run, or is not to be had.
+          CheckpointError: in that case.
         """
-        with contextlib.ExitStack() as opened:
-            opened.enter_context(claim_workdir(workdir, recipe, allow_config_change))
-            self.checkpoints = Checkpoints(workdir, recipe.run.keep_checkpoints, recipe.run.keep_best)
-            opened.callback(self.checkpoints.close)
-            self.restored: Checkpoint | None = self.checkpoints.restore_latest(fresh, refit)
-            write_recipe(workdir, recipe)  # not before the run's state is found to fit
-            self._opened = opened.pop_all()
-
-    def close(self) -> None:
-        """Waits until all is written, and frees the folder, also where something could not be.
-
-        Raises:
-          CheckpointError: if something could not be written.
-        """
-        self._opened.close()
+        self.opened.close()
 
 
 def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False) -> Run:
@@ -176,30 +144,26 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     require_apart(inputs.dataset)
     if jax.process_count() > 1:
-        config = {name: value for name, value in given.by_name().items() if name not in _OF_A_HOST}
-        facts = {"config": config, "data": fingerprint(inputs.dataset), "code": agreement.describe_code()}
-        facts["network"] = agreement.describe_source(functions_of(recipe.model.name))
-        facts["method"] = agreement.describe_source([METHODS.get(recipe.mean.method)])
-        facts["loss"] = agreement.describe_source([LOSSES.get(recipe.model.loss)])
-        agreement.require_same(facts)
+        _require_agreement(given, inputs.dataset)
     feed = Feed(recipe.data, recipe.run, inputs, mesh)
     begins = is_first and recipe.model.init_from is not None and not Checkpoints.exist(workdir)
     create = initialize if begins else create_network
     model = create(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
     network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
-    of_network = state.params, model.last_layer, recipe.run.num_workers
-    wires = report_wire(recipe.mean, *of_network, network)
-    fresh, folder = messages.to_host(state), None
+    reducers = create_reducers(recipe.mean, model.last_layer, network)
+    wires = [wire_report(state.params, reducer, recipe.run.num_workers) for reducer in reducers]
+    fresh, checkpoints, restored = messages.to_host(state), None, None
     with contextlib.ExitStack() as opened:
         if is_first:
-            refit = functools.partial(carry_over, recipe=recipe)
-            folder = Folder(workdir, given, fresh, refit, allow_config_change)
-            opened.callback(folder.close)
+            opened.enter_context(claim_workdir(workdir, given, allow_config_change))
+            checkpoints = Checkpoints(workdir, recipe.run.keep_checkpoints, recipe.run.keep_best)
+            opened.callback(checkpoints.close)
+            restored = checkpoints.restore_latest(fresh, functools.partial(carry_over, recipe=recipe))
+            write_recipe(workdir, given)  # not before the run's state is found to fit
             keep_facts(workdir, facts_of(inputs.task, inputs.dataset), allow_config_change)
             write_network(workdir, network)
         # Process 0 tells the others where the run goes on; where it begins, `seen` is None.
-        restored = folder and folder.restored
         seen = messages.broadcast_json(restored and restored.metadata["examples_seen"])
         start = messages.broadcast_arrays(restored.state if restored else fresh)
         state = place_state(start, mesh)
@@ -208,12 +172,22 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
         guard = DivergenceGuard(recipe.run.compare_every, mesh, specs_of_state(), hosts)
         run = Run(
             recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wires, guard,
-            network, folder, int(start.step),
+            network, checkpoints, opened, int(start.step),
         )  # fmt: skip
         if seen is None:
             run.save(0)
-        opened.pop_all()  # the run has the folder now
+        run.opened = opened.pop_all()
     return run
+
+
+def _require_agreement(given: Recipe, dataset: Dataset) -> None:
+    """Refuses processes that do not train the same."""
+    config = {name: value for name, value in given.by_name().items() if name not in _OF_A_HOST}
+    facts = {"config": config, "data": fingerprint(dataset), "code": agreement.describe_code()}
+    facts["network"] = agreement.describe_source(functions_of(given.model.name))
+    facts["method"] = agreement.describe_source([METHODS.get(given.mean.method)])
+    facts["loss"] = agreement.describe_source([LOSSES.get(given.model.loss)])
+    agreement.require_same(facts)
 
 
 def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:
@@ -224,12 +198,7 @@ def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunc
         num_steps = call.num_steps if call.num_steps > 1 else None
         return create_train_step(recipe, program, mesh, phase=call.phase, num_steps=num_steps)
 
-    def train_step(
-        state: TrainState, examples: jax.Array | None, batch: Batch, call: Call, stops: jax.Array | None = None
-    ) -> tuple[TrainState, Metrics]:
-        return compiled(call)(state, examples, batch, stops)
-
-    return train_step
+    return lambda state, examples, batch, call, stops=None: compiled(call)(state, examples, batch, stops)
 
 
 def find_network(mean: MeanSection, mesh: Mesh, workdir: Path) -> Network | None:

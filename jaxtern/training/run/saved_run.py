@@ -1,32 +1,19 @@
 """A run's folder, opened by those who do not train it on."""
 
-import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from jaxtern.models.model import Model
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.run.inputs import create_network, open_inputs
+from jaxtern.training.run.inputs import Inputs, create_network, open_inputs
 from jaxtern.training.saved.arrange import arrange
 from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints
 from jaxtern.training.saved.workdir import read_network, read_recipe
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import TrainState, create_run
 
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
-
-def _fit_network(saved: Checkpoint, like: TrainState) -> TrainState:
-    """A state of which only the network is that of the checkpoint, which other workers may have written."""
-    needed = ("step", "params", "frozen", "moments", "averages")
-    own = like._replace(**{name: None for name in TrainState._fields if name not in needed})
-    return arrange({name: saved.state.get(name) for name in needed}, own)
-
-
-class SavedNetwork:
-    """The checkpoints of a run, for those who need none of its data.
+class SavedRun:
+    """The checkpoints of a run.
 
     Attributes:
       recipe: of the run.
@@ -34,13 +21,7 @@ class SavedNetwork:
     """
 
     def __init__(self, workdir: Path, recipe: Recipe, model: Model, num_examples: int):
-        """Finds the checkpoints.
-
-        Args:
-          workdir: the run's folder.
-          recipe: that it holds.
-          model: of the recipe, with any weights.
-          num_examples: in an epoch of the run.
+        """Finds the checkpoints in a run's folder; the model is one of its recipe, with any weights.
 
         Raises:
           ValueError, OSError: if the folder cannot be read.
@@ -57,60 +38,46 @@ class SavedNetwork:
         """Of its checkpoints, rising."""
         return self._checkpoints.steps()
 
-    def restore(self, step: int) -> TrainState:
-        """The state at one of `steps()`, but for what only training needs, which is None.
-
-        Raises:
-          ValueError: if the checkpoint is not there, or damaged.
-        """
-        return self._checkpoints.restore(step, self._like, _fit_network).state
-
-    def use(self, use: Callable[[int], T], step: int | None = None, best: bool = False) -> T:
-        """What `use` makes of the step of a checkpoint; it raises ValueError for a damaged one.
+    def restore(self, step: int | None = None, best: bool = False) -> TrainState:
+        """The state of a checkpoint, but for what only training needs, which is None.
 
         Args:
-          use: is called with it.
           step: of the checkpoint; None: the newest that is whole.
           best: whether to take that of best precision@1, by the evaluation that training made as it saved it.
 
         Raises:
-          ValueError: if there is none.
+          ValueError: if there is no such checkpoint, or it is damaged.
         """
         workdir, missing = f"workdir={str(self._workdir)!r}", "can be read"
         if best:
             step = self._checkpoints.best_step()
             missing = "was evaluated when it was saved (run.evaluate_every, run.checkpoint_every)"
         elif step is None:
-            used = self._checkpoints.use_latest(use)
-            if used is not None:
-                return used
+            newest = self._checkpoints.restore_latest(self._like, _fit_network)
+            if newest is not None:
+                return newest.state
         elif step not in self.steps():
             there = ", ".join(map(str, self.steps())) or "none"
             raise ValueError(f"step={step}: {workdir} holds no such checkpoint; available: {there}")
         if step is None:
             raise ValueError(f"{workdir}: holds no checkpoint that {missing}")
-        return use(step)
+        return self._checkpoints.restore(step, self._like, _fit_network).state
 
 
-class SavedRun(SavedNetwork):
-    """The same with the data.
+def open_run(workdir: Path, data_dir: str | None = None) -> tuple[SavedRun, Inputs]:
+    """A run and its data, which are in `data_dir` where they have moved since training.
 
-    Attributes:
-      inputs: the run's data.
+    Raises:
+      ValueError, OSError: if there is no run, or its data cannot be read.
     """
+    recipe = read_recipe(workdir)
+    inputs = open_inputs(recipe.data, data_dir=data_dir)
+    model = create_network(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
+    return SavedRun(workdir, recipe, model, inputs.dataset.train.size), inputs
 
-    def __init__(self, workdir: Path, data_dir: str | None = None):
-        """Loads the run's recipe, data and model.
 
-        Args:
-          workdir: its folder.
-          data_dir: of the dataset, where it has moved since training.
-
-        Raises:
-          ValueError, OSError: if there is no run, or its data cannot be read.
-        """
-        recipe = read_recipe(workdir)
-        self.inputs = open_inputs(recipe.data, data_dir=data_dir)
-        shape, dataset = self.inputs.input_shape, self.inputs.dataset
-        network = create_network(recipe.model, shape, dataset.num_classes, recipe.run.seed)
-        super().__init__(workdir, recipe, network, dataset.train.size)
+def _fit_network(saved: Checkpoint, like: TrainState) -> TrainState:
+    """A state of which only the network is that of the checkpoint, which other workers may have written."""
+    needed = ("step", "params", "frozen", "moments", "averages")
+    own = like._replace(**{name: None for name in TrainState._fields if name not in needed})
+    return arrange({name: saved.state.get(name) for name in needed}, own)

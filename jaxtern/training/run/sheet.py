@@ -4,14 +4,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtern.data.feed import evaluation_batches
-from jaxtern.data.rendering import Batch
 from jaxtern.data.sources import load_dataset
-from jaxtern.data.tasks import ImageTask, Task
+from jaxtern.data.tasks import ImageTask
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.inputs import Feed, Inputs, open_inputs
 from jaxtern.training.step.gradients import example_keys
@@ -24,11 +22,8 @@ _INCH = 1.15  # side of an image
 def draw_sheet(recipe: Recipe, path: Path) -> None:
     """Draws the first batch of training as the model meets it, and below it the first images of the test split.
 
-    Every image is stretched to all greys between its least and greatest value, as whitened ones have no others.
-
-    Args:
-      recipe: names dataset, preprocessing and seed.
-      path: of the picture, .png or another that matplotlib writes.
+    Every image is stretched to all greys between its least and greatest value, as whitened ones have no others. The
+    picture's format is that of its path, .png or another that matplotlib writes.
 
     Raises:
       ValueError, OSError: if the dataset cannot be read, or the picture not be written.
@@ -54,29 +49,11 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
 def _augmented(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     feed = Feed(recipe.data, recipe.run, inputs, create_mesh(recipe))
     with contextlib.closing(feed.batches(0)) as batches:
-        return augment(recipe, inputs.task, feed.examples, jax.tree.map(np.asarray, next(batches)))
-
-
-def augment(recipe: Recipe, task: Task, examples: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs, as the model is given them in training, and targets of a batch on the host.
-
-    Args:
-      recipe: of the run.
-      task: likewise.
-      examples: all that lie on the devices, or None.
-      batch: of as many rows as are wanted.
-    """
-    images = batch.examples if examples is None else np.asarray(examples[batch.examples])
+        batch = next(batches)
+    images = batch.examples if feed.examples is None else feed.examples[batch.examples]
     keys = example_keys(recipe.run.seed, batch.epochs, batch.places)
-    shown, labels = task.in_training(jnp.asarray(images), batch.labels, keys)
+    shown, labels = inputs.task.in_training(images, batch.labels, keys)
     return np.asarray(shown), np.asarray(labels)
-
-
-def tile(images: np.ndarray, columns: int = 4) -> np.ndarray:
-    """Images side by side in one, each stretched as in `draw_sheet`; those of a row that is not full are left out."""
-    columns = min(columns, len(images))
-    starts = range(0, len(images) - columns + 1, columns)
-    return np.concatenate([np.concatenate(list(map(_stretch, images[i : i + columns])), axis=1) for i in starts])
 
 
 def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
@@ -89,13 +66,10 @@ def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarra
 
 
 def sheet_recipe(folder: str, preprocessing: str | None = None, test_split: str | None = None) -> Recipe:
-    """A recipe of which `draw_sheet` draws as many training examples as it has room for.
+    """A recipe of a prepared folder, of which `draw_sheet` draws as many training examples as it has room for.
 
-    Args:
-      folder: of a prepared dataset.
-      preprocessing: by name; None: by the images, "mnist" for grey ones of one shape, "cifar10" for 32x32 pixels, else
-        "inception".
-      test_split: of the lower half, as a recipe has it.
+    Where the preprocessing is None, it is "mnist" for grey images of one shape, "cifar10" for 32x32 pixels, else
+    "inception". The test split is that of the lower half, as a recipe has it.
 
     Raises:
       ValueError, OSError: if the dataset cannot be read.

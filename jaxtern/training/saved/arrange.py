@@ -12,11 +12,9 @@ class MisfitError(ValueError):
 
 
 def arrange(saved: Any, like: Any) -> Any:
-    """The arrays of `saved` in the structure of `like`; a NamedTuple, a dict of its fields and a list are alike.
+    """The arrays of `saved` in the structure of `like`, which has the same paths, shapes and dtypes.
 
-    Args:
-      saved: arrays.
-      like: arrays of the same paths, shapes and dtypes.
+    A NamedTuple, a dict of its fields and a list are alike.
 
     Raises:
       MisfitError: naming the first array that is not alike.

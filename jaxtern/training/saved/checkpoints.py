@@ -12,9 +12,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,7 +26,6 @@ from jaxtern.training.saved.digests import digest_of_all
 
 BEST_BY = "precision_at_1"
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class CheckpointError(OSError):
@@ -51,12 +50,12 @@ Refit = Callable[[Checkpoint, Any], Any]
 class Checkpoints:
     """The checkpoints of a run, under `<workdir>/checkpoints/<step>/`."""
 
-    def __init__(self, workdir: Path, keep: int | None = None, keep_best: int = 0):
+    def __init__(self, workdir: Path, keep: int = 0, keep_best: int = 0):
         """Opens the folder, making it if `keep` is given. Where there are other processes, they have no part in it.
 
         Args:
           workdir: of the run.
-          keep: how many of the last checkpoints to keep; None to read only.
+          keep: how many of the last checkpoints to keep; 0 to read only.
           keep_best: how many to keep besides, of the best by `BEST_BY`.
 
         Raises:
@@ -64,20 +63,17 @@ class Checkpoints:
         """
         self._directory = Path(workdir).absolute() / "checkpoints"
         self._damaged = Path(workdir).absolute() / "checkpoints_damaged"
-        self._writes = keep is not None
-        self._scores: dict[int, float | None] = {}
-        self._opened: int | None = None  # the folder that is written to: no other can get its number while it is open
+        self._keep, self._keep_best = keep, keep_best
         self._last: int | None = None  # step of the checkpoint that must still be there
         options = ocp.CheckpointManagerOptions(
             create=False,
-            read_only=not self._writes,
-            preservation_policy=_LastAndBest(keep, keep_best, self._rank) if keep else None,
+            read_only=not keep,
+            preservation_policy=self if keep else None,
             multiprocessing_options=_this_process_alone(),
         )
-        if self._writes:
+        if keep:
             with self._reporting():
                 self._directory.mkdir(parents=True, exist_ok=True)
-                self._opened = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._manager = ocp.CheckpointManager(self._directory, options=options)
         except RecursionError:  # of JSON in JSON, which orbax reads here
@@ -106,9 +102,8 @@ class Checkpoints:
         metadata["metrics"] = metrics
         metadata["digest"] = digest_of_all(arrays, metadata)
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
-        self._scores[step] = None if metrics is None else metrics[BEST_BY]
+        self.wait()  # orbax would make a folder that is gone anew, and train on without what was in it
         with self._reporting():
-            self._finish()  # orbax would make a folder that is gone anew, and train on without what was in it
             self._manager.save(step, args=items)
         self._last = step
 
@@ -131,27 +126,32 @@ class Checkpoints:
         """The step of best `BEST_BY` among those that were evaluated when they were saved; None where none was."""
         return next(iter(self._rank(self.steps())), None)
 
-    def _rank(self, steps: Iterable[int]) -> list[int]:
+    def should_preserve(self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: Any) -> list[bool]:
+        """Which checkpoints orbax is to preserve: the last ones and, as soon as they are on disk, the best.
+
+        Its own BestN takes metrics from a file beside the checkpoint that it reads before all else, so that a damaged
+        one would bar the way to all checkpoints.
+        """
+        steps = sorted(info.step for info in checkpoints)
+        preserved = {*steps[-self._keep :], *self._rank(steps)[: self._keep_best]}
+        return [info.step in preserved for info in checkpoints]
+
+    def _rank(self, steps: Sequence[int]) -> list[int]:
         """Sorts the evaluated ones of some steps, the best by `BEST_BY` first, of equals the later."""
-        scored = [(score, step) for step in steps if (score := self._score(step)) is not None]
-        return [step for _, step in sorted(scored, reverse=True)]
-
-    def _score(self, step: int) -> float | None:
-        """`BEST_BY` of a checkpoint; None where it was not evaluated, or does not say."""
-        if step not in self._scores:
-            try:
+        scores = []
+        for step in steps:
+            # a checkpoint that is damaged, or was not evaluated, is no candidate
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 metadata = json.loads((self._directory / str(step) / "metadata" / "metadata").read_text())
-                self._scores[step] = float(metadata["metrics"][BEST_BY])
-            except (OSError, ValueError, KeyError, TypeError):  # damaged, or without metrics
-                self._scores[step] = None
-        return self._scores[step]
+                scores.append((float(metadata["metrics"][BEST_BY]), step))
+        return [step for _, step in sorted(scores, reverse=True)]
 
-    def restore(self, step: int, like: Any, refit: Refit | None = None) -> Checkpoint:
+    def restore(self, step: int, like: Any = None, refit: Refit | None = None) -> Checkpoint:
         """The checkpoint of `step`.
 
         Args:
           step: one of `steps()`.
-          like: a state of the same structure, shapes and dtypes.
+          like: a state of the same structure, shapes and dtypes; None: it is given as it was saved, in dicts.
           refit: makes such a state of one that is otherwise; None: there is no other.
 
         Raises:
@@ -159,19 +159,13 @@ class Checkpoints:
           ValueError: if the checkpoint is damaged.
         """
         saved = self._read(step)
+        if like is None:
+            return saved
         try:
             state = arrange(saved.state, like) if refit is None else refit(saved, like)
         except MisfitError as error:
             raise MisfitError(f"checkpoint {self._directory / str(step)} {error}") from None
         return Checkpoint(state, saved.metadata)
-
-    def restore_as_saved(self, step: int) -> dict[str, Any]:
-        """The state of `step`, whatever its structure, as dicts of NumPy arrays.
-
-        Raises:
-          ValueError: if the checkpoint is damaged.
-        """
-        return self._read(step).state
 
     def _read(self, step: int) -> Checkpoint:
         """Arrays that match their digest, in dicts and lists."""
@@ -188,20 +182,10 @@ class Checkpoints:
             raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: it does not match its digest")
         return Checkpoint(state, metadata)
 
-    def use_latest(self, use: Callable[[int], T]) -> T | None:
-        """Calls `use` with the newest step for which it raises no ValueError; returns its result, or None without any.
+    def restore_latest(self, like: Any = None, refit: Refit | None = None) -> Checkpoint | None:
+        """The newest checkpoint that is whole, or None where there is none.
 
-        Nothing is moved: for those who read beside the run that writes.
-        """
-        for step in reversed(self.steps()):
-            try:
-                return use(step)
-            except ValueError as error:
-                logger.warning("%s; taking the one before it", error)
-        return None
-
-    def restore_latest(self, like: Any, refit: Refit | None = None) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None where there is none; damaged newer ones are set aside.
+        Damaged newer ones are set aside, unless these checkpoints are only read.
 
         Args:
           like, refit: as in `restore`.
@@ -220,56 +204,41 @@ class Checkpoints:
                 logger.warning("%s; taking the one before it", error)
                 damaged.append(step)
                 continue
-            for newer in damaged:
-                self._set_aside(newer)
-            self._last = step
+            if self._keep:
+                self._set_aside(damaged)
+                self._last = step
             return checkpoint
         if damaged:
             raise ValueError(f"{self._directory}: no checkpoint is whole of {damaged}; start again in another workdir")
         return None
 
-    def _set_aside(self, step: int) -> None:
-        """Moves a damaged checkpoint out of the way of the one that will take its place."""
-        self._damaged.mkdir(exist_ok=True)
-        number = len(list(self._damaged.glob(f"{step}.*")))
-        shutil.move(self._directory / str(step), self._damaged / f"{step}.{number}")
+    def _set_aside(self, steps: Sequence[int]) -> None:
+        """Moves damaged checkpoints out of the way of those that will take their places."""
+        for step in steps:
+            self._damaged.mkdir(exist_ok=True)
+            number = len(list(self._damaged.glob(f"{step}.*")))
+            shutil.move(self._directory / str(step), self._damaged / f"{step}.{number}")
         self._manager.reload()
 
     def wait(self) -> None:
-        """Waits until all is written.
-
-        Raises:
-          CheckpointError: if something could not be, or is gone.
-        """
-        with self._reporting():
-            self._finish()
-
-    def close(self) -> None:
-        """Waits likewise, and lets go of the folder.
+        """Waits until all is written, and requires that the last one is where it was written.
 
         Raises:
           CheckpointError: if something could not be written, or is gone.
         """
-        with self._reporting():
-            try:
-                self._finish()
-            finally:
-                self._manager.close()
-                if self._opened is not None:
-                    os.close(self._opened)
-                    self._opened = None
-
-    def _finish(self) -> None:
-        """Waits until all is written, and requires that it is where it was written."""
         last, self._last = self._last, None  # one that could not be written is told once
-        self._manager.wait_until_finished()
-        if self._opened is None:
-            return
-        if not os.path.samestat(os.fstat(self._opened), self._directory.stat()):
-            raise FileNotFoundError("something else has taken the folder's place")
-        if last is not None and not (self._directory / str(last)).is_dir():
-            raise FileNotFoundError(f"the last one, of step {last}, is gone")
+        with self._reporting():
+            self._manager.wait_until_finished()
+            if last is not None and not (self._directory / str(last)).is_dir():
+                raise FileNotFoundError(f"the last one, of step {last}, is gone")
         self._last = last
+
+    def close(self) -> None:
+        """Waits likewise, and ends orbax's threads."""
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -280,23 +249,6 @@ class Checkpoints:
             told = CheckpointError(f"checkpoints cannot be written to {self._directory}: {_reason(error)}")
             told.errno = _number(error)
             raise told from error
-
-
-class _LastAndBest(NamedTuple):
-    """Tells orbax which checkpoints to preserve.
-
-    Its own BestN takes metrics from a file beside the checkpoint that it reads before all else, so that a damaged one
-    would bar the way to all checkpoints.
-    """
-
-    keep: int
-    keep_best: int
-    rank: Callable[[Iterable[int]], list[int]]
-
-    def should_preserve(self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: Any) -> list[bool]:
-        steps = sorted(info.step for info in checkpoints)
-        preserved = {*steps[-self.keep :], *self.rank(steps)[: self.keep_best]}
-        return [info.step in preserved for info in checkpoints]
 
 
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:

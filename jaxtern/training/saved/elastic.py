@@ -19,15 +19,7 @@ from jaxtern.training.step.state import TrainState
 
 
 def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe) -> TrainState:
-    """The state of a checkpoint as one of this recipe.
-
-    Args:
-      saved: as it was saved.
-      like: a first state of this recipe.
-      recipe: of the run that goes on.
-
-    Returns:
-      Arrays as NumPy has them, in the structure of `like`.
+    """The state of a checkpoint as NumPy arrays in the structure of `like`, a first state of this recipe.
 
     Raises:
       MisfitError: for what cannot be carried over, as the moments of another optimiser or what another method carries.
@@ -50,13 +42,9 @@ def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe) -> TrainStat
 
 
 def _hand_over(saved: Any, own: Any, recipe: Recipe, state: TrainState) -> Any:
-    """What each worker carried, as it goes on among as many workers as `own` has.
+    """What each of N workers carried, arrays [N, ...], as it goes on among M, who have `own` [M, ...] in a first state.
 
-    Args:
-      saved: arrays [N, ...], as a checkpoint has them.
-      own: arrays [M, ...] of a first state.
-      recipe: of the run that goes on.
-      state: with the weights, which gradients look like.
+    The recipe is that of the run that goes on; gradients look like the weights of `state`.
     """
     leaves, first = jax.tree.leaves(saved), jax.tree.leaves(own)
     if not leaves or not first or len(leaves[0]) == len(first[0]):

@@ -25,10 +25,6 @@ def initialize(model: ModelSection, input_shape: tuple[int, ...], num_classes: i
     The key of these is made of the seed and all that `init_from` holds. By the seed alone, a head would be the one that
     the other run, of the same seed, began with and has learned by.
 
-    Args:
-      model: with `init_from`.
-      input_shape, num_classes, seed: as `create_model` takes them.
-
     Raises:
       ValueError, OSError: if there are none to be read, one is missing, or one has another shape.
     """
@@ -67,9 +63,7 @@ def initialize(model: ModelSection, input_shape: tuple[int, ...], num_classes: i
 def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:
     """Weights and moments by path, of a run's folder, one of its checkpoints, or a file of torchvision's weights.
 
-    Args:
-      model: with `init_from`.
-      like: weights and moments of the network, a dict of dicts.
+    Those of the network are like `like`, a dict of dicts.
 
     Raises:
       ValueError, OSError: if there are none.
@@ -79,13 +73,12 @@ def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:
     if path.is_file():
         return by_path(read_torchvision(path, model.name, like, model.init_exclude, model.init_allow_missing))
     if (path / "checkpoints").is_dir():
-        checkpoints = Checkpoints(path)
-        newest = checkpoints.use_latest(checkpoints.restore_as_saved)
+        newest = Checkpoints(path).restore_latest()
         if newest is None:
             raise ValueError(f"model.init_from={source!r}: holds no checkpoint that can be read")
-        return _weights_of(newest, source)
+        return _weights_of(newest.state, source)
     if path.parent.name == "checkpoints" and path.name.isdecimal() and path.is_dir():
-        return _weights_of(Checkpoints(path.parent.parent).restore_as_saved(int(path.name)), source)
+        return _weights_of(Checkpoints(path.parent.parent).restore(int(path.name)).state, source)
     raise FileNotFoundError(
         f"model.init_from={source!r}: is no folder of a run, no checkpoint of one, and no .safetensors file"
     )

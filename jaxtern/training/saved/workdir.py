@@ -1,11 +1,12 @@
 """A run's folder: whose it is, and which recipe and dataset it holds."""
 
+import contextlib
 import dataclasses
 import fcntl
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from jaxtern.compression.network.links import Network
 from jaxtern.data.durable import replace_durably
@@ -33,16 +34,15 @@ def read_recipe(workdir: Path) -> Recipe:
         raise FileNotFoundError(f"workdir={str(workdir)!r}: holds no run (there is no config.json)")
     try:
         values = read_json(path)
-        if "num_workers" in values:
-            raise ValueError("it was written before recipes had sections; training goes on with --allow_config_change")
         before = {"rotation": False, "rounding": "stochastic"}  # of runs older than these fields
         return Recipe.from_dict(values | {"mean": before | values["mean"]} if "mean" in values else values)
     except (AttributeError, TypeError, ValueError) as error:  # no JSON, no object, or fields of another type
         raise ValueError(f"{path}: cannot be read: {error}") from None
 
 
-def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
-    """Takes `workdir` for a run of this recipe; the file that comes back holds the claim while it is open.
+@contextlib.contextmanager
+def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> Iterator[None]:
+    """Holds `workdir` for a run of this recipe.
 
     Raises:
       ValueError: if another process trains there, another recipe's run lies there and `allow_change` is false, or no
@@ -53,21 +53,17 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> IO[str]:
         workdir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise ValueError(f"workdir={str(workdir)!r}: cannot be made: {error.strerror}") from None
-    lock, path = (workdir / "lock").open("w"), workdir / "config.json"
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if path.exists() and not allow_change:
-            before, after = read_recipe(workdir), recipe.by_name()
+    with (workdir / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None
+        if (workdir / "config.json").exists() and not allow_change:
+            before = read_recipe(workdir)
             if recipe.optimizer.schedule not in OVER_ALL_STEPS and recipe.run.num_steps > before.run.num_steps:
                 before = before.replace(run={"num_steps": recipe.run.num_steps})  # the steps before are the same
-            _require_same(workdir, "config", before.by_name(), after)
-    except BlockingIOError:
-        lock.close()
-        raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None
-    except BaseException:
-        lock.close()
-        raise
-    return lock
+            _require_same(workdir, "config", before.by_name(), recipe.by_name())
+        yield
 
 
 def write_recipe(workdir: Path, recipe: Recipe) -> None:

@@ -108,7 +108,9 @@ def _create_loss(recipe: Recipe, program: Program) -> Callable:
         model = nnx.merge(program.graph, merge_trees(params, state.frozen, state.moments))
         measured = measure(recipe.model, model(inputs, key), targets, auxiliary_weight)
         if decays_in_loss(recipe.optimizer):
-            decay = recipe.optimizer.weight_decay * sum_of_squares(params, program.decayed) / 2
+            decayed = mask(program.decayed, params)
+            squares = jax.tree.map(lambda w, counts: jnp.sum(w * w) if counts else 0.0, params, decayed)
+            decay = recipe.optimizer.weight_decay * sum(jax.tree.leaves(squares), start=jnp.zeros(())) / 2
             measured |= {"loss": measured["loss"] + decay, "loss/weight_decay": decay}
         scale = 1.0 if state.loss_scale is None else state.loss_scale.factor
         return measured["loss"] * scale, (measured, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
@@ -128,9 +130,3 @@ def dropout_key(seed: int, step: jax.Array, worker: jax.Array) -> jax.Array:
     for number in (step, worker, jax.lax.axis_index(FAST_AXIS)):
         key = jax.random.fold_in(key, number)
     return key
-
-
-def sum_of_squares(params: Any, decayed: Any) -> jax.Array:
-    """Of all tensors whose path matches one of the patterns."""
-    squares = jax.tree.map(lambda w, counts: jnp.sum(w * w) if counts else 0.0, params, mask(decayed, params))
-    return sum(jax.tree.leaves(squares), start=jnp.zeros(()))

@@ -1,10 +1,7 @@
-"""The means that a recipe asks for, made, and what of them goes over the wire."""
-
-from typing import Any
+"""The means that a recipe asks for, made."""
 
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.reducer import Reducer
-from jaxtern.compression.report import WireReport, wire_report
 from jaxtern.compression.transform import keep_float
 from jaxtern.compression.wrappers import delayed, idle
 from jaxtern.training.recipe.mean import MeanSection
@@ -32,14 +29,3 @@ def create_reducers(mean: MeanSection, last_layer: str, network: Network | None 
 
     compressed = [create(phase) for phase in range(mean.num_phases)]
     return [idle(compressed[0]), *compressed]
-
-
-def report_wire(
-    mean: MeanSection, params: Any, last_layer: str, num_workers: int, network: Network | None
-) -> list[WireReport]:
-    """What a worker sends in a step, of each of `create_reducers`.
-
-    Raises:
-      ValueError: if the exchange cannot carry so many workers.
-    """
-    return [wire_report(params, reducer, num_workers) for reducer in create_reducers(mean, last_layer, network)]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 _PATIENCE = 2000  # steps without an overflow, after which the factor doubles
-_LEAST, _MOST = 1.0, 2.0**24
+LEAST, _MOST = 1.0, 2.0**24
 
 
 class LossScale(NamedTuple):
@@ -21,11 +21,6 @@ class LossScale(NamedTuple):
     good_steps: jax.Array
 
 
-def first_scale(factor: float) -> LossScale:
-    """The factor of the first step."""
-    return LossScale(jnp.float32(factor), jnp.int32(0))
-
-
 def adjust_scale(scale: LossScale, overflowed: jax.Array) -> LossScale:
     """Half after an overflow, but not below 1; double after 2,000 steps without (Micikevicius et al. 2018).
 
@@ -38,10 +33,5 @@ def adjust_scale(scale: LossScale, overflowed: jax.Array) -> LossScale:
     good = LossScale(
         jnp.where(grows, jnp.minimum(scale.factor * 2, _MOST), scale.factor), jnp.where(grows, 0, good_steps)
     )
-    bad = LossScale(jnp.maximum(scale.factor / 2, _LEAST), jnp.zeros_like(good_steps))
+    bad = LossScale(jnp.maximum(scale.factor / 2, LEAST), jnp.zeros_like(good_steps))
     return jax.tree.map(lambda x, y: jnp.where(overflowed, x, y), bad, good)
-
-
-def can_shrink(scale: LossScale) -> jax.Array:
-    """bool scalar: whether an overflow may be for want of a smaller factor, and is no divergence."""
-    return scale.factor > _LEAST

@@ -16,7 +16,6 @@ from jaxtern.hosts.messages import to_devices
 from jaxtern.training.recipe import masks
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import by_path, require_match
-from jaxtern.training.step import precision
 from jaxtern.training.step.mean import create_reducers
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import create_optimizer, decay_patterns
@@ -110,7 +109,9 @@ def create_run(
 
     def first_state(params: Any, frozen: Any, moments: Any) -> TrainState:
         averages = Averages(params, moments) if recipe.model.average_decay else None
-        scale = precision.first_scale(recipe.model.loss_scale) if recipe.model.precision == "float16" else None
+        scale = None
+        if recipe.model.precision == "float16":
+            scale = LossScale(jnp.float32(recipe.model.loss_scale), jnp.int32(0))
         start = optimizer.init(params), means[0].init(params)
         return TrainState(jnp.zeros((), jnp.int32), params, frozen, moments, *start, averages, scale)
 

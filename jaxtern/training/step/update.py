@@ -106,7 +106,7 @@ def _skip_overflow(
     kept = state._replace(step=new.step)
     chosen = jax.tree.map(lambda old, changed: jnp.where(skips, old, changed), kept, new)
     # at the least factor, it is no overflow, but what ends a run
-    hopeless = ~precision.can_shrink(state.loss_scale)
+    hopeless = state.loss_scale.factor <= precision.LEAST
     metrics["nonfinite"] = jnp.where(skips, overflow & hopeless, metrics["nonfinite"])
     metrics |= {"overflow": (skips & ~hopeless).astype(jnp.float32), "loss_scale": state.loss_scale.factor}
     return chosen._replace(loss_scale=precision.adjust_scale(state.loss_scale, skips)), metrics
