@@ -11,12 +11,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxtern.preparation.source import DamagedImage
 
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
-_TAR_ERRORS = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
+TAR_ERRORS = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 class Member(NamedTuple):
@@ -50,12 +49,12 @@ def list_container(path: Path) -> tuple[list[Member], Callable[[tuple], bytes]]:
         members, read = _list_folder(path), read_file
     elif zipfile.is_zipfile(path):
         members, read = _list_zip(path), read_zip_member
-    elif is_tar(path):
+    elif _is_tar(path, "r:"):
         members, read = list(list_tar(path)), read_span
-    elif _starts_compressed(path):
+    elif _is_tar(path, "r"):
         members, read = _list_folder(_unpack(path)), read_file
     else:
-        raise ValueError(f"SOURCE={str(path)!r}: is no folder, zip or tar, or is cut short")
+        raise ValueError(f"SOURCE={str(path)!r}: is no folder, zip or tar, or is damaged or cut short")
     return sorted(member for member in members if member.name != "."), read  # "." is what was packed
 
 
@@ -79,7 +78,7 @@ def _unpack(path: Path) -> Path:
     try:
         with tarfile.open(path) as archive:
             archive.extractall(folder, filter="data")
-    except _TAR_ERRORS as error:
+    except TAR_ERRORS as error:
         raise ValueError(f"SOURCE={str(path)!r}: cannot be unpacked to {folder}: {error}") from None
     return Path(folder)
 
@@ -133,22 +132,17 @@ def read_tar(path: Path, given: str, suffixes: tuple[str, ...] = ("",)) -> Itera
                 content = archive.extractfile(info) if info.name.endswith(suffixes) else None
                 if content is not None:
                     yield info.name, content.read()
-    except _TAR_ERRORS as error:
+    except TAR_ERRORS as error:
         raise ValueError(f"{given}: is damaged or cut short: {error}") from None
 
 
-def is_tar(path: Path) -> bool:
-    """Whether a file is a tar that is not compressed."""
+def _is_tar(path: Path, mode: Literal["r:", "r"]) -> bool:
+    """Whether a file is a tar that is not compressed, or with mode "r" any tar."""
     try:
-        with tarfile.open(path, mode="r:"):
+        with tarfile.open(path, mode):
             return True
-    except tarfile.TarError:
+    except TAR_ERRORS:
         return False
-
-
-def _starts_compressed(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(8).startswith(_COMPRESSED)
 
 
 def read_file(location: tuple) -> bytes:

@@ -130,8 +130,8 @@ def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str,
     from tensorflow_datasets.core.dataset_info import DatasetIdentity
     from tensorflow_datasets.core.splits import SplitDict
 
-    def describe(split: str, shards: list[ShardResult]) -> tfds.core.SplitInfo:
-        return tfds.core.SplitInfo(
+    splits = [
+        tfds.core.SplitInfo(
             name=split,
             shard_lengths=[shard.images for shard in shards],
             num_bytes=sum(shard.file_bytes for shard in shards),
@@ -139,15 +139,17 @@ def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str,
                 data_dir=epath.Path(folder), dataset_name=plan.name, split=split, filetype_suffix="array_record"
             ),
         )
-
-    shapes = [result.shapes for result in results.values() if result.shapes]
-    low_height, high_height, low_width, high_width = zip(*shapes, strict=True)
-    limits = [min(low_height), max(high_height), min(low_width), max(high_width)]
-    features = make_features(source.class_names, plan.rules, source.has_boxes, limits)
+        for split, shards in group_by_split(plan.shards, results).items()
+    ]
     identity = DatasetIdentity(
         name=plan.name, version=tfds.core.Version(_VERSION), data_dir=str(folder), module_name=""
     )
+    low_height, high_height, low_width, high_width = zip(
+        *(result.shapes for result in results.values() if result.shapes), strict=True
+    )
+    limits = [min(low_height), max(high_height), min(low_width), max(high_width)]
+    features = make_features(source.class_names, plan.rules, source.has_boxes, limits)
     info = tfds.core.DatasetInfo(builder=identity, features=features)
     info.set_file_format("array_record")
-    info.set_splits(SplitDict([describe(*split) for split in group_by_split(plan.shards, results).items()]))
+    info.set_splits(SplitDict(splits))
     info.write_to_directory(folder)

@@ -76,11 +76,9 @@ def split_off_validation(
     labels = np.array([item.label for item in items])
     chosen = np.zeros(len(items), bool)
     for label, name in enumerate(names):
-        (rows,) = np.nonzero(labels == label)
-        if not len(rows):  # refused with what is known of the whole source
-            continue
+        rows = np.flatnonzero(labels == label)
         count = max(1, round(fraction * len(rows)))
-        if count >= len(rows):
+        if 0 < len(rows) <= count:  # a class without any is refused later, with what is known of the whole source
             raise ValueError(
                 f"validation_fraction={fraction}: class {name} has {len(rows)} images, too few to split;"
                 " --validation_fraction=0 leaves all of them to training"
@@ -122,10 +120,10 @@ def _find_splits(path: Path, entries: list[_Entry]) -> dict[str, list[_Entry]]:
         if split in found:
             raise ValueError(f"SOURCE={str(path)!r}: {found[split]} and {folder} are both the split {split}")
         found[split] = folder
-    order = [split for split in ("train", "validation", "test") if split in found]
     splits = {
         split: [_Entry(e.parts[1:], e.member) for e in entries if e.parts[0] == found[split] and len(e.parts) > 1]
-        for split in order
+        for split in ("train", "validation", "test")
+        if split in found
     }
     for split, inside in splits.items():
         if not any(entry.is_image for entry in inside):

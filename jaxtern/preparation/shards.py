@@ -119,7 +119,7 @@ def group_by_split(shards: list[Shard], results: dict[str, ShardResult]) -> dict
 def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> ShardResult:
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    serializer, result = _Serializer(task), ShardResult()
+    serialize, result = _make_serializer(task), ShardResult()
     try:
         writer = ArrayRecordWriter(str(path), _WRITER_OPTIONS)
         try:
@@ -131,7 +131,7 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
                 except ValueError as error:
                     raise ValueError(f"{item.name}: {error}") from None
                 else:
-                    writer.write(serializer.serialize(item, stored))
+                    writer.write(serialize(item, stored))
                     result.add(item, stored)
                 on_image()
         finally:
@@ -143,22 +143,21 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
     return result
 
 
-class _Serializer:
-    """Examples to the bytes that TFDS reads."""
+def _make_serializer(task: Task) -> Callable[[Item, Stored], bytes]:
+    """The function from an example to the bytes that TFDS reads."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
-    def __init__(self, task: Task):
-        from tensorflow_datasets import features as kinds
-        from tensorflow_datasets.core.example_serializer import ExampleSerializer
+    features = make_features(task.class_names, task.rules, task.has_boxes)
+    serializer = ExampleSerializer(features.get_serialized_info())
 
-        self._features = make_features(task.class_names, task.rules, task.has_boxes)
-        self._serializer = ExampleSerializer(self._features.get_serialized_info())
-        self._has_boxes, self._box = task.has_boxes, kinds.BBox
-
-    def serialize(self, item: Item, stored: Stored) -> bytes:
+    def serialize(item: Item, stored: Stored) -> bytes:
         file_name = item.name.encode(errors="replace")  # names of files need not be text
         example = {"image": stored.content, "label": item.label, "file_name": file_name}
-        if self._has_boxes:
-            example["boxes"] = [self._box(*box) for box in item.boxes]
-        message: Any = self._serializer.get_tf_example(self._features.encode_example(example))
+        if task.has_boxes:
+            example["boxes"] = [tfds.features.BBox(*box) for box in item.boxes]
+        message: Any = serializer.get_tf_example(features.encode_example(example))
         # else the order of features is another in every process
         return message.SerializeToString(deterministic=True)
+
+    return serialize

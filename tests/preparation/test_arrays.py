@@ -185,8 +185,8 @@ def test_formats_are_seen_from_what_lies_there(tmp_path: Path, make, class_folde
     with pytest.raises(FileNotFoundError, match=r"nowhere.*no such file or folder"):
         detect_format(tmp_path / "nowhere")
     (tmp_path / "text.txt").write_text("text")
-    with pytest.raises(ValueError, match=r"text\.txt.* is neither a zip or tar of images, nor an archive of CIFAR"):
-        detect_format(tmp_path / "text.txt")
+    with pytest.raises(ValueError, match=r"text\.txt.* is no folder, zip or tar"):
+        prepare(tmp_path / "text.txt", tmp_path / "out")
     with pytest.raises(ValueError, match="is prepared already"):
         detect_format(make.folder(tmp_path / "done", {"dataset_info.json": b"{}"}))
 
