@@ -45,26 +45,32 @@ class _Box(NamedTuple):
     width: float
 
 
-def read_shape(encoded: bytes) -> tuple[int, int]:
-    """Height and width in pixels, from the header alone.
+def read_shape(image: bytes | np.ndarray) -> tuple[int, int]:
+    """Height and width in pixels, of a file from its header alone.
 
     Raises:
       ValueError: if it is no JPEG or PNG, or if the header is damaged.
     """
-    header = _read_header(encoded)
-    return header.height, header.width
+    return image.shape[:2] if isinstance(image, np.ndarray) else _read_header(image)[:2]
 
 
-def decode(encoded: bytes, channels: int) -> np.ndarray:
+def decode(image: bytes | np.ndarray, channels: int) -> np.ndarray:
     """uint8[H, W, channels]: the whole image, as exact as the decoders can; grey with 1 channel, RGB with 3.
+
+    Args:
+      image: a JPEG or PNG, or uint8[H, W, 1 or 3].
+      channels: 1 or 3.
 
     Raises:
       ValueError: if it is no JPEG or PNG of grey or RGB colours, or if it is damaged or cut short.
     """
-    _check_channels(channels)
-    if _read_header(encoded).place is None:
-        return _decode_png(encoded, channels)
-    return _call_simplejpeg(encoded, channels)
+    if channels not in (_GREY, _RGB):
+        raise ValueError(f"channels={channels}: must be 1 or 3")
+    if isinstance(image, np.ndarray):
+        return _convert(image, channels)
+    if _read_header(image).place is None:
+        return _decode_png(image, channels)
+    return _call_simplejpeg(image, channels)
 
 
 def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> np.ndarray:
@@ -84,8 +90,7 @@ def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> n
     Raises:
       ValueError: as `decode`; if the box is empty or not inside the image.
     """
-    _check_channels(channels)
-    header = _Header(image.shape[0], image.shape[1], None) if isinstance(image, np.ndarray) else _read_header(image)
+    header = _Header(*image.shape[:2], None) if isinstance(image, np.ndarray) else _read_header(image)
     if not (0 <= view.top < view.bottom <= header.height and 0 <= view.left < view.right <= header.width):
         raise ValueError(f"view={view}: has no pixels, or some outside of {header.height} by {header.width}")
     pixels, box = _cut(image, header, view, size, channels)
@@ -98,21 +103,14 @@ def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> n
     return pixels.reshape(size, size, channels)
 
 
-def _check_channels(channels: int) -> None:
-    if channels not in (_GREY, _RGB):
-        raise ValueError(f"channels={channels}: must be 1 or 3")
-
-
 def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, channels: int) -> tuple[np.ndarray, _Box]:
     """All pixels that a view shows any of, and its box among them; those of a JPEG may be 2, 4 or 8 times as large."""
-    factor = 1
-    if header.place is not None:
-        assert not isinstance(image, np.ndarray)
+    if header.place is None or isinstance(image, np.ndarray):
+        factor, pixels = 1, decode(image, channels)
+    else:
         shortest = min(view.bottom - view.top, view.right - view.left)
         factor = next((each for each in _FACTORS if shortest >= each * size), 1)
         pixels = _decode_part(image, header, view.bottom, factor, channels)
-    else:
-        pixels = convert(image, channels) if isinstance(image, np.ndarray) else _decode_png(image, channels)
     top, left = view.top // factor, view.left // factor
     bottom, right = -(-view.bottom // factor), -(-view.right // factor)
     edges = view.top / factor - top, view.left / factor - left
@@ -190,7 +188,7 @@ def _needed_of_png(encoded: bytes) -> bytes:
     return b"".join(kept)
 
 
-def convert(pixels: np.ndarray, channels: int) -> np.ndarray:
+def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
     """uint8[H, W, channels] of uint8[H, W, 1 or 3]."""
     if pixels.shape[2] == channels:
         return pixels

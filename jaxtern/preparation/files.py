@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 
 from jaxtern.preparation.source import DamagedImage
 
-TAR_ERRORS = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
+TAR_ERRORS = (*_DAMAGE, OSError)
 
 
 class Member(NamedTuple):
@@ -46,13 +47,13 @@ def list_container(path: Path) -> tuple[list[Member], Callable[[tuple], bytes]]:
       ValueError: if it is none of them, or damaged.
     """
     if path.is_dir():
-        members, read = _list_folder(path), read_file
+        members, read = _list_folder(path), read_span
     elif zipfile.is_zipfile(path):
         members, read = _list_zip(path), read_zip_member
     elif _is_tar(path, "r:"):
         members, read = list(list_tar(path)), read_span
     elif _is_tar(path, "r"):
-        members, read = _list_folder(_unpack(path)), read_file
+        members, read = _list_folder(_unpack(path)), read_span
     else:
         raise ValueError(f"SOURCE={str(path)!r}: is no folder, zip or tar, or is damaged or cut short")
     return sorted(member for member in members if member.name != "."), read  # "." is what was packed
@@ -68,7 +69,8 @@ def _list_folder(root: Path) -> list[Member]:
             path = Path(folder, name)
             if not path.is_file():
                 raise ValueError(f"{path}: is no file, or a link to none")
-            members.append(Member((relative / name).as_posix(), (str(path),), path.stat().st_size))
+            size = path.stat().st_size
+            members.append(Member((relative / name).as_posix(), (str(path), 0, size), size))
     return members
 
 
@@ -141,13 +143,8 @@ def _is_tar(path: Path, mode: Literal["r:", "r"]) -> bool:
     try:
         with tarfile.open(path, mode):
             return True
-    except TAR_ERRORS:
+    except _DAMAGE:
         return False
-
-
-def read_file(location: tuple) -> bytes:
-    """The bytes of the file at a path."""
-    return Path(location[0]).read_bytes()
 
 
 def read_span(location: tuple) -> bytes:

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from jaxtern.data.durable import replace_durably
+from jaxtern.data.durable import replace_durably, sync_path
 from jaxtern.data.json_files import read_json
 from jaxtern.preparation.plan import Plan
-from jaxtern.preparation.shards import WORK, ShardResult, group_by_split, make_features, read_result
+from jaxtern.preparation.shards import WORK, ShardResult, group_by_split, make_features
 from jaxtern.preparation.source import Source
 
 PLAN = "preparation.json"
@@ -86,12 +86,6 @@ def _write_identity(out: Path, identity: dict[str, Any], results: dict[str, Any]
     replace_durably(out / PLAN, json.dumps({"plan": identity, "shards": results}, indent=1) + "\n")
 
 
-def find_finished(out: Path, plan: Plan) -> dict[str, ShardResult]:
-    """Results of the shards that are whole, by file name."""
-    results = {shard.file_name: read_result(out, shard.file_name) for shard in plan.shards}
-    return {name: result for name, result in results.items() if result is not None}
-
-
 def read_finished(out: Path, plan: Plan) -> dict[str, ShardResult]:
     """Results of all shards of a finished dataset.
 
@@ -117,8 +111,7 @@ def finish_folder(out: Path, source: Source, plan: Plan, results: dict[str, Shar
     prepared.mkdir()
     _write_metadata(prepared, source, plan, results)
     for path in sorted(prepared.iterdir(), key=lambda path: (path.name == INFO, path.name)):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_path(path)
         os.replace(path, out / path.name)
     shutil.rmtree(out / WORK)
 

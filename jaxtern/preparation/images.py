@@ -62,7 +62,10 @@ def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
     if isinstance(raw, np.ndarray):
         pixels, fits = raw, True
     else:
-        pixels, fits = _decode_jpeg(raw, rules) if raw.startswith(JPEG) else _decode_other(raw, rules)
+        try:
+            pixels, fits = _decode_jpeg(raw, rules) if raw.startswith(JPEG) else _decode_other(raw, rules)
+        except ValueError as error:
+            raise DamagedImage(str(error)) from None
         if fits and not (rules.shortest and min(pixels.shape[:2]) > rules.shortest):
             return Stored(raw, pixels.shape[:2], repaired=False)
     pixels = _shrink(pixels, rules.shortest)
@@ -87,9 +90,9 @@ def _decode_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
     """Pixels, and whether the file fits the rules; Pillow decodes an odd one of which nothing is lost."""
     try:
         return _decode_sound_jpeg(raw, rules)
-    except DamagedImage:
+    except ValueError:
         _require_harmless(raw, rules)
-    return _open(raw, rules.channels), False
+    return decode_any(raw, rules.channels), False
 
 
 def _require_harmless(raw: bytes, rules: Rules) -> None:
@@ -97,7 +100,7 @@ def _require_harmless(raw: bytes, rules: Rules) -> None:
     raw = _REVISION.sub(b"\1", raw, count=1)
     try:
         _decode_sound_jpeg(raw, rules)
-    except DamagedImage as damage:
+    except ValueError as damage:
         stray = _STRAY_BYTES.search(str(damage))
         if stray:
             end = raw.rfind(b"\xff\xd9")
@@ -108,29 +111,19 @@ def _require_harmless(raw: bytes, rules: Rules) -> None:
 
 def _decode_sound_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
     """As `_decode_jpeg`; of a file that is kept, pixels are grey, in which damage is found as well, and faster."""
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(raw)
-        require_few_pixels(int(height), int(width))
-        is_plain = colours not in _INKS and is_upright(raw)
-        fits = is_plain and rules.encoding == "jpeg"
-        is_grey_enough = rules.channels == 1 or (fits and rules.shortest is None)
-        # simplejpeg tells of every damage, also where it could go on; OpenCV and Pillow are silent on garbled data
-        pixels = simplejpeg.decode_jpeg(raw, "CMYK" if colours in _INKS else "GRAY" if is_grey_enough else "RGB")
-    except ValueError as error:
-        raise DamagedImage(str(error)) from None
+    height, width, colours, _ = simplejpeg.decode_jpeg_header(raw)
+    require_few_pixels(int(height), int(width))
+    is_plain = colours not in _INKS and is_upright(raw)
+    fits = is_plain and rules.encoding == "jpeg"
+    is_grey_enough = rules.channels == 1 or (fits and rules.shortest is None)
+    # simplejpeg tells of every damage, also where it could go on; OpenCV and Pillow are silent on garbled data
+    pixels = simplejpeg.decode_jpeg(raw, "CMYK" if colours in _INKS else "GRAY" if is_grey_enough else "RGB")
     # Pillow knows of Adobe's inverted inks, and turns an image upright
-    return (pixels if is_plain else _open(raw, rules.channels)), fits
+    return (pixels if is_plain else decode_any(raw, rules.channels)), fits
 
 
 def _decode_other(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
-    return _open(raw, rules.channels), rules.encoding == "png" and is_plain_png(raw) and is_upright(raw)
-
-
-def _open(raw: bytes, channels: int) -> np.ndarray:
-    try:
-        return decode_any(raw, channels)
-    except ValueError as error:
-        raise DamagedImage(str(error)) from None
+    return decode_any(raw, rules.channels), rules.encoding == "png" and is_plain_png(raw) and is_upright(raw)
 
 
 def _shrink(pixels: np.ndarray, shortest: int | None) -> np.ndarray:

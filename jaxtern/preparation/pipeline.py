@@ -11,9 +11,9 @@ import tqdm
 
 from jaxtern.data.records import TEST_SPLITS
 from jaxtern.preparation.detection import Reading, open_source
-from jaxtern.preparation.folder import claim_folder, find_finished, finish_folder, read_finished
+from jaxtern.preparation.folder import claim_folder, finish_folder, read_finished
 from jaxtern.preparation.plan import Options, Plan, make_plan
-from jaxtern.preparation.shards import ShardResult, Task, group_by_split
+from jaxtern.preparation.shards import ShardResult, Task, group_by_split, read_result
 from jaxtern.preparation.source import Source
 from jaxtern.preparation.workers import write_shards
 
@@ -105,7 +105,8 @@ def _write_missing(
     out: Path, source: Source, plan: Plan, workers: int, say: Callable[[str], None]
 ) -> dict[str, ShardResult]:
     """Results of all shards, of which those that are not finished are written."""
-    results = find_finished(out, plan)
+    found = {shard.file_name: read_result(out, shard.file_name) for shard in plan.shards}
+    results = {name: result for name, result in found.items() if result is not None}
     images = sum(map(len, source.splits.values()))
     done = f"; {len(results)} were done already" if results else ""
     say(f"{images:,} images of {len(source.class_names):,} classes in {len(plan.shards):,} shards, to {out}{done}")

@@ -1,5 +1,6 @@
 """One shard: its examples read, looked at and written, under its name only when whole."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxtern.data.durable import replace_durably
+from jaxtern.data.durable import replace_durably, sync_path
 from jaxtern.preparation.images import Rules, Stored, store_image
 from jaxtern.preparation.plan import Shard
 from jaxtern.preparation.source import DamagedImage, Item
@@ -121,8 +122,7 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
 
     serialize, result = _make_serializer(task), ShardResult()
     try:
-        writer = ArrayRecordWriter(str(path), _WRITER_OPTIONS)
-        try:
+        with contextlib.closing(ArrayRecordWriter(str(path), _WRITER_OPTIONS)) as writer:
             for item in task.shard.items:
                 try:
                     stored = store_image(task.read(item.location), task.rules)
@@ -134,12 +134,9 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
                     writer.write(serialize(item, stored))
                     result.add(item, stored)
                 on_image()
-        finally:
-            writer.close()
     except RuntimeError as error:  # the writer's only word for a full disk
         raise OSError(f"{path.parent.parent}: cannot be written: {error}") from None
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    sync_path(path)
     return result
 
 
