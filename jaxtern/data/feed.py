@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 import cv2
@@ -47,42 +48,39 @@ class ResidentFeed:
             yield Batch(examples, labels, *self._order.locate(*place))
 
 
+@dataclass
 class StreamingFeed:
-    """Batches that are read, decoded and cropped while the devices work."""
+    """Batches that are read, decoded and cropped while the devices work.
 
-    def __init__(
-        self,
-        split: Split | Records,
-        batch_size: int,
-        seed: int,
-        share: Share | None,
-        preprocessing: Preprocessing,
-        size: int | None = None,
-        threads: int = 2,
-        processes: int = 0,
-    ):
-        """Takes a split in memory or on disk.
+    Attributes:
+      split: the examples, in memory or on disk.
+      batch_size: examples of a step over all hosts.
+      seed: of order and views.
+      share: of this host; None: it is the only one.
+      preprocessing: its training views are rendered here; the rest is the compiled step's.
+      size: pixels, side of the views; None: as the preprocessing has it.
+      threads: that decode at the same time, in each process.
+      processes: to decode in; 0: in this one.
 
-        Args:
-          split: the examples.
-          batch_size: examples of a step over all hosts.
-          seed: of order and views.
-          share: of this host; None: it is the only one.
-          preprocessing: its training views are rendered here; the rest is the compiled step's.
-          size: pixels, side of the views; None: as the preprocessing has it.
-          threads: that decode at the same time, in each process.
-          processes: to decode in; 0: in this one.
+    Raises:
+      ValueError: if the batch is larger than the split, or does not divide among the hosts.
+    """
 
-        Raises:
-          ValueError: if the batch is larger than the split, or does not divide among the hosts.
-        """
-        self._share, self._order = share or Share(), ExampleOrder(split.size, seed)
-        _require_batch(batch_size, split.size, self._share)
-        self._split, self._preprocessing, self._size, self._batch_size = split, preprocessing, size, batch_size
-        self._threads, self._processes = threads, processes
+    split: Split | Records
+    batch_size: int
+    seed: int
+    share: Share | None
+    preprocessing: Preprocessing
+    size: int | None = None
+    threads: int = 2
+    processes: int = 0
+
+    def __post_init__(self):
+        self._share, self._order = self.share or Share(), ExampleOrder(self.split.size, self.seed)
+        _require_batch(self.batch_size, self.split.size, self._share)
         # Whoever decodes has a piece in hand: many of them together no more than about two batches.
-        workers = threads * max(1, processes)
-        self._pieces = min(batch_size // self._share.num_hosts, math.ceil(workers / 2))
+        workers = self.threads * max(1, self.processes)
+        self._pieces = min(self.batch_size // self._share.num_hosts, math.ceil(workers / 2))
 
     def batches(self, start: int) -> Generator[Batch]:
         """This host's part of every batch, endlessly, after `start` examples have been seen.
@@ -91,7 +89,7 @@ class StreamingFeed:
           DataError: if an example cannot be read, or a process was killed.
         """
         make = functools.partial(self._make_piece, start)
-        with contextlib.closing(_stream(make, _ENDLESS, self._threads, self._processes)) as made:
+        with contextlib.closing(_stream(make, _ENDLESS, self.threads, self.processes)) as made:
             while True:
                 pieces = list(itertools.islice(made, self._pieces))
                 yield pieces[0] if len(pieces) == 1 else Batch(*map(np.concatenate, zip(*pieces, strict=True)))
@@ -99,12 +97,12 @@ class StreamingFeed:
     def _make_piece(self, start: int, number: int) -> Batch:
         """One of the equal runs of this host's part of a batch; as its number tells all of it, any process makes it."""
         batch, piece = divmod(number, self._pieces)
-        own = self._share.of(start + batch * self._batch_size, self._batch_size)
+        own = self._share.of(start + batch * self.batch_size, self.batch_size)
         place = Share(piece, self._pieces).of(*own)
         epochs, places = self._order.locate(*place)
         generators = map(self._order.create_generator, epochs.tolist(), places.tolist())
         examples = self._order.batch(*place)
-        images, labels = render_examples(self._split, self._preprocessing, self._size, examples, generators)
+        images, labels = render_examples(self.split, self.preprocessing, self.size, examples, generators)
         return Batch(images, labels, epochs, places)
 
 

@@ -26,6 +26,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a fram
 _FACTORS = (8, 4, 2)  # by which libjpeg-turbo shrinks fast; others take longer than the whole
 _GREY, _RGB = 1, 3
 MAX_PIXELS = 1 << 28  # more are taken for a header that lies, before there is room made for them
+_Box = tuple[float, float, float, float]  # top, left, height and width of a view among decoded pixels
 
 
 class _Header(NamedTuple):
@@ -36,21 +37,8 @@ class _Header(NamedTuple):
     place: int | None
 
 
-class _Box(NamedTuple):
-    """The place of a view among decoded pixels, in units of those."""
-
-    top: float
-    left: float
-    height: float
-    width: float
-
-
 def read_shape(image: bytes | np.ndarray) -> tuple[int, int]:
-    """Height and width in pixels, of a file from its header alone.
-
-    Raises:
-      ValueError: if it is no JPEG or PNG, or if the header is damaged.
-    """
+    """Height and width in pixels, of a file by its header alone; raises ValueError if that is of no JPEG or PNG."""
     return image.shape[:2] if isinstance(image, np.ndarray) else _read_header(image)[:2]
 
 
@@ -114,8 +102,8 @@ def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, chan
     top, left = view.top // factor, view.left // factor
     bottom, right = -(-view.bottom // factor), -(-view.right // factor)
     edges = view.top / factor - top, view.left / factor - left
-    box = _Box(*edges, (view.bottom - view.top) / factor, (view.right - view.left) / factor)
-    return pixels[top:bottom, left:right], box
+    sides = (view.bottom - view.top) / factor, (view.right - view.left) / factor
+    return pixels[top:bottom, left:right], (*edges, *sides)
 
 
 def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, channels: int) -> np.ndarray:
@@ -199,20 +187,21 @@ def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 def _shrink(pixels: np.ndarray, box: _Box, size: int) -> tuple[np.ndarray, _Box]:
     """Makes sides of more than twice the size that long: four neighbours, as bilinear has, would leave pixels out."""
-    height, width = pixels.shape[:2]
-    rows, columns = size if box.height > 2 * size else height, size if box.width > 2 * size else width
-    if (rows, columns) == (height, width):
+    top, left, height, width = box
+    rows, columns = size if height > 2 * size else pixels.shape[0], size if width > 2 * size else pixels.shape[1]
+    if (rows, columns) == pixels.shape[:2]:
         return pixels, box
-    vertical, horizontal = rows / height, columns / width
-    box = _Box(box.top * vertical, box.left * horizontal, box.height * vertical, box.width * horizontal)
-    return cv2.resize(pixels, (columns, rows), interpolation=cv2.INTER_AREA), box
+    vertical, horizontal = rows / pixels.shape[0], columns / pixels.shape[1]
+    shrunk = cv2.resize(pixels, (columns, rows), interpolation=cv2.INTER_AREA)
+    return shrunk, (top * vertical, left * horizontal, height * vertical, width * horizontal)
 
 
 def _turn(pixels: np.ndarray, box: _Box, view: View, size: int) -> np.ndarray:
     """Resizes, rotates and flips at once: every pixel is interpolated one time."""
-    vertical, horizontal, middle = box.height / size, box.width / size, (size - 1) / 2
+    top, left, height, width = box
+    vertical, horizontal, middle = height / size, width / size, (size - 1) / 2
     resized = np.diag([horizontal, vertical, 1.0])  # from the places of the result's pixels to those of the image's
-    resized[:2, 2] = box.left + horizontal / 2 - 0.5, box.top + vertical / 2 - 0.5
+    resized[:2, 2] = left + horizontal / 2 - 0.5, top + vertical / 2 - 0.5
     rotated = np.vstack([cv2.getRotationMatrix2D((middle, middle), -view.degrees, 1.0), [0.0, 0.0, 1.0]])
     flipped = np.array([[-1.0, 0.0, size - 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]) if view.flip else np.eye(3)
     from_result = (resized @ rotated @ flipped)[:2]

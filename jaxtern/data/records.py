@@ -21,17 +21,9 @@ class RecordSplit:
     """A split of a prepared dataset."""
 
     def __init__(self, path: Path, name: str, source: Sequence[dict], info: Any):
-        self.path, self.name, self._source = path, name, source
-        self._image_shape, self._num_classes = info.features["image"].shape, info.features["label"].num_classes
+        self.path, self.name, self.size, self._source = path, name, len(source), source
+        self.image_shape, self._num_classes = info.features["image"].shape, info.features["label"].num_classes
         self.spans = [(part.filename, part.skip, part.take) for part in info.splits[name].file_instructions]
-
-    @property
-    def size(self) -> int:
-        return len(self._source)
-
-    @property
-    def image_shape(self) -> tuple[int | None, int | None, int]:
-        return self._image_shape
 
     def read(self, index: int) -> Record:
         try:
@@ -194,11 +186,7 @@ def _require_split(dataset: str, argument: str, name: str, splits: Any) -> None:
 
 
 def _raise_file_limit(shards: int) -> None:
-    """Lets this process have a file open for each shard, as array_record does.
-
-    Raises:
-      ValueError: if the system does not allow so many.
-    """
+    """Lets this process have a file open for each shard, as array_record does; raises ValueError if it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = shards + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:

@@ -19,14 +19,11 @@ class Windows(NamedTuple):
     """
 
     examples: np.ndarray
+    labels: None = None
 
     @property
     def size(self) -> int:
         return len(self.examples)
-
-    @property
-    def labels(self) -> None:
-        return None
 
 
 def open_text(

@@ -39,11 +39,7 @@ _PICKLED = ({"test_batch", "batches.meta"}, {"train", "test", "meta"})  # some f
 
 
 def find_layout(path: Path) -> Layout | None:
-    """What is in a folder, at its top or one below, or in a tar, compressed or not; None if it is no CIFAR.
-
-    Raises:
-      ValueError: if it is a Python version.
-    """
+    """What is in a folder, at its top or one below, or in a tar; None if it is no CIFAR, ValueError if in pickles."""
     present = set(_list_names(path))
     if any(names <= present for names in _PICKLED):
         remedy = "take the binary version, as cifar-10-binary.tar.gz, which holds the same"

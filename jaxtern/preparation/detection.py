@@ -51,7 +51,10 @@ def open_source(path: Path, reading: Reading) -> Source:
       FileNotFoundError: if there is nothing.
       ValueError: if it cannot be read as its format, is not whole, or a field of `reading` is none of its format's.
     """
-    if path.exists() and not (path.is_dir() or path.is_file()):
+    if not path.exists():
+        remedy = "where it is a name in TensorFlow Datasets, train with it as --config.data.name"
+        raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder; {remedy}")
+    if not (path.is_dir() or path.is_file()):
         raise ValueError(f"SOURCE={str(path)!r}: is neither a file nor a folder")
     found = reading.format or detect_format(path)
     for field, owner in _MEANT_FOR.items():
@@ -69,15 +72,7 @@ def open_source(path: Path, reading: Reading) -> Source:
 
 
 def detect_format(path: Path) -> str:
-    """One of FORMATS: "images" where it is none of the others.
-
-    Raises:
-      FileNotFoundError: if there is nothing at the path.
-      ValueError: if it is prepared already, or CIFAR in pickles.
-    """
-    if not path.exists():
-        remedy = "where it is a name in TensorFlow Datasets, train with it as --config.data.name"
-        raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder; {remedy}")
+    """One of FORMATS, "images" where it is none of the others; ValueError if prepared already, or CIFAR in pickles."""
     if (path / INFO).exists():
         raise ValueError(f"SOURCE={str(path)!r}: is prepared already (it has a {INFO}): train with it as it is")
     if holds_idx(path):

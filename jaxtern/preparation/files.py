@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from jaxtern.preparation.source import DamagedImage
+from jaxtern.data.any_image import DamagedImage
 
 _DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 TAR_ERRORS = (*_DAMAGE, OSError)
@@ -148,11 +148,7 @@ def _is_tar(path: Path, mode: Literal["r:", "r"]) -> bool:
 
 
 def read_span(location: tuple) -> bytes:
-    """The bytes at a place of a file, of location (path, offset, length).
-
-    Raises:
-      ValueError: if the file ends before.
-    """
+    """The bytes of location (path, offset, length); raises ValueError if the file ends before."""
     path, offset, length = location
     with Path(path).open("rb", buffering=0) as file:
         content = os.pread(file.fileno(), length, offset)
@@ -162,11 +158,7 @@ def read_span(location: tuple) -> bytes:
 
 
 def read_zip_member(location: tuple) -> bytes:
-    """The bytes of a member of a zip, of location (path, name).
-
-    Raises:
-      DamagedImage: if they are not what the zip says.
-    """
+    """The bytes of location (path, name); raises DamagedImage if they are not what the zip says."""
     path, name = location
     try:
         return _open_zip(path).read(name)

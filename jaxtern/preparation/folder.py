@@ -87,11 +87,7 @@ def _write_identity(out: Path, identity: dict[str, Any], results: dict[str, Any]
 
 
 def read_finished(out: Path, plan: Plan) -> dict[str, ShardResult]:
-    """Results of all shards of a finished dataset.
-
-    Raises:
-      ValueError: if a shard is no longer as it was written.
-    """
+    """Results of all shards of a finished dataset; raises ValueError if one is no longer as it was written."""
     listed = json.loads((out / PLAN).read_text())["shards"]
     results = {name: ShardResult(**result) for name, result in listed.items()}
     for shard in plan.shards:
@@ -137,11 +133,9 @@ def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str,
     identity = DatasetIdentity(
         name=plan.name, version=tfds.core.Version(_VERSION), data_dir=str(folder), module_name=""
     )
-    low_height, high_height, low_width, high_width = zip(
-        *(result.shapes for result in results.values() if result.shapes), strict=True
-    )
-    limits = [min(low_height), max(high_height), min(low_width), max(high_width)]
-    features = make_features(source.class_names, plan.rules, source.has_boxes, limits)
+    heights, widths = ({side for result in results.values() for side in result.shapes[i : i + 2]} for i in (0, 2))
+    same = [sides.pop() if len(sides) == 1 else None for sides in (heights, widths)]
+    features = make_features(source.class_names, plan.rules, source.has_boxes, *same)
     info = tfds.core.DatasetInfo(builder=identity, features=features)
     info.set_file_format("array_record")
     info.set_splits(SplitDict(splits))

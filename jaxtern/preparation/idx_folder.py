@@ -12,11 +12,7 @@ def holds_idx(folder: Path) -> bool:
 
 
 def open_idx_folder(folder: Path) -> Source:
-    """The splits train and test; classes are called by their numbers.
-
-    Raises:
-      FileNotFoundError, ValueError: if a file is missing, damaged, or does not fit the others.
-    """
+    """The splits train and test; classes are called by their numbers. Errors are those of `read_pair`."""
     splits = {split: _list_items(folder, split) for split in FILES}
     num_classes = 1 + max(item.label for items in splits.values() for item in items)
     return Source(tuple(map(str, range(num_classes))), splits, read_pixels, "png", grey=True)

@@ -60,11 +60,7 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
 def split_off_validation(
     items: list[Item], names: tuple[str, ...], fraction: float, seed: int
 ) -> dict[str, list[Item]]:
-    """The splits train and validation; of every class the same fraction, at least one image, goes to validation.
-
-    Raises:
-      ValueError: if a class has too few images for both.
-    """
+    """The splits train and validation; of every class the same fraction, at least one image, goes to validation."""
     if not fraction:
         return {"train": items}
     labels = np.array([item.label for item in items])

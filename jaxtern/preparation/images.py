@@ -8,9 +8,9 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from jaxtern.data.any_image import JPEG, decode_any, is_grey_file, is_plain_png, is_upright
+from jaxtern.data.any_image import JPEG, DamagedImage, decode_any, is_plain_png, is_upright
 from jaxtern.data.images import require_few_pixels
-from jaxtern.preparation.source import DamagedImage, Encoding
+from jaxtern.preparation.source import Encoding
 
 _INKS = ("CMYK", "YCCK")
 _REVISION = re.compile(rb"(?<=JFIF\0).", re.DOTALL)  # its first byte, which is 1
@@ -70,20 +70,6 @@ def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
             return Stored(raw, pixels.shape[:2], repaired=False)
     pixels = _shrink(pixels, rules.shortest)
     return Stored(_encode(pixels, rules), pixels.shape[:2], not fits)
-
-
-def is_grey(raw: bytes | np.ndarray) -> bool:
-    """Whether an image has one channel, as its header says.
-
-    Raises:
-      DamagedImage: if it cannot be read.
-    """
-    if isinstance(raw, np.ndarray):
-        return raw.shape[2] == 1
-    try:
-        return is_grey_file(raw)
-    except ValueError as error:
-        raise DamagedImage(str(error)) from None
 
 
 def _decode_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import tqdm
@@ -29,11 +29,11 @@ class Report:
 
     Attributes:
       splits: what became of the shards of each.
-      remarks: on the source, and on what training will miss.
+      remarks: those of the source.
     """
 
     splits: dict[str, list[ShardResult]]
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...]
 
     @property
     def has_test_split(self) -> bool:
@@ -93,12 +93,7 @@ def prepare(
                 if not any(shard.images for shard in shards):
                     raise ValueError(f"SOURCE={str(path)!r}: no image of split {split} can be decoded")
             finish_folder(out, source, plan, results)
-    report = Report(group_by_split(plan.shards, results), source.remarks)
-    if report.has_test_split:
-        return report
-    remedy = "--config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]' takes a tenth"
-    lacks = f"no split to evaluate on: training wants {' or '.join(TEST_SPLITS)}; {remedy}"
-    return replace(report, remarks=(*report.remarks, lacks))
+    return Report(group_by_split(plan.shards, results), source.remarks)
 
 
 def _write_missing(

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxtern.preparation.images import Rules, is_grey, store_image
-from jaxtern.preparation.source import DamagedImage, Item, Source
+from jaxtern.data.any_image import DamagedImage, is_grey
+from jaxtern.preparation.images import Rules, store_image
+from jaxtern.preparation.source import Item, Source
 
 SHARD_BYTES = 128 * 2**20
 _SAMPLES = 32

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxtern.data.any_image import DamagedImage
 from jaxtern.data.durable import replace_durably, sync_path
 from jaxtern.preparation.images import Rules, Stored, store_image
 from jaxtern.preparation.plan import Shard
-from jaxtern.preparation.source import DamagedImage, Item
+from jaxtern.preparation.source import Item
 
 WORK = ".preparation"  # the folder within OUT that holds what is not finished
 # A record alone, so that it can be read alone; images do not shrink, and trying makes writing six times slower.
@@ -61,13 +62,12 @@ class Task(NamedTuple):
     has_boxes: bool
 
 
-def make_features(class_names: tuple[str, ...], rules: Rules, has_boxes: bool, shapes: list[int] | None = None) -> Any:
-    """The features of an example as TFDS knows them; height and width are named where all images have the same."""
+def make_features(
+    class_names: tuple[str, ...], rules: Rules, has_boxes: bool, height: int | None = None, width: int | None = None
+) -> Any:
+    """The features of an example as TFDS knows them; height and width where all images have the same."""
     from tensorflow_datasets import features  # here, because it takes half a second
 
-    low_height, high_height, low_width, high_width = shapes or [0, 1, 0, 1]
-    height = low_height if low_height == high_height else None
-    width = low_width if low_width == high_width else None
     image = features.Image(shape=(height, width, rules.channels), encoding_format=rules.encoding)
     known = {"image": image, "label": features.ClassLabel(names=list(class_names)), "file_name": features.Text()}
     return features.FeaturesDict(known | ({"boxes": features.Sequence(features.BBoxFeature())} if has_boxes else {}))

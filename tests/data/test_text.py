@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxtern.data.dataset import Dataset
+from jaxtern.data.fingerprint import fingerprint
 from jaxtern.data.rendering import Share
 from jaxtern.data.sources import load_dataset
 from jaxtern.data.synthetic import make_synthetic_text
@@ -109,6 +110,12 @@ def test_dataset_of_text_is_a_file_with_a_slash(tmp_path: Path, monkeypatch: pyt
 def test_dataset_of_text_takes_no_splits(option: dict):
     with pytest.raises(ValueError, match=r"=.* takes no (train_split|test_split|data_dir)$"):
         open_text(str(SHAKESPEARE), 10, **{"data_dir": None, "train_split": "train", "test_split": None} | option)
+
+
+def test_fingerprint_of_text_is_that_of_its_characters(tmp_path: Path):
+    prints = [fingerprint(open_text(write(tmp_path, text), 2)) for text in ("abcdefg", "abcdefg", "abcdegf")]
+    assert prints[0] == prints[1]
+    assert prints[0]["test digest"] != prints[2]["test digest"]
 
 
 def test_made_text_is_random_and_always_the_same():

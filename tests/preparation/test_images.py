@@ -8,9 +8,8 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps
 
-from jaxtern.data.any_image import as_plain
-from jaxtern.preparation.images import Rules, is_grey, store_image
-from jaxtern.preparation.source import DamagedImage
+from jaxtern.data.any_image import DamagedImage, as_plain, is_grey
+from jaxtern.preparation.images import Rules, store_image
 
 JPEG, PNG = Rules("jpeg", 3), Rules("png", 3)
 

@@ -43,10 +43,6 @@ class Preprocessing:
     standardize: Callable[[jax.Array, int | None], jax.Array]
     randomize: Callable[[jax.Array, jax.Array, int | None], jax.Array] | None = None
 
-    def __reduce__(self) -> tuple:
-        """Pickled by name, for the processes that draw views."""
-        return get_preprocessing, (self.name,)
-
     def augment(self, images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
         """uint8[B, H, W, C] to float32[B, size, size, C], for training. Same key, same bits."""
         return self.standardize(images, size) if self.randomize is None else self.randomize(images, keys, size)
