@@ -13,7 +13,7 @@ import numpy as np
 from jaxtern.artifact.storage import read_artifact
 from jaxtern.data.dataset import Records, Split
 from jaxtern.data.preprocessing.families import get_preprocessing
-from jaxtern.data.rendering import evaluation_batch_size, render_for_evaluation
+from jaxtern.data.rendering import evaluation_batch_size, render_image
 
 
 class Predictor:
@@ -28,7 +28,6 @@ class Predictor:
         self.manifest, program, weights = read_artifact(Path(folder))
         self.of_images = len(self.manifest.input_shape) == 3
         self._preprocessing = get_preprocessing(self.manifest.preprocessing) if self.of_images else None
-        self._size = self.manifest.image_size or (self._preprocessing.size if self._preprocessing else None)
         inputs = jax.ShapeDtypeStruct((1, *self.manifest.input_shape), np.uint8)
         try:
             exported = jax.export.deserialize(bytearray(program))
@@ -55,7 +54,7 @@ class Predictor:
           ValueError: if it cannot be read, or has another shape where the network takes whole images.
         """
         shape = self.manifest.input_shape
-        pixels = render_for_evaluation(image, self._preprocessing, self._size, shape[2])
+        pixels = render_image(image, self._preprocessing, self.manifest.image_size, shape[2])
         if pixels.shape != shape:
             raise ValueError(f"its shape is {pixels.shape}: the network takes whole images of {shape}")
         return pixels

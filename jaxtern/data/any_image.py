@@ -21,13 +21,17 @@ _DECODING_ERRORS = (
 )  # fmt: skip
 
 
+class DamagedImage(ValueError):
+    """This image cannot be decoded; the message says why."""
+
+
 def decode_any(encoded: bytes, channels: int) -> np.ndarray:
     """uint8[H, W, channels] of the first frame, turned as EXIF says: grey with 1 channel, RGB with 3.
 
     Alpha is dropped, as all decoders of training data do; 16 bits become 8.
 
     Raises:
-      ValueError: if it is no image, or damaged.
+      DamagedImage: if it is no image, or damaged.
     """
     if encoded.startswith(PNG):
         with _opened(encoded) as image:
@@ -47,17 +51,19 @@ def as_plain(encoded: bytes) -> bytes | np.ndarray:
     return encoded if plain and is_upright(encoded) else decode_any(encoded, 3)
 
 
-def is_grey_file(encoded: bytes) -> bool:
+def is_grey(image: bytes | np.ndarray) -> bool:
     """Whether an image has one channel, as its header says; errors as above."""
-    with _opened(encoded) as image:
-        return image.mode in _GREY_MODES
+    if isinstance(image, np.ndarray):
+        return image.shape[2] == 1
+    with _opened(image) as opened:
+        return opened.mode in _GREY_MODES
 
 
 def is_upright(encoded: bytes) -> bool:
     """Whether a JPEG or PNG is to be shown as it is stored; also where its EXIF cannot be read."""
     if b"Exif\0" not in encoded and b"eXIf" not in encoded:
         return True
-    with contextlib.suppress(ValueError), _opened(encoded) as image:
+    with contextlib.suppress(DamagedImage), _opened(encoded) as image:
         return image.getexif().get(_ORIENTATION, 1) in (0, 1)
     return True
 
@@ -74,6 +80,6 @@ def _opened(encoded: bytes) -> Iterator[Image.Image]:
         with Image.open(io.BytesIO(encoded)) as image:
             yield image
     except Image.UnidentifiedImageError:  # whose message shows an address, different each time
-        raise ValueError("is no image" if encoded else "is empty") from None
+        raise DamagedImage("is no image" if encoded else "is empty") from None
     except _DECODING_ERRORS as error:
-        raise ValueError(str(error) or type(error).__name__) from None
+        raise DamagedImage(str(error) or type(error).__name__) from None

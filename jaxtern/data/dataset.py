@@ -99,7 +99,7 @@ class Dataset(NamedTuple):
 
 
 def refuse_arguments(name: str, **arguments: str | None) -> None:
-    """Refuses those that are not None, which a dataset does not take."""
+    """Refuses those that are not as `load_dataset` has them by default, which a dataset does not take."""
     for argument, value in arguments.items():
-        if value is not None:
+        if value is not None and (argument, value) != ("train_split", "train"):
             raise ValueError(f"{argument}={value!r}: dataset={name!r} takes no {argument}")

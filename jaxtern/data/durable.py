@@ -17,7 +17,7 @@ def replace_durably(path: Path, text: str) -> None:
             file.write(text)
             sync(file)
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        sync_path(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -28,9 +28,9 @@ def sync(file: IO[str]) -> None:
     os.fsync(file.fileno())
 
 
-def sync_folder(folder: Path) -> None:
-    """Waits until the names of a folder's files are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync_path(path: Path) -> None:
+    """Waits until the bytes of a file, or the names of a folder's files, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

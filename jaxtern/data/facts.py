@@ -25,11 +25,7 @@ class Facts(NamedTuple):
 
     @classmethod
     def from_dict(cls, values: Any, source: str) -> "Facts":
-        """Makes facts of what `to_dict` returned and JSON has kept.
-
-        Raises:
-          ValueError: if it is something else.
-        """
+        """Makes facts of what `to_dict` returned and JSON has kept; raises ValueError for something else."""
         if not isinstance(values, dict):
             raise ValueError(f"must be an object of {', '.join(_KEPT)}")
         for name in set(_KEPT) ^ set(values):
@@ -62,15 +58,9 @@ _PUBLISHED: dict[str, tuple[tuple[int, ...] | None, int, int]] = {
 
 
 def published_facts(dataset: str) -> Facts | None:
-    """Of a dataset that goes by its usual name, or a folder of that name; None for another.
-
-    Args:
-      dataset: a recipe's, "mnist" or "./data/imagenet".
-    """
+    """Of a dataset by its usual name, or a folder of that name, "mnist" or "./data/imagenet"; None for another."""
     name = Path(dataset).name
-    if name not in _PUBLISHED:
-        return None
-    return Facts(*_PUBLISHED[name], f"{name} as published")
+    return Facts(*_PUBLISHED[name], f"{name} as published") if name in _PUBLISHED else None
 
 
 def _is_size(value: Any) -> bool:

@@ -6,9 +6,11 @@ a run stands is one number: the examples seen so far.
 """
 
 import contextlib
+import functools
 import itertools
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 import cv2
@@ -19,12 +21,13 @@ from absl import flags
 from jaxtern.data.dataset import DataError, Records, Split
 from jaxtern.data.order import ExampleOrder
 from jaxtern.data.preprocessing.families import Preprocessing
-from jaxtern.data.rendering import Batch, EvaluationBatches, Share, TrainingBatches, whole_image_shape
+from jaxtern.data.rendering import Batch, Share, render_examples, whole_image_shape
 from jaxtern.data.text import Windows
 from jaxtern.data.worker import deaf_to_signals, follow_parent
 
 _READ_AHEAD = 2  # pieces of a process, or of all threads, that wait to be used
 _LOADED_AT_ONCE = 256  # examples
+_ENDLESS = 1 << 40  # pieces of batches
 
 
 class ResidentFeed:
@@ -45,42 +48,39 @@ class ResidentFeed:
             yield Batch(examples, labels, *self._order.locate(*place))
 
 
+@dataclass
 class StreamingFeed:
-    """Batches that are read, decoded and cropped while the devices work."""
+    """Batches that are read, decoded and cropped while the devices work.
 
-    def __init__(
-        self,
-        split: Split | Records,
-        batch_size: int,
-        seed: int,
-        share: Share | None,
-        preprocessing: Preprocessing,
-        size: int | None = None,
-        threads: int = 2,
-        processes: int = 0,
-    ):
-        """Takes a split in memory or on disk.
+    Attributes:
+      split: the examples, in memory or on disk.
+      batch_size: examples of a step over all hosts.
+      seed: of order and views.
+      share: of this host; None: it is the only one.
+      preprocessing: its training views are rendered here; the rest is the compiled step's.
+      size: pixels, side of the views; None: as the preprocessing has it.
+      threads: that decode at the same time, in each process.
+      processes: to decode in; 0: in this one.
 
-        Args:
-          split: the examples.
-          batch_size: examples of a step over all hosts.
-          seed: of order and views.
-          share: of this host; None: it is the only one.
-          preprocessing: its training views are rendered here; the rest is the compiled step's.
-          size: pixels, side of the views; None: as the preprocessing has it.
-          threads: that decode at the same time, in each process.
-          processes: to decode in; 0: in this one.
+    Raises:
+      ValueError: if the batch is larger than the split, or does not divide among the hosts.
+    """
 
-        Raises:
-          ValueError: if the batch is larger than the split, or does not divide among the hosts.
-        """
-        share = share or Share()
-        _require_batch(batch_size, split.size, share)
-        self._arguments = split, preprocessing, size, batch_size, seed, share
-        self._threads, self._processes = threads, processes
+    split: Split | Records
+    batch_size: int
+    seed: int
+    share: Share | None
+    preprocessing: Preprocessing
+    size: int | None = None
+    threads: int = 2
+    processes: int = 0
+
+    def __post_init__(self):
+        self._share, self._order = self.share or Share(), ExampleOrder(self.split.size, self.seed)
+        _require_batch(self.batch_size, self.split.size, self._share)
         # Whoever decodes has a piece in hand: many of them together no more than about two batches.
-        workers = threads * max(1, processes)
-        self._pieces = min(batch_size // share.num_hosts, math.ceil(workers / 2))
+        workers = self.threads * max(1, self.processes)
+        self._pieces = min(self.batch_size // self._share.num_hosts, math.ceil(workers / 2))
 
     def batches(self, start: int) -> Generator[Batch]:
         """This host's part of every batch, endlessly, after `start` examples have been seen.
@@ -88,11 +88,22 @@ class StreamingFeed:
         Raises:
           DataError: if an example cannot be read, or a process was killed.
         """
-        source = TrainingBatches(*self._arguments, start, self._pieces)
-        with contextlib.closing(_stream(source, self._threads, self._processes)) as made:
+        make = functools.partial(self._make_piece, start)
+        with contextlib.closing(_stream(make, _ENDLESS, self.threads, self.processes)) as made:
             while True:
                 pieces = list(itertools.islice(made, self._pieces))
                 yield pieces[0] if len(pieces) == 1 else Batch(*map(np.concatenate, zip(*pieces, strict=True)))
+
+    def _make_piece(self, start: int, number: int) -> Batch:
+        """One of the equal runs of this host's part of a batch; as its number tells all of it, any process makes it."""
+        batch, piece = divmod(number, self._pieces)
+        own = self._share.of(start + batch * self.batch_size, self.batch_size)
+        place = Share(piece, self._pieces).of(*own)
+        epochs, places = self._order.locate(*place)
+        generators = map(self._order.create_generator, epochs.tolist(), places.tolist())
+        examples = self._order.batch(*place)
+        images, labels = render_examples(self.split, self.preprocessing, self.size, examples, generators)
+        return Batch(images, labels, epochs, places)
 
 
 def _require_batch(batch_size: int, num_examples: int, share: Share) -> None:
@@ -106,7 +117,7 @@ def _require_batch(batch_size: int, num_examples: int, share: Share) -> None:
 def evaluation_batches(
     split: Split | Records,
     batch_size: int,
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | None,
     size: int | None = None,
     threads: int = 2,
     share: Share | None = None,
@@ -117,8 +128,18 @@ def evaluation_batches(
       ValueError: if there are fewer examples than hosts.
       DataError: naming the example, if one cannot be read.
     """
-    share = require_shares(split.size, share or Share())
-    return _stream(EvaluationBatches(split, preprocessing, size, batch_size, share), threads, 0)
+    first, num_examples = require_shares(split.size, share or Share()).of(0, split.size)
+
+    def make(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        start = number * batch_size
+        count = min(batch_size, num_examples - start)
+        examples = first + start + np.arange(count)
+        images, labels = render_examples(split, preprocessing, size, examples, itertools.repeat(None, count))
+        missing = batch_size - count
+        images = np.pad(images, [(0, missing), (0, 0), (0, 0), (0, 0)])
+        return images, np.pad(labels, (0, missing)), np.arange(batch_size) < count
+
+    return _stream(make, math.ceil(num_examples / batch_size), threads)
 
 
 def require_shares(num_examples: int, share: Share) -> Share:
@@ -138,23 +159,21 @@ def load_split(split: Split | Records, threads: int) -> Split:
         return split
     images = np.empty((split.size, *whole_image_shape(split)), np.uint8)
     labels, start = np.empty(split.size, np.int32), 0
-    for pixels, classes, present in _stream(EvaluationBatches(split, None, None, _LOADED_AT_ONCE, Share()), threads, 0):
-        count = int(present.sum())
+    for pixels, classes, present in evaluation_batches(split, _LOADED_AT_ONCE, None, threads=threads):
+        stop = start + present.sum()
         if pixels.shape[1:] != images.shape[1:]:
-            raise DataError(
-                f"{split.describe(start)}: its shape is {pixels.shape[1:]}, the first one's {images.shape[1:]}: a"
-                " preprocessing that takes whole images needs them alike"
-            )
-        images[start : start + count], labels[start : start + count] = pixels[:count], classes[:count]
-        start += count
+            alike = f"its shape is {pixels.shape[1:]}, the first one's {images.shape[1:]}; whole images must be alike"
+            raise DataError(f"{split.describe(start)}: {alike}")
+        images[start:stop], labels[start:stop] = pixels[present], classes[present]
+        start = stop
     return Split(images, labels, split)
 
 
-def _stream(source: Any, threads: int, processes: int) -> Generator[Any]:
-    """The elements of a source in order, made ahead of their use; the workers end with the iterator."""
+def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int = 0) -> Generator[Any]:
+    """What is made of each number from 0 on, in order, ahead of its use; the workers end with the iterator."""
     cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, _READ_AHEAD))
-    dataset = grain.MapDataset.source(source).to_iter_dataset(options)
+    dataset = grain.MapDataset.range(count).map(make).to_iter_dataset(options)
     if processes:
         if not flags.FLAGS.is_parsed():  # Grain asks for a flag of its own, also where no command has parsed any
             flags.FLAGS.mark_as_parsed()

@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 
 from jaxtern.data.dataset import Dataset, Records, Split
+from jaxtern.data.text import Windows
 
 _SAMPLES = 64  # records of a split that is on disk
 
@@ -21,14 +22,14 @@ def fingerprint(dataset: Dataset) -> dict[str, int | str]:
     return facts
 
 
-def _digest(split: Split | Records) -> str:
+def _digest(split: Split | Windows | Records) -> str:
     state = hashlib.blake2b(digest_size=8)
-    if isinstance(split, Split):
-        for array in split.images, split.labels:
-            state.update(np.ascontiguousarray(array).data)
+    if isinstance(split, Split | Windows):
+        for array in (split.examples, split.labels):
+            state.update(b"" if array is None else np.ascontiguousarray(array).data)
         return state.hexdigest()
     for index in np.linspace(0, split.size - 1, min(split.size, _SAMPLES)).astype(int).tolist():
         record = split.read(index)
-        image = record.image if isinstance(record.image, bytes) else np.ascontiguousarray(record.image).tobytes()
+        image = record.image if isinstance(record.image, bytes) else record.image.tobytes()
         state.update(image + f"{record.label} {split.key(index)}".encode())
     return state.hexdigest()

@@ -73,25 +73,20 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     Raises:
       ValueError: if it is not such a file, or its length is not what the header says.
     """
-    header, magic = 4 + 4 * dimensions, bytes([0, 0, _UNSIGNED_BYTE, dimensions])
+    magic, data = bytes([0, 0, _UNSIGNED_BYTE, dimensions]), bytearray()
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
-            raw = bytearray(file.read(header))
-            size = math.prod(_read_shape(raw[:header])) if len(raw) == header and raw[:4] == magic else 0
-            while (left := header + size + 1 - len(raw)) and (part := file.read(min(left, _AT_ONCE))):
-                raw += part  # no more than the header says, which may be a few of many that are packed
+            header = file.read(4 + 4 * dimensions)
+            if header[:4] != magic or len(header) < 4 + 4 * dimensions:
+                starts = f"starts with {header[:4].hex()!r}, not with {magic.hex()!r}"
+                raise ValueError(f"{path}: {starts} and {dimensions} sizes, as such an idx file does")
+            shape = tuple(np.frombuffer(header, ">u4")[1:].tolist())
+            size = math.prod(shape)
+            while (left := size + 1 - len(data)) and (part := file.read(min(left, _AT_ONCE))):
+                data += part  # no more than the header says, which may be a few of many that are packed
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{path}: is damaged or cut short: {error}") from None
-    if not raw:
-        raise ValueError(f"{path}: is empty")
-    if len(raw) < header or raw[:4] != magic:
-        raise ValueError(f"{path}: starts with {raw[:4].hex()!r}, not with {magic.hex()!r} as such an idx file does")
-    shape = _read_shape(raw[:header])
-    if len(raw) - header != math.prod(shape):
-        more = " or more" if len(raw) - header > math.prod(shape) else ""
-        raise ValueError(f"{path}: holds {len(raw) - header} bytes of data{more}, its header says {math.prod(shape)}")
-    return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
-
-
-def _read_shape(header: bytearray) -> tuple[int, ...]:
-    return tuple(np.frombuffer(header, ">u4")[1:].tolist())
+    if len(data) != size:
+        more = " or more" if len(data) > size else ""
+        raise ValueError(f"{path}: holds {len(data)} bytes of data{more}, its header says {size}")
+    return np.frombuffer(data, np.uint8).reshape(shape)

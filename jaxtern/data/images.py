@@ -26,6 +26,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a fram
 _FACTORS = (8, 4, 2)  # by which libjpeg-turbo shrinks fast; others take longer than the whole
 _GREY, _RGB = 1, 3
 MAX_PIXELS = 1 << 28  # more are taken for a header that lies, before there is room made for them
+_Box = tuple[float, float, float, float]  # top, left, height and width of a view among decoded pixels
 
 
 class _Header(NamedTuple):
@@ -36,35 +37,28 @@ class _Header(NamedTuple):
     place: int | None
 
 
-class _Box(NamedTuple):
-    """The place of a view among decoded pixels, in units of those."""
-
-    top: float
-    left: float
-    height: float
-    width: float
+def read_shape(image: bytes | np.ndarray) -> tuple[int, int]:
+    """Height and width in pixels, of a file by its header alone; raises ValueError if that is of no JPEG or PNG."""
+    return image.shape[:2] if isinstance(image, np.ndarray) else _read_header(image)[:2]
 
 
-def read_shape(encoded: bytes) -> tuple[int, int]:
-    """Height and width in pixels, from the header alone.
-
-    Raises:
-      ValueError: if it is no JPEG or PNG, or if the header is damaged.
-    """
-    header = _read_header(encoded)
-    return header.height, header.width
-
-
-def decode(encoded: bytes, channels: int) -> np.ndarray:
+def decode(image: bytes | np.ndarray, channels: int) -> np.ndarray:
     """uint8[H, W, channels]: the whole image, as exact as the decoders can; grey with 1 channel, RGB with 3.
+
+    Args:
+      image: a JPEG or PNG, or uint8[H, W, 1 or 3].
+      channels: 1 or 3.
 
     Raises:
       ValueError: if it is no JPEG or PNG of grey or RGB colours, or if it is damaged or cut short.
     """
-    _check_channels(channels)
-    if _read_header(encoded).place is None:
-        return _decode_png(encoded, channels)
-    return _call_simplejpeg(encoded, channels)
+    if channels not in (_GREY, _RGB):
+        raise ValueError(f"channels={channels}: must be 1 or 3")
+    if isinstance(image, np.ndarray):
+        return _convert(image, channels)
+    if _read_header(image).place is None:
+        return _decode_png(image, channels)
+    return _call_simplejpeg(image, channels)
 
 
 def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> np.ndarray:
@@ -84,8 +78,7 @@ def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> n
     Raises:
       ValueError: as `decode`; if the box is empty or not inside the image.
     """
-    _check_channels(channels)
-    header = _Header(image.shape[0], image.shape[1], None) if isinstance(image, np.ndarray) else _read_header(image)
+    header = _Header(*image.shape[:2], None) if isinstance(image, np.ndarray) else _read_header(image)
     if not (0 <= view.top < view.bottom <= header.height and 0 <= view.left < view.right <= header.width):
         raise ValueError(f"view={view}: has no pixels, or some outside of {header.height} by {header.width}")
     pixels, box = _cut(image, header, view, size, channels)
@@ -98,26 +91,19 @@ def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> n
     return pixels.reshape(size, size, channels)
 
 
-def _check_channels(channels: int) -> None:
-    if channels not in (_GREY, _RGB):
-        raise ValueError(f"channels={channels}: must be 1 or 3")
-
-
 def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, channels: int) -> tuple[np.ndarray, _Box]:
     """All pixels that a view shows any of, and its box among them; those of a JPEG may be 2, 4 or 8 times as large."""
-    factor = 1
-    if header.place is not None:
-        assert not isinstance(image, np.ndarray)
+    if header.place is None or isinstance(image, np.ndarray):
+        factor, pixels = 1, decode(image, channels)
+    else:
         shortest = min(view.bottom - view.top, view.right - view.left)
         factor = next((each for each in _FACTORS if shortest >= each * size), 1)
         pixels = _decode_part(image, header, view.bottom, factor, channels)
-    else:
-        pixels = convert(image, channels) if isinstance(image, np.ndarray) else _decode_png(image, channels)
     top, left = view.top // factor, view.left // factor
     bottom, right = -(-view.bottom // factor), -(-view.right // factor)
     edges = view.top / factor - top, view.left / factor - left
-    box = _Box(*edges, (view.bottom - view.top) / factor, (view.right - view.left) / factor)
-    return pixels[top:bottom, left:right], box
+    sides = (view.bottom - view.top) / factor, (view.right - view.left) / factor
+    return pixels[top:bottom, left:right], (*edges, *sides)
 
 
 def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, channels: int) -> np.ndarray:
@@ -190,7 +176,7 @@ def _needed_of_png(encoded: bytes) -> bytes:
     return b"".join(kept)
 
 
-def convert(pixels: np.ndarray, channels: int) -> np.ndarray:
+def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
     """uint8[H, W, channels] of uint8[H, W, 1 or 3]."""
     if pixels.shape[2] == channels:
         return pixels
@@ -201,20 +187,21 @@ def convert(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 def _shrink(pixels: np.ndarray, box: _Box, size: int) -> tuple[np.ndarray, _Box]:
     """Makes sides of more than twice the size that long: four neighbours, as bilinear has, would leave pixels out."""
-    height, width = pixels.shape[:2]
-    rows, columns = size if box.height > 2 * size else height, size if box.width > 2 * size else width
-    if (rows, columns) == (height, width):
+    top, left, height, width = box
+    rows, columns = size if height > 2 * size else pixels.shape[0], size if width > 2 * size else pixels.shape[1]
+    if (rows, columns) == pixels.shape[:2]:
         return pixels, box
-    vertical, horizontal = rows / height, columns / width
-    box = _Box(box.top * vertical, box.left * horizontal, box.height * vertical, box.width * horizontal)
-    return cv2.resize(pixels, (columns, rows), interpolation=cv2.INTER_AREA), box
+    vertical, horizontal = rows / pixels.shape[0], columns / pixels.shape[1]
+    shrunk = cv2.resize(pixels, (columns, rows), interpolation=cv2.INTER_AREA)
+    return shrunk, (top * vertical, left * horizontal, height * vertical, width * horizontal)
 
 
 def _turn(pixels: np.ndarray, box: _Box, view: View, size: int) -> np.ndarray:
     """Resizes, rotates and flips at once: every pixel is interpolated one time."""
-    vertical, horizontal, middle = box.height / size, box.width / size, (size - 1) / 2
+    top, left, height, width = box
+    vertical, horizontal, middle = height / size, width / size, (size - 1) / 2
     resized = np.diag([horizontal, vertical, 1.0])  # from the places of the result's pixels to those of the image's
-    resized[:2, 2] = box.left + horizontal / 2 - 0.5, box.top + vertical / 2 - 0.5
+    resized[:2, 2] = left + horizontal / 2 - 0.5, top + vertical / 2 - 0.5
     rotated = np.vstack([cv2.getRotationMatrix2D((middle, middle), -view.degrees, 1.0), [0.0, 0.0, 1.0]])
     flipped = np.array([[-1.0, 0.0, size - 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]) if view.flip else np.eye(3)
     from_result = (resized @ rotated @ flipped)[:2]

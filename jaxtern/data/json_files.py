@@ -6,17 +6,12 @@ from typing import Any
 
 
 def read_json(path: Path) -> Any:
-    """Reads a file of JSON.
-
-    Raises:
-      OSError: if it cannot be read.
-      ValueError: if it is no JSON, or nested too deeply.
-    """
+    """Reads a file of JSON; raises OSError if it cannot be read, ValueError as `parse_json` does."""
     return parse_json(path.read_bytes())
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Reads JSON from text in UTF-8; errors are those of `read_json`."""
+    """Reads JSON from text in UTF-8; raises ValueError if it is none, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -6,6 +6,8 @@ a resumed run needs only the number of examples seen so far.
 
 import numpy as np
 
+_VIEW_STREAM = 1  # of the generators keyed by (seed, epoch); the order of the epoch is drawn from stream 0
+
 
 class ExampleOrder:
     """An endless sequence of examples: the permutation of epoch 0, then of epoch 1, and so on; batches may span two."""
@@ -31,6 +33,10 @@ class ExampleOrder:
         """int32[size] twice: the epochs of the same places, and where in them those are."""
         epochs, places = np.divmod(np.arange(start, start + size), self._num_examples)
         return epochs.astype(np.int32), places.astype(np.int32)
+
+    def create_generator(self, epoch: int, place: int) -> np.random.Generator:
+        """Draws the choices for one example; its counter meets neither another's nor the shuffle's, from 0 on."""
+        return np.random.Generator(np.random.Philox(key=[self._seed, epoch], counter=[0, place, 0, _VIEW_STREAM]))
 
     def _permuted(self, epoch: int) -> np.ndarray:
         cached, permutation = self._cached

@@ -21,17 +21,9 @@ class RecordSplit:
     """A split of a prepared dataset."""
 
     def __init__(self, path: Path, name: str, source: Sequence[dict], info: Any):
-        self._path, self._name, self._source = path, name, source
-        self._image_shape, self._num_classes = info.features["image"].shape, info.features["label"].num_classes
-        self._spans = [(part.filename, part.skip, part.take) for part in info.splits[name].file_instructions]
-
-    @property
-    def size(self) -> int:
-        return len(self._source)
-
-    @property
-    def image_shape(self) -> tuple[int | None, int | None, int]:
-        return self._image_shape
+        self.path, self.name, self.size, self._source = path, name, len(source), source
+        self.image_shape, self._num_classes = info.features["image"].shape, info.features["label"].num_classes
+        self.spans = [(part.filename, part.skip, part.take) for part in info.splits[name].file_instructions]
 
     def read(self, index: int) -> Record:
         try:
@@ -45,7 +37,7 @@ class RecordSplit:
         return Record(example["image"], label, boxes)
 
     def describe(self, index: int) -> str:
-        place, key = f"{self._path}: {self._name} example {index}", self.key(index)
+        place, key = f"{self.path}: {self.name} example {index}", self.key(index)
         return place if key == str(index) else f"{place} ({key})"
 
     def key(self, index: int) -> str:
@@ -53,19 +45,6 @@ class RecordSplit:
             return self._source[index]["file_name"].decode()
         except Exception:  # noqa: BLE001 - this is also for messages, perhaps about this very record
             return str(index)
-
-    def require_apart(self, train: "RecordSplit") -> None:
-        """Raises ValueError if this split, on which a run is tested, shares examples with the one it trains on."""
-        shared = any(
-            file == other and max(start, begin) < min(start + count, begin + size)
-            for file, start, count in self._spans
-            for other, begin, size in train._spans
-        )
-        if shared:
-            raise ValueError(
-                f"dataset={str(self._path)!r}: train_split={train._name!r} and test_split={self._name!r} share"
-                " examples; parts that share none are 'train[:90%]' and 'train[90%:]'"
-            )
 
 
 def open_folder(path: str | Path, train_split: str = "train", test_split: str | None = None) -> Dataset:
@@ -94,14 +73,23 @@ def open_folder(path: str | Path, train_split: str = "train", test_split: str | 
         builder = tfds.builder_from_directory(path)
     except Exception as error:  # JSON, protobuf and TFDS each have their own
         raise ValueError(f"{given}: its description cannot be read: {_first_line(error)}") from error
-    return open_builder(builder, train_split, test_split)
+    return _open_builder(builder, train_split, test_split)
 
 
 def require_apart(dataset: Dataset) -> None:
     """Raises ValueError if a prepared dataset is to be tested on examples that it is trained on."""
     train, test = (split.source if isinstance(split, Split) else split for split in (dataset.train, dataset.test))
-    if isinstance(train, RecordSplit) and isinstance(test, RecordSplit):
-        test.require_apart(train)
+    if not (isinstance(train, RecordSplit) and isinstance(test, RecordSplit)):
+        return
+    if any(
+        file == other and max(start, begin) < min(start + count, begin + size)
+        for file, start, count in train.spans
+        for other, begin, size in test.spans
+    ):
+        raise ValueError(
+            f"dataset={str(test.path)!r}: train_split={train.name!r} and test_split={test.name!r} share examples;"
+            " parts that share none are 'train[:90%]' and 'train[90%:]'"
+        )
 
 
 def open_named(name: str, data_dir: str | None, train_split: str = "train", test_split: str | None = None) -> Dataset:
@@ -120,7 +108,11 @@ def open_named(name: str, data_dir: str | None, train_split: str = "train", test
     try:
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     except Exception as error:
-        raise ValueError(_describe_failure(name, error)) from error
+        why = f"is no folder, and TFDS knows none of that name: {_first_line(error)}"
+        if "file format" in str(error).lower():
+            remedy = "it must be ArrayRecord: prepare it anew, by jaxtern.prepare or under another data_dir"
+            why = f"is prepared in another format ({_first_line(error)}); {remedy}"
+        raise ValueError(f"dataset={name!r}: {why}") from error
     if not (Path(builder.data_dir) / "dataset_info.json").is_file():
         if importlib.util.find_spec("tensorflow") is None:
             need = "TFDS needs TensorFlow for that: pip install 'jaxtern[prepare]'"
@@ -129,15 +121,11 @@ def open_named(name: str, data_dir: str | None, train_split: str = "train", test
             builder.download_and_prepare(file_format="array_record")
         except Exception as error:
             raise ValueError(f"dataset={name!r}: TFDS cannot prepare it: {_first_line(error)}") from error
-    return open_builder(builder, train_split, test_split)
+    return _open_builder(builder, train_split, test_split)
 
 
-def open_builder(builder: Any, train_split: str, test_split: str | None) -> Dataset:
-    """The splits of a TFDS builder whose data is on disk.
-
-    Raises:
-      ValueError: as `open_folder` does.
-    """
+def _open_builder(builder: Any, train_split: str, test_split: str | None) -> Dataset:
+    """The splits of a TFDS builder whose data is on disk; errors are those of `open_folder`."""
     path, info = Path(builder.data_dir), builder.info
     test_split = test_split or next((name for name in TEST_SPLITS if name in info.splits), TEST_SPLITS[0])
     for argument, name in (("train_split", train_split), ("test_split", test_split)):
@@ -198,11 +186,7 @@ def _require_split(dataset: str, argument: str, name: str, splits: Any) -> None:
 
 
 def _raise_file_limit(shards: int) -> None:
-    """Lets this process have a file open for each shard, as array_record does.
-
-    Raises:
-      ValueError: if the system does not allow so many.
-    """
+    """Lets this process have a file open for each shard, as array_record does; raises ValueError if it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = shards + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -213,13 +197,6 @@ def _raise_file_limit(shards: int) -> None:
             " prepare the dataset with fewer --shards"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def _describe_failure(name: str, error: Exception) -> str:
-    if "file format" in str(error).lower():
-        remedy = "it must be ArrayRecord: prepare it anew, by jaxtern.prepare or under another data_dir"
-        return f"dataset={name!r}: is prepared in another format ({_first_line(error)}); {remedy}"
-    return f"dataset={name!r}: is no folder, and TFDS knows none of that name: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:

@@ -30,7 +30,7 @@ def load_dataset(
       ValueError: for an unknown name, an argument that the dataset does not take, or damaged files.
       FileNotFoundError: if files are missing.
     """
-    splits = {"train_split": None if train_split == "train" else train_split, "test_split": test_split}
+    splits = {"train_split": train_split, "test_split": test_split}
     if name == "digits":
         refuse_arguments(name, data_dir=data_dir, **splits)
         return load_digits()

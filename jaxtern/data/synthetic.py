@@ -25,10 +25,11 @@ def make_synthetic(image_shape: tuple[int, ...], num_classes: int, num_examples:
     """
     if len(image_shape) != 3 or not all(isinstance(length, int) and length >= 1 for length in image_shape):
         raise ValueError(f"synthetic_shape={image_shape}: must be height, width and channels, whole numbers from 1 on")
+    _require_room(f"synthetic_shape={image_shape}", num_examples, math.prod(image_shape))
     generator = np.random.default_rng(_SEED)
 
     def make_split(size: int) -> Split:
-        images = generator.integers(0, 256, _require_room((size, *image_shape), "synthetic_shape"), np.uint8)
+        images = generator.integers(0, 256, (size, *image_shape), np.uint8)
         return Split(images, generator.integers(0, num_classes, size, np.int32))
 
     return Dataset(make_split(num_examples), make_split(-(-num_examples // _TEST_SHARE)), num_classes)
@@ -46,24 +47,21 @@ def make_synthetic_text(sequence_length: int, num_classes: int, num_examples: in
       ValueError: for more characters than text may have.
     """
     if num_classes > MAX_CHARACTERS:
-        rule = f"must be {MAX_CHARACTERS} at most where preprocessing='text'"
-        raise ValueError(f"synthetic_classes={num_classes}: {rule}")
+        raise ValueError(
+            f"synthetic_classes={num_classes}: must be {MAX_CHARACTERS} at most where preprocessing='text'"
+        )
+    _require_room(f"sequence_length={sequence_length}", num_examples, sequence_length + 1)
     generator = np.random.default_rng(_SEED)
 
     def make_split(size: int) -> Windows:
-        shape = _require_room((size, sequence_length + 1), "sequence_length")
-        return Windows(generator.integers(0, num_classes, shape, np.uint8))
+        return Windows(generator.integers(0, num_classes, (size, sequence_length + 1), np.uint8))
 
     return Dataset(make_split(num_examples), make_split(-(-num_examples // _TEST_SHARE)), num_classes)
 
 
-def _require_room(shape: tuple[int, ...], field: str) -> tuple[int, ...]:
-    """Refuses a shape of more bytes than this machine has memory; returns it otherwise."""
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if math.prod(shape) > room:
-        made = f"{field}={shape[1:]}" if field == "synthetic_shape" else f"{field}={shape[1] - 1}"
-        raise ValueError(
-            f"{made}: with synthetic_examples={shape[0]}, takes {math.prod(shape):,} bytes, and this machine has"
-            f" {room:,}"
-        )
-    return shape
+def _require_room(made: str, num_examples: int, bytes_each: int) -> None:
+    """Refuses more bytes than this machine has memory."""
+    needed, room = num_examples * bytes_each, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > room:
+        rule = f"takes {needed:,} bytes, and this machine has {room:,}"
+        raise ValueError(f"{made}: with synthetic_examples={num_examples}, {rule}")

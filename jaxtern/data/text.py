@@ -19,33 +19,20 @@ class Windows(NamedTuple):
     """
 
     examples: np.ndarray
+    labels: None = None
 
     @property
     def size(self) -> int:
         return len(self.examples)
 
-    @property
-    def labels(self) -> None:
-        return None
-
 
 def open_text(
-    name: str, sequence_length: int, data_dir: str | None, train_split: str, test_split: str | None
+    name: str,
+    sequence_length: int,
+    data_dir: str | None = None,
+    train_split: str = "train",
+    test_split: str | None = None,
 ) -> Dataset:
-    """`load_text` of a recipe's dataset, which takes none of the other arguments of `load_dataset`.
-
-    Raises:
-      ValueError: for a name without a slash, a folder, or an argument that is not as `load_dataset` has it.
-    """
-    if "/" not in name or Path(name).is_dir():
-        hint = f"; for the file of that name write ./{name}" if Path(name).is_file() else ""
-        raise ValueError(f"dataset={name!r}: preprocessing='text' takes the path of a text file, with a slash{hint}")
-    splits = {"train_split": None if train_split == "train" else train_split, "test_split": test_split}
-    refuse_arguments(name, data_dir=data_dir, **splits)
-    return load_text(name, sequence_length)
-
-
-def load_text(path: str | Path, sequence_length: int) -> Dataset:
     """Reads a text; what is learnt from its first nine tenths is tested on the last.
 
     A character's class is its place among all different characters of the file, in the order of their code points.
@@ -53,21 +40,27 @@ def load_text(path: str | Path, sequence_length: int) -> Dataset:
     is predicted exactly once. What is left at the end, fewer than T characters, belongs to none.
 
     Args:
-      path: of a file in UTF-8.
+      name: path of a file in UTF-8, with a slash in it.
       sequence_length: T, characters that are predicted in an example.
+      data_dir, train_split, test_split: as `load_dataset` has them by default; text takes no others.
 
     Returns:
       Splits of `Windows`; the names of the classes are the characters.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if it is not in UTF-8, has more than 256 different characters, or fewer than two examples.
+      ValueError: if it is not in UTF-8, has more than 256 different characters, or fewer than two examples; for a name
+        without a slash, a folder, or another argument than by default.
     """
-    given = f"dataset={str(path)!r}"
-    if not Path(path).is_file():
+    given, path = f"dataset={name!r}", Path(name)
+    if "/" not in name or path.is_dir():
+        hint = f"; for the file of that name write ./{name}" if path.is_file() else ""
+        raise ValueError(f"{given}: preprocessing='text' takes the path of a text file, with a slash{hint}")
+    refuse_arguments(name, data_dir=data_dir, train_split=train_split, test_split=test_split)
+    if not path.is_file():
         raise FileNotFoundError(f"{given}: no such file")
     try:
-        text = Path(path).read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{given}: is no text in UTF-8: {error.reason} at byte {error.start:,}") from None
     characters, places = np.unique(np.frombuffer(text.encode("utf-32-le"), "<u4"), return_inverse=True)

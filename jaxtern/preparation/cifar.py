@@ -1,17 +1,14 @@
 """CIFAR-10 and CIFAR-100 in their binary version, as archive or folder."""
 
-import functools
 import itertools
-import lzma
 import tarfile
-import zlib
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxtern.preparation.files import read_tar
-from jaxtern.preparation.source import Item, Source
+from jaxtern.preparation.files import TAR_ERRORS, read_tar
+from jaxtern.preparation.source import Item, Source, read_pixels
 
 _PIXELS = 3 * 32 * 32
 
@@ -20,49 +17,34 @@ class Layout(NamedTuple):
     """Where CIFAR-10 or CIFAR-100 keeps things.
 
     Attributes:
-      train, test: files by split.
-      metas: the files of class names: fine and, of CIFAR-100, coarse ones.
-      label_bytes: before the pixels of a record.
-      num_classes: fine and coarse, 0 where there is none.
+      splits: files of records by split.
+      classes: number of classes by the file that names them: fine ones and, of CIFAR-100, coarse ones.
     """
 
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    metas: tuple[str, ...]
-    label_bytes: int
-    num_classes: tuple[int, int]
+    splits: dict[str, tuple[str, ...]]
+    classes: dict[str, int]
 
 
-_BATCHES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
 LAYOUTS = (
-    Layout(_BATCHES, ("test_batch.bin",), ("batches.meta.txt",), 1, (10, 0)),
-    Layout(("train.bin",), ("test.bin",), ("fine_label_names.txt", "coarse_label_names.txt"), 2, (100, 20)),
+    Layout(
+        {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
+        {"batches.meta.txt": 10},
+    ),
+    Layout(
+        {"train": ("train.bin",), "test": ("test.bin",)},
+        {"fine_label_names.txt": 100, "coarse_label_names.txt": 20},
+    ),
 )
 _PICKLED = ({"test_batch", "batches.meta"}, {"train", "test", "meta"})  # some files of the Python versions
 
 
 def find_layout(path: Path) -> Layout | None:
-    """What is in a folder, at its top or one below, or in a tar, compressed or not; None if it is no CIFAR.
-
-    Raises:
-      ValueError: if it is a Python version.
-    """
-    present = {PurePosixPath(name).name for name in _list_names(path)}
+    """What is in a folder, at its top or one below, or in a tar; None if it is no CIFAR, ValueError if in pickles."""
+    present = set(_list_names(path))
     if any(names <= present for names in _PICKLED):
         remedy = "take the binary version, as cifar-10-binary.tar.gz, which holds the same"
         raise ValueError(f"SOURCE={str(path)!r}: is CIFAR in pickles, which may run code when they are read: {remedy}")
-    return next((layout for layout in LAYOUTS if {*layout.metas, *layout.test} <= present), None)
-
-
-def _list_names(path: Path) -> list[str]:
-    """Names of files; of a tar up to the twentieth."""
-    if path.is_dir():
-        return [file.name for pattern in ("*", "*/*") for file in path.glob(pattern) if file.is_file()]
-    try:
-        with tarfile.open(path) as archive:
-            return [info.name for info in itertools.islice(archive, 20)]
-    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError):
-        return []
+    return next((layout for layout in LAYOUTS if {*layout.classes, *layout.splits["test"]} <= present), None)
 
 
 def open_cifar(path: Path, coarse_labels: bool) -> Source:
@@ -71,66 +53,59 @@ def open_cifar(path: Path, coarse_labels: bool) -> Source:
     Raises:
       ValueError: if files are missing or damaged, or coarse labels wanted of CIFAR-10.
     """
-    _load_files(str(path))  # which names the damage of an archive, where find_layout only finds nothing
+    given = f"SOURCE={str(path)!r}"
+    files = _read_files(path, given)  # which names the damage of an archive, where find_layout only finds nothing
     layout = find_layout(path)
     if layout is None:
-        metas = ", ".join(name for layout in LAYOUTS for name in layout.metas)
-        raise ValueError(f"SOURCE={str(path)!r}: is no version of CIFAR, which has one of {metas}")
-    if coarse_labels and not layout.num_classes[1]:
+        metas = ", ".join(name for layout in LAYOUTS for name in layout.classes)
+        raise ValueError(f"{given}: is no version of CIFAR, which has one of {metas}")
+    if coarse_labels and len(layout.classes) == 1:
         raise ValueError("coarse_labels: CIFAR-10 has none")
-    splits = {
-        split: [item for name in names for item in _list_items(path, layout, name, coarse_labels)]
-        for split, names in (("train", layout.train), ("test", layout.test))
-    }
-    names = _read_names(path, layout, coarse_labels)
-    return Source(names, splits, read_cifar_row, "png", grey=False)
+    if missing := [name for names in layout.splits.values() for name in names if name not in files]:
+        raise ValueError(f"{given}: {missing[0]} is missing")
+    meta, num_classes = list(layout.classes.items())[coarse_labels]
+    class_names = tuple(files[meta].decode().split())
+    if len(class_names) != num_classes:
+        raise ValueError(f"{path}: {meta} must have {num_classes} class names, but has {len(class_names)}")
+    splits: dict[str, list[Item]] = {split: [] for split in layout.splits}
+    for split, names in layout.splits.items():
+        for name in names:
+            labels, images = _read_records(files[name], len(layout.classes), f"{path}: {name}")
+            labels = labels[:, 0 if coarse_labels else -1]
+            if labels.max() >= num_classes:
+                raise ValueError(f"{path}: {name} has label {labels.max()}, which must be below {num_classes}")
+            rows = enumerate(zip(labels.tolist(), images, strict=True))
+            splits[split] += [Item(f"{name}/{row:05d}", label, (image,), _PIXELS) for row, (label, image) in rows]
+    return Source(class_names, splits, read_pixels, "png", grey=False)
 
 
-def _read_names(path: Path, layout: Layout, coarse: bool) -> tuple[str, ...]:
-    wanted, meta = layout.num_classes[coarse], layout.metas[coarse]
-    names = _file(str(path), meta).decode().split()
-    if len(names) != wanted:
-        raise ValueError(f"{path}: {meta} must have {wanted} class names, but has {len(names)}")
-    return tuple(names)
-
-
-def _list_items(path: Path, layout: Layout, name: str, coarse: bool) -> list[Item]:
-    labels, _ = _load_batch(str(path), name, layout, coarse)
-    place = str(path), name, layout, coarse
-    return [Item(f"{name}/{row:05d}", label, (*place, row), _PIXELS) for row, label in enumerate(labels)]
-
-
-def read_cifar_row(location: tuple) -> np.ndarray:
-    """uint8[32, 32, 3] of location (path, file, layout, coarse, row)."""
-    *place, row = location
-    return np.ascontiguousarray(_load_batch(*place)[1][row].reshape(3, 32, 32).transpose(1, 2, 0))
-
-
-@functools.lru_cache(maxsize=8)
-def _load_batch(path: str, name: str, layout: Layout, coarse: bool) -> tuple[list[int], np.ndarray]:
-    """Labels, and pixels uint8[n, 3072], of one file."""
-    raw = _file(path, name)
-    width = layout.label_bytes + _PIXELS
+def _read_records(raw: bytes, num_labels: int, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """uint8[n, num_labels] labels, the coarse one first, and uint8[n, 32, 32, 3] images of one file."""
+    width = num_labels + _PIXELS
     if not raw or len(raw) % width:
-        raise ValueError(
-            f"{path}: {name} must hold records of {width} bytes, but has {len(raw)} bytes: it is cut short"
-        )
+        raise ValueError(f"{where} must hold records of {width} bytes, but has {len(raw)} bytes: it is cut short")
     rows = np.frombuffer(raw, np.uint8).reshape(-1, width)
-    return rows[:, 0 if coarse else layout.label_bytes - 1].tolist(), rows[:, layout.label_bytes :]
+    return rows[:, :num_labels], rows[:, num_labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 
-@functools.lru_cache(maxsize=1)
-def _load_files(path: str) -> dict[str, bytes]:
-    """Files by their last name: of an archive all, at most 180 MB, as it cannot be read at random."""
-    if Path(path).is_dir():
-        known = {name for layout in LAYOUTS for name in (*layout.train, *layout.test, *layout.metas)}
-        files = [file for pattern in ("*/*", "*") for file in Path(path).glob(pattern)]
-        return {file.name: file.read_bytes() for file in files if file.name in known and file.is_file()}
-    return {PurePosixPath(name).name: content for name, content in read_tar(Path(path), f"SOURCE={path!r}")}
+def _list_files(folder: Path) -> list[Path]:
+    return [file for pattern in ("*/*", "*") for file in folder.glob(pattern) if file.is_file()]
 
 
-def _file(path: str, name: str) -> bytes:
-    files = _load_files(path)
-    if name not in files:
-        raise ValueError(f"SOURCE={path!r}: {name} is missing")
-    return files[name]
+def _list_names(path: Path) -> list[str]:
+    """Names of files without their folders; of a tar up to the twentieth."""
+    if path.is_dir():
+        return [file.name for file in _list_files(path)]
+    try:
+        with tarfile.open(path) as archive:
+            return [PurePosixPath(info.name).name for info in itertools.islice(archive, 20)]
+    except TAR_ERRORS:
+        return []
+
+
+def _read_files(path: Path, given: str) -> dict[str, bytes]:
+    """Files by their names without folders: of an archive all, at most 180 MB, as it cannot be read at random."""
+    if path.is_dir():
+        known = {name for layout in LAYOUTS for names in (*layout.splits.values(), layout.classes) for name in names}
+        return {file.name: file.read_bytes() for file in _list_files(path) if file.name in known}
+    return {PurePosixPath(name).name: content for name, content in read_tar(path, given)}

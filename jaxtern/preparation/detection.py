@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxtern.preparation.cifar import find_layout, open_cifar
-from jaxtern.preparation.files import is_tar
 from jaxtern.preparation.folder import INFO
 from jaxtern.preparation.idx_folder import holds_idx, open_idx_folder
 from jaxtern.preparation.image_folder import open_image_folder
@@ -50,9 +49,12 @@ def open_source(path: Path, reading: Reading) -> Source:
 
     Raises:
       FileNotFoundError: if there is nothing.
-      ValueError: if it is of no format, or not whole, or a field of `reading` is none of its format's.
+      ValueError: if it cannot be read as its format, is not whole, or a field of `reading` is none of its format's.
     """
-    if path.exists() and not (path.is_dir() or path.is_file()):
+    if not path.exists():
+        remedy = "where it is a name in TensorFlow Datasets, train with it as --config.data.name"
+        raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder; {remedy}")
+    if not (path.is_dir() or path.is_file()):
         raise ValueError(f"SOURCE={str(path)!r}: is neither a file nor a folder")
     found = reading.format or detect_format(path)
     for field, owner in _MEANT_FOR.items():
@@ -70,27 +72,11 @@ def open_source(path: Path, reading: Reading) -> Source:
 
 
 def detect_format(path: Path) -> str:
-    """One of FORMATS.
-
-    Raises:
-      FileNotFoundError: if there is nothing at the path.
-      ValueError: if it is none.
-    """
-    if not path.exists():
-        remedy = "where it is a name in TensorFlow Datasets, train with it as --config.dataset"
-        raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder; {remedy}")
-    is_folder = path.is_dir()
+    """One of FORMATS, "images" where it is none of the others; ValueError if prepared already, or CIFAR in pickles."""
     if (path / INFO).exists():
         raise ValueError(f"SOURCE={str(path)!r}: is prepared already (it has a {INFO}): train with it as it is")
-    if is_folder and holds_idx(path):
+    if holds_idx(path):
         return "idx"
     if find_layout(path):
         return "cifar"
-    if is_folder:
-        return "imagenet" if find_tars(path) else "images"
-    if is_tar(path) or ".tar" in path.name.lower() or path.suffix.lower() in (".zip", ".tgz"):
-        return "images"
-    raise ValueError(
-        f"SOURCE={str(path)!r}: is neither a zip or tar of images, nor an archive of CIFAR; folders may also hold"
-        " idx files or ImageNet's tars"
-    )
+    return "imagenet" if find_tars(path) else "images"

@@ -11,12 +11,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from jaxtern.preparation.source import DamagedImage
+from jaxtern.data.any_image import DamagedImage
 
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstandard
-_TAR_ERRORS = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
+TAR_ERRORS = (*_DAMAGE, OSError)
 
 
 class Member(NamedTuple):
@@ -47,15 +47,15 @@ def list_container(path: Path) -> tuple[list[Member], Callable[[tuple], bytes]]:
       ValueError: if it is none of them, or damaged.
     """
     if path.is_dir():
-        members, read = _list_folder(path), read_file
+        members, read = _list_folder(path), read_span
     elif zipfile.is_zipfile(path):
         members, read = _list_zip(path), read_zip_member
-    elif is_tar(path):
+    elif _is_tar(path, "r:"):
         members, read = list(list_tar(path)), read_span
-    elif _starts_compressed(path):
-        members, read = _list_folder(_unpack(path)), read_file
+    elif _is_tar(path, "r"):
+        members, read = _list_folder(_unpack(path)), read_span
     else:
-        raise ValueError(f"SOURCE={str(path)!r}: is no folder, zip or tar, or is cut short")
+        raise ValueError(f"SOURCE={str(path)!r}: is no folder, zip or tar, or is damaged or cut short")
     return sorted(member for member in members if member.name != "."), read  # "." is what was packed
 
 
@@ -69,7 +69,8 @@ def _list_folder(root: Path) -> list[Member]:
             path = Path(folder, name)
             if not path.is_file():
                 raise ValueError(f"{path}: is no file, or a link to none")
-            members.append(Member((relative / name).as_posix(), (str(path),), path.stat().st_size))
+            size = path.stat().st_size
+            members.append(Member((relative / name).as_posix(), (str(path), 0, size), size))
     return members
 
 
@@ -79,7 +80,7 @@ def _unpack(path: Path) -> Path:
     try:
         with tarfile.open(path) as archive:
             archive.extractall(folder, filter="data")
-    except _TAR_ERRORS as error:
+    except TAR_ERRORS as error:
         raise ValueError(f"SOURCE={str(path)!r}: cannot be unpacked to {folder}: {error}") from None
     return Path(folder)
 
@@ -133,35 +134,21 @@ def read_tar(path: Path, given: str, suffixes: tuple[str, ...] = ("",)) -> Itera
                 content = archive.extractfile(info) if info.name.endswith(suffixes) else None
                 if content is not None:
                     yield info.name, content.read()
-    except _TAR_ERRORS as error:
+    except TAR_ERRORS as error:
         raise ValueError(f"{given}: is damaged or cut short: {error}") from None
 
 
-def is_tar(path: Path) -> bool:
-    """Whether a file is a tar that is not compressed."""
+def _is_tar(path: Path, mode: Literal["r:", "r"]) -> bool:
+    """Whether a file is a tar that is not compressed, or with mode "r" any tar."""
     try:
-        with tarfile.open(path, mode="r:"):
+        with tarfile.open(path, mode):
             return True
-    except tarfile.TarError:
+    except _DAMAGE:
         return False
 
 
-def _starts_compressed(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(8).startswith(_COMPRESSED)
-
-
-def read_file(location: tuple) -> bytes:
-    """The bytes of the file at a path."""
-    return Path(location[0]).read_bytes()
-
-
 def read_span(location: tuple) -> bytes:
-    """The bytes at a place of a file, of location (path, offset, length).
-
-    Raises:
-      ValueError: if the file ends before.
-    """
+    """The bytes of location (path, offset, length); raises ValueError if the file ends before."""
     path, offset, length = location
     with Path(path).open("rb", buffering=0) as file:
         content = os.pread(file.fileno(), length, offset)
@@ -171,11 +158,7 @@ def read_span(location: tuple) -> bytes:
 
 
 def read_zip_member(location: tuple) -> bytes:
-    """The bytes of a member of a zip, of location (path, name).
-
-    Raises:
-      DamagedImage: if they are not what the zip says.
-    """
+    """The bytes of location (path, name); raises DamagedImage if they are not what the zip says."""
     path, name = location
     try:
         return _open_zip(path).read(name)

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from jaxtern.data.durable import replace_durably
+from jaxtern.data.durable import replace_durably, sync_path
 from jaxtern.data.json_files import read_json
 from jaxtern.preparation.plan import Plan
-from jaxtern.preparation.shards import WORK, ShardResult, group_by_split, make_features, read_result
+from jaxtern.preparation.shards import WORK, ShardResult, group_by_split, make_features
 from jaxtern.preparation.source import Source
 
 PLAN = "preparation.json"
@@ -86,18 +86,8 @@ def _write_identity(out: Path, identity: dict[str, Any], results: dict[str, Any]
     replace_durably(out / PLAN, json.dumps({"plan": identity, "shards": results}, indent=1) + "\n")
 
 
-def find_finished(out: Path, plan: Plan) -> dict[str, ShardResult]:
-    """Results of the shards that are whole, by file name."""
-    results = {shard.file_name: read_result(out, shard.file_name) for shard in plan.shards}
-    return {name: result for name, result in results.items() if result is not None}
-
-
 def read_finished(out: Path, plan: Plan) -> dict[str, ShardResult]:
-    """Results of all shards of a finished dataset.
-
-    Raises:
-      ValueError: if a shard is no longer as it was written.
-    """
+    """Results of all shards of a finished dataset; raises ValueError if one is no longer as it was written."""
     listed = json.loads((out / PLAN).read_text())["shards"]
     results = {name: ShardResult(**result) for name, result in listed.items()}
     for shard in plan.shards:
@@ -117,8 +107,7 @@ def finish_folder(out: Path, source: Source, plan: Plan, results: dict[str, Shar
     prepared.mkdir()
     _write_metadata(prepared, source, plan, results)
     for path in sorted(prepared.iterdir(), key=lambda path: (path.name == INFO, path.name)):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_path(path)
         os.replace(path, out / path.name)
     shutil.rmtree(out / WORK)
 
@@ -130,8 +119,8 @@ def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str,
     from tensorflow_datasets.core.dataset_info import DatasetIdentity
     from tensorflow_datasets.core.splits import SplitDict
 
-    def describe(split: str, shards: list[ShardResult]) -> tfds.core.SplitInfo:
-        return tfds.core.SplitInfo(
+    splits = [
+        tfds.core.SplitInfo(
             name=split,
             shard_lengths=[shard.images for shard in shards],
             num_bytes=sum(shard.file_bytes for shard in shards),
@@ -139,15 +128,15 @@ def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str,
                 data_dir=epath.Path(folder), dataset_name=plan.name, split=split, filetype_suffix="array_record"
             ),
         )
-
-    shapes = [result.shapes for result in results.values() if result.shapes]
-    low_height, high_height, low_width, high_width = zip(*shapes, strict=True)
-    limits = [min(low_height), max(high_height), min(low_width), max(high_width)]
-    features = make_features(source.class_names, plan.rules, source.has_boxes, limits)
+        for split, shards in group_by_split(plan.shards, results).items()
+    ]
     identity = DatasetIdentity(
         name=plan.name, version=tfds.core.Version(_VERSION), data_dir=str(folder), module_name=""
     )
+    heights, widths = ({side for result in results.values() for side in result.shapes[i : i + 2]} for i in (0, 2))
+    same = [sides.pop() if len(sides) == 1 else None for sides in (heights, widths)]
+    features = make_features(source.class_names, plan.rules, source.has_boxes, *same)
     info = tfds.core.DatasetInfo(builder=identity, features=features)
     info.set_file_format("array_record")
-    info.set_splits(SplitDict([describe(*split) for split in group_by_split(plan.shards, results).items()]))
+    info.set_splits(SplitDict(splits))
     info.write_to_directory(folder)

@@ -18,14 +18,10 @@ VALIDATION_FRACTION = 0.1
 
 
 class _Entry(NamedTuple):
-    """A member, by the parts of its name below the folder that holds all."""
+    """An image or a folder, by the parts of its name below the folder that holds all."""
 
     parts: tuple[str, ...]
     member: Member
-
-    @property
-    def is_image(self) -> bool:
-        return not self.member.is_folder and self.parts[-1].lower().endswith(SUFFIXES)
 
 
 def open_image_folder(path: Path, validation_fraction: float | None, seed: int) -> Source:
@@ -41,14 +37,13 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
       ValueError: if there are no images, or not in folders of classes, or a folder of a split has none.
     """
     members, read = list_container(path)
-    entries = _strip_wrapping(path, [_Entry(PurePosixPath(m.name).parts, m) for m in members if not _is_hidden(m.name)])
-    splits = _find_splits(path, entries)
+    shown = [member for member in members if not _is_hidden(member.name)]
+    kept = [member for member in shown if member.is_folder or member.name.lower().endswith(SUFFIXES)]
+    splits = _find_splits(path, _strip_wrapping(path, [_Entry(PurePosixPath(m.name).parts, m) for m in kept]))
     names = _list_class_names(path, splits)
     labels = {name: label for label, name in enumerate(names)}
     items = {
-        split: [
-            Item(e.member.name, labels[e.parts[0]], e.member.location, e.member.size) for e in entries if e.is_image
-        ]
+        split: [Item(m.name, labels[parts[0]], m.location, m.size) for parts, m in entries if not m.is_folder]
         for split, entries in splits.items()
     }
     if list(items) == ["train"]:
@@ -56,31 +51,24 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
         items = split_off_validation(items["train"], names, fraction, seed)
     elif validation_fraction is not None:
         raise ValueError(f"validation_fraction={validation_fraction}: the source has splits: {', '.join(items)}")
-    images = [entry for entries in splits.values() for entry in entries if entry.is_image]
-    other = sum(not e.member.is_folder for e in entries) - len(images)
+    other = len(shown) - len(kept)
     remarks = (f"{other:,} files not taken, which are no images by their names",) if other else ()
-    encoding = "png" if all(e.parts[-1].lower().endswith(LOSSLESS) for e in images) else "jpeg"
-    return Source(names, items, read, encoding, remarks=remarks)
+    lossless = all(member.is_folder or member.name.lower().endswith(LOSSLESS) for member in kept)
+    return Source(names, items, read, "png" if lossless else "jpeg", remarks=remarks)
 
 
 def split_off_validation(
     items: list[Item], names: tuple[str, ...], fraction: float, seed: int
 ) -> dict[str, list[Item]]:
-    """The splits train and validation; of every class the same fraction, at least one image, goes to validation.
-
-    Raises:
-      ValueError: if a class has too few images for both.
-    """
+    """The splits train and validation; of every class the same fraction, at least one image, goes to validation."""
     if not fraction:
         return {"train": items}
     labels = np.array([item.label for item in items])
     chosen = np.zeros(len(items), bool)
     for label, name in enumerate(names):
-        (rows,) = np.nonzero(labels == label)
-        if not len(rows):  # refused with what is known of the whole source
-            continue
+        rows = np.flatnonzero(labels == label)
         count = max(1, round(fraction * len(rows)))
-        if count >= len(rows):
+        if 0 < len(rows) <= count:  # a class without any is refused later, with what is known of the whole source
             raise ValueError(
                 f"validation_fraction={fraction}: class {name} has {len(rows)} images, too few to split;"
                 " --validation_fraction=0 leaves all of them to training"
@@ -99,10 +87,10 @@ def _is_hidden(name: str) -> bool:
 
 def _strip_wrapping(path: Path, entries: list[_Entry]) -> list[_Entry]:
     """Entries below the folders that hold all images."""
-    if not any(entry.is_image for entry in entries):
-        raise ValueError(f"SOURCE={str(path)!r}: holds no images ({', '.join(SUFFIXES)})")
     while True:
-        images = [entry.parts for entry in entries if entry.is_image]
+        images = [parts for parts, member in entries if not member.is_folder]
+        if not images:
+            raise ValueError(f"SOURCE={str(path)!r}: holds no images ({', '.join(SUFFIXES)})")
         first = {parts[0] for parts in images}
         if len(first) > 1 or min(map(len, images)) < 3 or SPLIT_FOLDERS.get(images[0][0].lower()) == "train":
             return entries
@@ -111,7 +99,7 @@ def _strip_wrapping(path: Path, entries: list[_Entry]) -> list[_Entry]:
 
 def _find_splits(path: Path, entries: list[_Entry]) -> dict[str, list[_Entry]]:
     """Entries by split, in parts from the class on; all as train if there are no folders of splits."""
-    folders = {entry.parts[0] for entry in entries if entry.is_image or entry.member.is_folder}
+    folders = {entry.parts[0] for entry in entries}
     if "train" not in {SPLIT_FOLDERS.get(folder.lower()) for folder in folders}:
         return {"train": entries}
     found: dict[str, str] = {}
@@ -122,13 +110,13 @@ def _find_splits(path: Path, entries: list[_Entry]) -> dict[str, list[_Entry]]:
         if split in found:
             raise ValueError(f"SOURCE={str(path)!r}: {found[split]} and {folder} are both the split {split}")
         found[split] = folder
-    order = [split for split in ("train", "validation", "test") if split in found]
     splits = {
         split: [_Entry(e.parts[1:], e.member) for e in entries if e.parts[0] == found[split] and len(e.parts) > 1]
-        for split in order
+        for split in ("train", "validation", "test")
+        if split in found
     }
     for split, inside in splits.items():
-        if not any(entry.is_image for entry in inside):
+        if all(entry.member.is_folder for entry in inside):
             raise ValueError(f"SOURCE={str(path)!r}: the folder {found[split]} holds no images")
     return splits
 
@@ -137,10 +125,10 @@ def _list_class_names(path: Path, splits: dict[str, list[_Entry]]) -> tuple[str,
     """The names of all classes, sorted."""
     names: set[str] = set()
     for entries in splits.values():
-        loose = [entry.member.name for entry in entries if entry.is_image and len(entry.parts) == 1]
+        loose = [member.name for parts, member in entries if not member.is_folder and len(parts) == 1]
         if loose:
             raise ValueError(f"SOURCE={str(path)!r}: {name_some(loose, 'image', 'images')} in no folder of a class")
-        names |= {entry.parts[0] for entry in entries if entry.is_image or entry.member.is_folder}
+        names |= {entry.parts[0] for entry in entries}
     if len(names) < 2:
         raise ValueError(f"SOURCE={str(path)!r}: has images of one class alone: {', '.join(names)}")
     return tuple(sorted(names))

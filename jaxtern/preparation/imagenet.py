@@ -5,7 +5,6 @@ import tarfile
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from jaxtern.preparation.files import Member, list_tar, read_span, read_tar
 from jaxtern.preparation.source import Box, Item, Source, name_some
@@ -13,12 +12,7 @@ from jaxtern.preparation.source import Box, Item, Source, name_some
 _LABELS = ("ILSVRC2012_devkit_t12.tar.gz", "imagenet_2012_validation_synset_labels.txt")
 _GROUND_TRUTH = "validation_ground_truth.txt"
 
-
-class Boxes(NamedTuple):
-    """Boxes of images by the name of the annotation without suffix; and how many were dropped for having no area."""
-
-    of: dict[str, tuple[Box, ...]]
-    dropped: int
+Boxes = dict[str, tuple[Box, ...]]  # of images, by their names without suffix
 
 
 def find_tars(folder: Path) -> tuple[Path, Path] | None:
@@ -42,28 +36,21 @@ def open_imagenet(folder: Path, labels: Path | None, boxes: Iterable[Path]) -> S
     tars = find_tars(folder)
     if tars is None:
         raise ValueError(f"SOURCE={str(folder)!r}: holds no *img_train*.tar and *img_val*.tar")
-    found = read_boxes(boxes)
-    train = _list_train(tars[0], found)
-    if not train:
+    found, dropped = read_boxes(boxes)
+    synsets = {PurePosixPath(tar.name).stem: tar for tar in list_tar(tars[0]) if tar.name.endswith(".tar")}
+    if not synsets:
         raise ValueError(f"{tars[0]}: holds no tars of synsets")
-    names = sorted(train)
-    classes = {name: label for label, name in enumerate(names)}
-    items = [item._replace(label=classes[synset]) for synset in names for item in train[synset]]
+    classes = {name: label for label, name in enumerate(sorted(synsets))}
+    train = [
+        _make_item(member, label, found)
+        for name, label in classes.items()
+        for member in list_tar(tars[0], synsets[name])
+        if not member.is_folder
+    ]
     validation = _list_validation(tars[1], _read_labels(folder, labels), classes, found)
-    remarks = (f"{found.dropped:,} boxes without area dropped",) if found.dropped else ()
-    splits = {"train": items, "validation": validation}
-    return Source(tuple(names), splits, read_span, "jpeg", has_boxes=bool(found.of), remarks=remarks)
-
-
-def _list_train(path: Path, boxes: Boxes) -> dict[str, list[Item]]:
-    """Items by synset, not yet labelled."""
-    tars = [member for member in list_tar(path) if member.name.endswith(".tar")]
-    return {
-        PurePosixPath(tar.name).stem: [
-            _make_item(member, -1, boxes) for member in list_tar(path, tar) if not member.is_folder
-        ]
-        for tar in tars
-    }
+    remarks = (f"{dropped:,} boxes without area dropped",) if dropped else ()
+    splits = {"train": train, "validation": validation}
+    return Source(tuple(classes), splits, read_span, "jpeg", has_boxes=bool(found), remarks=remarks)
 
 
 def _list_validation(path: Path, labels: list[str], classes: dict[str, int], boxes: Boxes) -> list[Item]:
@@ -77,8 +64,7 @@ def _list_validation(path: Path, labels: list[str], classes: dict[str, int], box
 
 
 def _make_item(member: Member, label: int, boxes: Boxes) -> Item:
-    found = boxes.of.get(PurePosixPath(member.name).stem, ())
-    return Item(member.name, label, member.location, member.size, found)
+    return Item(member.name, label, member.location, member.size, boxes.get(PurePosixPath(member.name).stem, ()))
 
 
 def _read_labels(folder: Path, path: Path | None) -> list[str]:
@@ -114,13 +100,13 @@ def _read_devkit(path: Path) -> list[str]:
     return [synsets[int(word)] for word in words]
 
 
-def read_boxes(paths: Iterable[Path]) -> Boxes:
-    """All annotations in folders or tars, compressed or not.
+def read_boxes(paths: Iterable[Path]) -> tuple[Boxes, int]:
+    """All annotations in folders or tars, compressed or not; and how many boxes were dropped, as they have no area.
 
     Raises:
       ValueError: if a file is missing, damaged, or no annotation.
     """
-    found: dict[str, tuple[Box, ...]] = {}
+    found: Boxes = {}
     dropped = 0
     for path in paths:
         count = len(found)
@@ -131,7 +117,7 @@ def read_boxes(paths: Iterable[Path]) -> Boxes:
             found[PurePosixPath(name).stem] = kept
         if len(found) == count:
             raise ValueError(f"boxes={str(path)!r}: holds no annotations (.xml)")
-    return Boxes(found, dropped)
+    return found, dropped
 
 
 def clean_boxes(boxes: Iterable[Box]) -> tuple[Box, ...]:

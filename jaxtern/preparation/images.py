@@ -1,6 +1,5 @@
 """One image: decoded to find damage, kept byte for byte where nothing must change, else stored anew."""
 
-import contextlib
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,11 +8,12 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from jaxtern.data.any_image import JPEG, decode_any, is_grey_file, is_plain_png, is_upright
+from jaxtern.data.any_image import JPEG, DamagedImage, decode_any, is_plain_png, is_upright
 from jaxtern.data.images import require_few_pixels
-from jaxtern.preparation.source import DamagedImage, Encoding
+from jaxtern.preparation.source import Encoding
 
-_MARKER = re.compile(rb"\xff+[^\x00\xff]")
+_INKS = ("CMYK", "YCCK")
+_REVISION = re.compile(rb"(?<=JFIF\0).", re.DOTALL)  # its first byte, which is 1
 _UNNAMED_SAMPLING = "Could not determine subsampling"  # of which TurboJPEG decodes nothing
 _STRAY_BYTES = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 
@@ -50,14 +50,6 @@ class Stored(NamedTuple):
     repaired: bool
 
 
-class _Decoded(NamedTuple):
-    """Pixels uint8[H, W, C], or None where a file that fits was looked at only for damage."""
-
-    pixels: np.ndarray | None
-    shape: tuple[int, int]
-    fits: bool
-
-
 def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
     """Makes an image fit the rules.
 
@@ -68,108 +60,56 @@ def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
       DamagedImage: if it cannot be decoded to its end.
     """
     if isinstance(raw, np.ndarray):
-        decoded = _Decoded(raw, raw.shape[:2], fits=True)
-    elif raw.startswith(JPEG):
-        decoded = _decode_jpeg(raw, rules)
+        pixels, fits = raw, True
     else:
-        decoded = _decode_other(raw, rules)
-    if decoded.pixels is None:
-        assert isinstance(raw, bytes)
-        return Stored(raw, decoded.shape, repaired=False)
-    pixels = _shrink(decoded.pixels, rules.shortest)
-    return Stored(_encode(pixels, rules), pixels.shape[:2], not decoded.fits)
+        try:
+            pixels, fits = _decode_jpeg(raw, rules) if raw.startswith(JPEG) else _decode_other(raw, rules)
+        except ValueError as error:
+            raise DamagedImage(str(error)) from None
+        if fits and not (rules.shortest and min(pixels.shape[:2]) > rules.shortest):
+            return Stored(raw, pixels.shape[:2], repaired=False)
+    pixels = _shrink(pixels, rules.shortest)
+    return Stored(_encode(pixels, rules), pixels.shape[:2], not fits)
 
 
-def is_grey(raw: bytes | np.ndarray) -> bool:
-    """Whether an image has one channel, as its header says.
-
-    Raises:
-      DamagedImage: if it cannot be read.
-    """
-    if isinstance(raw, np.ndarray):
-        return raw.shape[2] == 1
-    if raw.startswith(JPEG):
-        with contextlib.suppress(DamagedImage):  # of headers Pillow forgives more
-            return _read_jpeg_header(raw)[2] == "Gray"
-    try:
-        return is_grey_file(raw)
-    except ValueError as error:
-        raise DamagedImage(str(error)) from None
-
-
-def _decode_jpeg(raw: bytes, rules: Rules) -> _Decoded:
-    """Keeps a sound file as it is; decodes another by Pillow if nothing of its image is lost."""
+def _decode_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
+    """Pixels, and whether the file fits the rules; Pillow decodes an odd one of which nothing is lost."""
     try:
         return _decode_sound_jpeg(raw, rules)
-    except DamagedImage:
+    except ValueError:
         _require_harmless(raw, rules)
-    pixels = _open(raw, rules.channels)
-    return _Decoded(pixels, pixels.shape[:2], fits=False)
+    return decode_any(raw, rules.channels), False
 
 
 def _require_harmless(raw: bytes, rules: Rules) -> None:
-    """Raises what is wrong with the image's data, which alone is seen where all else is mended."""
-    header, data = _mend_header(raw)
+    """Raises what else is wrong than the revision of JFIF, bytes before the end, or how colours are sampled."""
+    raw = _REVISION.sub(b"\1", raw, count=1)
     try:
-        _decode_sound_jpeg(header + data, rules)
-    except DamagedImage as damage:
+        _decode_sound_jpeg(raw, rules)
+    except ValueError as damage:
         stray = _STRAY_BYTES.search(str(damage))
         if stray:
-            end = data.find(b"\xff\xd9")
-            _decode_sound_jpeg(header + data[: end - int(stray[1])] + data[end:], rules)
+            end = raw.rfind(b"\xff\xd9")
+            _decode_sound_jpeg(raw[: end - int(stray[1])] + raw[end:], rules)
         elif _UNNAMED_SAMPLING not in str(damage):
             raise
 
 
-def _mend_header(raw: bytes) -> tuple[bytes, bytes]:
-    """All before the data, without bytes between segments and with the revision of JFIF that there is; and the data."""
-    segments, place = [raw[:2]], 2
-    while (marker := _MARKER.search(raw, place)) and marker[0][-1:] != b"\xda":
-        place = marker.end() + int.from_bytes(raw[marker.end() : marker.end() + 2], "big")
-        segment = raw[marker.start() : place]
-        if marker[0] == b"\xff\xe0" and segment[4:9] == b"JFIF\0":
-            segment = segment[:9] + b"\x01" + segment[10:]
-        segments.append(segment)
-    return b"".join(segments), raw[marker.start() :] if marker else b""
+def _decode_sound_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
+    """As `_decode_jpeg`; of a file that is kept, pixels are grey, in which damage is found as well, and faster."""
+    height, width, colours, _ = simplejpeg.decode_jpeg_header(raw)
+    require_few_pixels(int(height), int(width))
+    is_plain = colours not in _INKS and is_upright(raw)
+    fits = is_plain and rules.encoding == "jpeg"
+    is_grey_enough = rules.channels == 1 or (fits and rules.shortest is None)
+    # simplejpeg tells of every damage, also where it could go on; OpenCV and Pillow are silent on garbled data
+    pixels = simplejpeg.decode_jpeg(raw, "CMYK" if colours in _INKS else "GRAY" if is_grey_enough else "RGB")
+    # Pillow knows of Adobe's inverted inks, and turns an image upright
+    return (pixels if is_plain else decode_any(raw, rules.channels)), fits
 
 
-def _decode_sound_jpeg(raw: bytes, rules: Rules) -> _Decoded:
-    height, width, colours, _ = _read_jpeg_header(raw)
-    has_inks = colours in ("CMYK", "YCCK")
-    fits = not has_inks and is_upright(raw)
-    keep = fits and rules.encoding == "jpeg" and not (rules.shortest and min(height, width) > rules.shortest)
-    space = "GRAY" if keep or rules.channels == 1 else "RGB"  # looking for damage, grey does, and is faster
-    try:
-        # simplejpeg tells of every damage, also where it could go on; OpenCV and Pillow are silent on garbled data
-        pixels = simplejpeg.decode_jpeg(raw, "CMYK" if has_inks else space)
-    except ValueError as error:
-        raise DamagedImage(str(error)) from None
-    if not fits:
-        pixels = _open(raw, rules.channels)  # which knows of Adobe's inverted inks, and turns it upright
-    return _Decoded(None if keep else pixels, (height, width), fits)
-
-
-def _read_jpeg_header(raw: bytes) -> tuple[int, int, str, str]:
-    try:
-        height, width, colours, sampling = simplejpeg.decode_jpeg_header(raw)
-        require_few_pixels(int(height), int(width))
-    except ValueError as error:
-        raise DamagedImage(str(error)) from None
-    return int(height), int(width), colours, sampling
-
-
-def _decode_other(raw: bytes, rules: Rules) -> _Decoded:
-    pixels = _open(raw, rules.channels)
-    fits = rules.encoding != "jpeg" and is_plain_png(raw) and is_upright(raw)
-    keep = fits and rules.encoding == "png" and not (rules.shortest and min(pixels.shape[:2]) > rules.shortest)
-    return _Decoded(None if keep else pixels, pixels.shape[:2], fits)
-
-
-def _open(raw: bytes, channels: int) -> np.ndarray:
-    try:
-        return decode_any(raw, channels)
-    except ValueError as error:
-        raise DamagedImage(str(error)) from None
+def _decode_other(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
+    return decode_any(raw, rules.channels), rules.encoding == "png" and is_plain_png(raw) and is_upright(raw)
 
 
 def _shrink(pixels: np.ndarray, shortest: int | None) -> np.ndarray:

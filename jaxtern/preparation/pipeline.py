@@ -11,15 +11,15 @@ import tqdm
 
 from jaxtern.data.records import TEST_SPLITS
 from jaxtern.preparation.detection import Reading, open_source
-from jaxtern.preparation.folder import claim_folder, find_finished, finish_folder, read_finished
+from jaxtern.preparation.folder import claim_folder, finish_folder, read_finished
 from jaxtern.preparation.plan import Options, Plan, make_plan
-from jaxtern.preparation.shards import ShardResult, Task, group_by_split
+from jaxtern.preparation.shards import ShardResult, Task, group_by_split, read_result
 from jaxtern.preparation.source import Source
 from jaxtern.preparation.workers import write_shards
 
 logger = logging.getLogger(__name__)
 
-_NAMED = 20  # damaged images that get a line of their own
+_NAMED = 20  # damaged images that get a line of their own; preparation.json has all
 _HEAD = ("split", "shards", "images", "classes", "images a class", "size", "repaired", "left out")
 
 
@@ -29,11 +29,11 @@ class Report:
 
     Attributes:
       splits: what became of the shards of each.
-      remarks: on the source, and on what training will miss.
+      remarks: those of the source.
     """
 
     splits: dict[str, list[ShardResult]]
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...]
 
     @property
     def has_test_split(self) -> bool:
@@ -84,26 +84,27 @@ def prepare(
     claim = claim_folder(out, plan.identity)
     if claim is None:
         say(f"{out} is prepared already")
-        return _report(source, plan, read_finished(out, plan))
-    with claim:
-        results = _write_missing(out, source, plan, workers, say)
-        _require_few_bad(results, max_bad)
-        for split, shards in group_by_split(plan.shards, results).items():
-            if not any(shard.images for shard in shards):
-                raise ValueError(f"SOURCE={str(path)!r}: no image of split {split} can be decoded")
-        finish_folder(out, source, plan, results)
-    return _report(source, plan, results)
+        results = read_finished(out, plan)
+    else:
+        with claim:
+            results = _write_missing(out, source, plan, workers, say)
+            _require_few_bad(results, max_bad)
+            for split, shards in group_by_split(plan.shards, results).items():
+                if not any(shard.images for shard in shards):
+                    raise ValueError(f"SOURCE={str(path)!r}: no image of split {split} can be decoded")
+            finish_folder(out, source, plan, results)
+    return Report(group_by_split(plan.shards, results), source.remarks)
 
 
 def _write_missing(
     out: Path, source: Source, plan: Plan, workers: int, say: Callable[[str], None]
 ) -> dict[str, ShardResult]:
     """Results of all shards, of which those that are not finished are written."""
-    results = find_finished(out, plan)
+    found = {shard.file_name: read_result(out, shard.file_name) for shard in plan.shards}
+    results = {name: result for name, result in found.items() if result is not None}
     images = sum(map(len, source.splits.values()))
     done = f"; {len(results)} were done already" if results else ""
     say(f"{images:,} images of {len(source.class_names):,} classes in {len(plan.shards):,} shards, to {out}{done}")
-    named = _name_damage(list(results.values()), 0)
     tasks = [
         Task(out, shard, source.read, plan.rules, source.class_names, source.has_boxes)
         for shard in plan.shards
@@ -112,39 +113,21 @@ def _write_missing(
     with contextlib.closing(write_shards(tasks, workers)) as written:
         for task, result in written:
             results[task.shard.file_name] = result
-            named = _name_damage([result], named)
     return results
 
 
-def _name_damage(results: list[ShardResult], named: int) -> int:
-    """Warns of each damaged image, as long as they are few; returns how many there have been by now."""
-    for name, reason in (left for result in results for left in result.left_out):
-        if named < _NAMED:
-            logger.warning("%s: left out: %s", name, reason)
-        elif named == _NAMED:
-            logger.warning("more damaged images are not named here")
-        named += 1
-    return named
-
-
 def _require_few_bad(results: dict[str, ShardResult], max_bad: int) -> None:
-    bad = [name for result in results.values() for name, _ in result.left_out]
+    """Warns of the damaged images, and refuses more than `max_bad`."""
+    bad = sorted(tuple(left) for result in results.values() for left in result.left_out)
+    for name, reason in bad[:_NAMED]:
+        logger.warning("%s: left out: %s", name, reason)
     if len(bad) > max_bad:
-        first = ", ".join(sorted(bad)[:3])
+        first = ", ".join(name for name, _ in bad[:3])
         raise ValueError(
             f"{len(bad):,} images are damaged, and max_bad={max_bad}: {first}{', …' if len(bad) > 3 else ''}."
             f" To leave them out, run this again with --max_bad={len(bad)}: what is done stays; or mend the source and"
             " prepare it into another folder"
         )
-
-
-def _report(source: Source, plan: Plan, results: dict[str, ShardResult]) -> Report:
-    """Also remarks where there is no split to evaluate on: training does not take such a dataset as it is."""
-    remarks = source.remarks
-    if set(TEST_SPLITS).isdisjoint(source.splits):
-        remedy = "--config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]' takes a tenth"
-        remarks += (f"no split to evaluate on: training wants {' or '.join(TEST_SPLITS)}; {remedy}",)
-    return Report(group_by_split(plan.shards, results), remarks)
 
 
 def _summarize(name: str, results: list[ShardResult]) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
 """What a preparation will write: which example goes to which shard, and a digest that says whether it is the same."""
 
+import contextlib
 import dataclasses
 import hashlib
+import itertools
 import math
 import re
 import zlib
@@ -12,8 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxtern.preparation.images import Rules, is_grey, store_image
-from jaxtern.preparation.source import DamagedImage, Item, Source
+from jaxtern.data.any_image import DamagedImage, is_grey
+from jaxtern.preparation.images import Rules, store_image
+from jaxtern.preparation.source import Item, Source
 
 SHARD_BYTES = 128 * 2**20
 _SAMPLES = 32
@@ -98,16 +101,13 @@ def name_dataset(path: str) -> str:
 
 def _is_all_grey(source: Source, path: str) -> bool:
     """Whether every image that can be read has one channel; looks no further than the first that has more."""
-    readable = 0
-    for items in source.splits.values():
-        for item in items:
-            try:
-                if not is_grey(source.read(item.location)):
-                    return False
-                readable += 1
-            except DamagedImage:
-                continue
-    if not readable:
+    any_readable = False
+    for item in itertools.chain(*source.splits.values()):
+        with contextlib.suppress(DamagedImage):
+            if not is_grey(source.read(item.location)):
+                return False
+            any_readable = True
+    if not any_readable:
         raise ValueError(f"SOURCE={path!r}: none of its images can be decoded")
     return True
 
@@ -128,11 +128,9 @@ def _estimate_bytes(source: Source, items: list[Item], rules: Rules) -> float:
         return total
     before = after = 0
     for item in items[:: math.ceil(len(items) / _SAMPLES)]:
-        try:
+        with contextlib.suppress(DamagedImage):
             after += len(store_image(source.read(item.location), rules).content)
-        except DamagedImage:
-            continue
-        before += item.size
+            before += item.size
     return total * after / before if before else total
 
 

@@ -1,5 +1,6 @@
 """One shard: its examples read, looked at and written, under its name only when whole."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -9,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxtern.data.durable import replace_durably
+from jaxtern.data.any_image import DamagedImage
+from jaxtern.data.durable import replace_durably, sync_path
 from jaxtern.preparation.images import Rules, Stored, store_image
 from jaxtern.preparation.plan import Shard
-from jaxtern.preparation.source import DamagedImage, Item
+from jaxtern.preparation.source import Item
 
 WORK = ".preparation"  # the folder within OUT that holds what is not finished
 # A record alone, so that it can be read alone; images do not shrink, and trying makes writing six times slower.
@@ -60,13 +62,12 @@ class Task(NamedTuple):
     has_boxes: bool
 
 
-def make_features(class_names: tuple[str, ...], rules: Rules, has_boxes: bool, shapes: list[int] | None = None) -> Any:
-    """The features of an example as TFDS knows them; height and width are named where all images have the same."""
+def make_features(
+    class_names: tuple[str, ...], rules: Rules, has_boxes: bool, height: int | None = None, width: int | None = None
+) -> Any:
+    """The features of an example as TFDS knows them; height and width where all images have the same."""
     from tensorflow_datasets import features  # here, because it takes half a second
 
-    low_height, high_height, low_width, high_width = shapes or [0, 1, 0, 1]
-    height = low_height if low_height == high_height else None
-    width = low_width if low_width == high_width else None
     image = features.Image(shape=(height, width, rules.channels), encoding_format=rules.encoding)
     known = {"image": image, "label": features.ClassLabel(names=list(class_names)), "file_name": features.Text()}
     return features.FeaturesDict(known | ({"boxes": features.Sequence(features.BBoxFeature())} if has_boxes else {}))
@@ -119,10 +120,9 @@ def group_by_split(shards: list[Shard], results: dict[str, ShardResult]) -> dict
 def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> ShardResult:
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    serializer, result = _Serializer(task), ShardResult()
+    serialize, result = _make_serializer(task), ShardResult()
     try:
-        writer = ArrayRecordWriter(str(path), _WRITER_OPTIONS)
-        try:
+        with contextlib.closing(ArrayRecordWriter(str(path), _WRITER_OPTIONS)) as writer:
             for item in task.shard.items:
                 try:
                     stored = store_image(task.read(item.location), task.rules)
@@ -131,34 +131,30 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
                 except ValueError as error:
                     raise ValueError(f"{item.name}: {error}") from None
                 else:
-                    writer.write(serializer.serialize(item, stored))
+                    writer.write(serialize(item, stored))
                     result.add(item, stored)
                 on_image()
-        finally:
-            writer.close()
     except RuntimeError as error:  # the writer's only word for a full disk
         raise OSError(f"{path.parent.parent}: cannot be written: {error}") from None
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    sync_path(path)
     return result
 
 
-class _Serializer:
-    """Examples to the bytes that TFDS reads."""
+def _make_serializer(task: Task) -> Callable[[Item, Stored], bytes]:
+    """The function from an example to the bytes that TFDS reads."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
-    def __init__(self, task: Task):
-        from tensorflow_datasets import features as kinds
-        from tensorflow_datasets.core.example_serializer import ExampleSerializer
+    features = make_features(task.class_names, task.rules, task.has_boxes)
+    serializer = ExampleSerializer(features.get_serialized_info())
 
-        self._features = make_features(task.class_names, task.rules, task.has_boxes)
-        self._serializer = ExampleSerializer(self._features.get_serialized_info())
-        self._has_boxes, self._box = task.has_boxes, kinds.BBox
-
-    def serialize(self, item: Item, stored: Stored) -> bytes:
+    def serialize(item: Item, stored: Stored) -> bytes:
         file_name = item.name.encode(errors="replace")  # names of files need not be text
         example = {"image": stored.content, "label": item.label, "file_name": file_name}
-        if self._has_boxes:
-            example["boxes"] = [self._box(*box) for box in item.boxes]
-        message: Any = self._serializer.get_tf_example(self._features.encode_example(example))
+        if task.has_boxes:
+            example["boxes"] = [tfds.features.BBox(*box) for box in item.boxes]
+        message: Any = serializer.get_tf_example(features.encode_example(example))
         # else the order of features is another in every process
         return message.SerializeToString(deterministic=True)
+
+    return serialize

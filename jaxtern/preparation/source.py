@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from jaxtern.data.records import TEST_SPLITS
+
 Encoding = Literal["jpeg", "png"]
 Box = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax, as shares of the image's height and width
 
@@ -52,23 +54,19 @@ class Source:
     remarks: tuple[str, ...] = ()
 
 
-class DamagedImage(Exception):
-    """This image cannot be decoded; the message says why."""
+def read_pixels(location: tuple) -> np.ndarray:
+    """uint8[H, W, C], which sources that lie in memory have as location."""
+    return location[0]
 
 
 def require_sound(source: Source, path: str, whole: bool) -> Source:
-    """The source, with a remark on every split that lacks classes, which is refused where it must be whole.
+    """The source, with remarks where there is no split to evaluate on, or one lacks classes, as no whole one may.
 
     Raises:
-      ValueError: if it has no images, or none of some class, or labels out of range; naming the class or item.
+      ValueError: if it has no images, or none of some class, which is named.
     """
-    num_classes, remarks, seen = len(source.class_names), source.remarks, set()
+    remarks, seen = source.remarks, set()
     for split, items in source.splits.items():
-        for item in items:
-            if not 0 <= item.label < num_classes:
-                raise ValueError(
-                    f"SOURCE={path!r}: {item.name} has label {item.label}, which must be from 0 to {num_classes - 1}"
-                )
         present = {item.label for item in items}
         seen |= present
         if missing := [name for label, name in enumerate(source.class_names) if label not in present]:
@@ -80,6 +78,9 @@ def require_sound(source: Source, path: str, whole: bool) -> Source:
         raise ValueError(f"SOURCE={path!r}: holds no images")
     if nowhere := [name for label, name in enumerate(source.class_names) if label not in seen]:
         raise ValueError(f"SOURCE={path!r}: holds no images of {name_some(nowhere, 'class', 'classes')}")
+    if set(TEST_SPLITS).isdisjoint(source.splits):
+        remedy = "--config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]' takes a tenth"
+        remarks += (f"no split to evaluate on: training wants {' or '.join(TEST_SPLITS)}; {remedy}",)
     return replace(source, remarks=remarks)
 
 

@@ -230,7 +230,7 @@ def test_render_refuses_a_box_without_pixels_or_beyond_the_image(edges: tuple[in
             render(image, View(*edges), 8, 3)
 
 
-@pytest.mark.parametrize("call", [lambda: decode(b"", 2), lambda: render(b"", View(0, 0, 1, 1), 8, 4)])
+@pytest.mark.parametrize("call", [lambda: decode(b"", 2), lambda: render(paint(9, 9), View(0, 0, 1, 1), 8, 4)])
 def test_channels_other_than_one_and_three_are_refused(call):
     with pytest.raises(ValueError, match="channels="):
         call()

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from jaxtern.data.dataset import Dataset
+from jaxtern.data.fingerprint import fingerprint
 from jaxtern.data.rendering import Share
 from jaxtern.data.sources import load_dataset
 from jaxtern.data.synthetic import make_synthetic_text
 from jaxtern.data.tasks import create_task
-from jaxtern.data.text import Windows, load_text, open_text
+from jaxtern.data.text import Windows, open_text
 
 SHAKESPEARE = Path(__file__).with_name("shakespeare.txt")
 
@@ -36,7 +37,7 @@ def write(folder: Path, text: str | bytes) -> str:
 @pytest.mark.parametrize("length", [1, 7, 128])
 def test_text_predicts_every_character_but_the_first_once(length: int):
     text = SHAKESPEARE.read_bytes().decode()
-    dataset = load_text(SHAKESPEARE, length)
+    dataset = open_text(str(SHAKESPEARE), length)
     rows = np.concatenate([windows_of(dataset.train), windows_of(dataset.test)])
     assert rows.shape[1] == length + 1
     predicted = spell(dataset, rows[:, 1:].ravel())
@@ -46,33 +47,33 @@ def test_text_predicts_every_character_but_the_first_once(length: int):
 
 
 def test_text_has_the_classes_of_its_characters_in_order():
-    dataset = load_text(SHAKESPEARE, 100)
+    dataset = open_text(str(SHAKESPEARE), 100)
     assert dataset.class_names == tuple(sorted(set(SHAKESPEARE.read_text())))
     assert dataset.num_classes == len(dataset.class_names) == 62
 
 
 def test_text_is_tested_on_its_last_tenth(tmp_path: Path):
-    dataset = load_text(SHAKESPEARE, 100)
+    dataset = open_text(str(SHAKESPEARE), 100)
     assert (dataset.train.size, dataset.test.size) == (1803, 200)
-    few = load_text(write(tmp_path, "abcde"), 2)
+    few = open_text(write(tmp_path, "abcde"), 2)
     assert (few.train.size, few.test.size) == (1, 1)
     assert [spell(few, windows_of(split)[0]) for split in (few.train, few.test)] == ["abc", "cde"]
 
 
 def test_text_of_any_language_and_line_end_is_read_as_it_is(tmp_path: Path):
     text = "Füße\r\nδ\U0001f600\n" * 3
-    dataset = load_text(write(tmp_path, text), len(text) // 2 - 1)
+    dataset = open_text(write(tmp_path, text), len(text) // 2 - 1)
     assert spell(dataset, windows_of(dataset.train)[0]) == text[: len(text) // 2]
     assert set(dataset.class_names) == set(text)
 
 
 def test_text_of_256_characters_is_the_most(tmp_path: Path):
     most = "".join(map(chr, range(0x4E00, 0x4F00)))
-    dataset = load_text(write(tmp_path, most), 10)
+    dataset = open_text(write(tmp_path, most), 10)
     assert dataset.num_classes == 256
     assert spell(dataset, windows_of(dataset.test)[-1]) == most[240:251]
     with pytest.raises(ValueError, match=r"a.txt': has 257 different characters, must be 256 at most$"):
-        load_text(write(tmp_path, most + "a"), 10)
+        open_text(write(tmp_path, most + "a"), 10)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_text_of_256_characters_is_the_most(tmp_path: Path):
 )
 def test_text_that_cannot_be_read_is_refused(tmp_path: Path, text: str | bytes, words: str):
     with pytest.raises(ValueError, match=rf"^dataset='.*a.txt': {words}$"):
-        load_text(write(tmp_path, text), 2)
+        open_text(write(tmp_path, text), 2)
 
 
 def test_dataset_of_text_is_a_file_with_a_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -109,6 +110,12 @@ def test_dataset_of_text_is_a_file_with_a_slash(tmp_path: Path, monkeypatch: pyt
 def test_dataset_of_text_takes_no_splits(option: dict):
     with pytest.raises(ValueError, match=r"=.* takes no (train_split|test_split|data_dir)$"):
         open_text(str(SHAKESPEARE), 10, **{"data_dir": None, "train_split": "train", "test_split": None} | option)
+
+
+def test_fingerprint_of_text_is_that_of_its_characters(tmp_path: Path):
+    prints = [fingerprint(open_text(write(tmp_path, text), 2)) for text in ("abcdefg", "abcdefg", "abcdegf")]
+    assert prints[0] == prints[1]
+    assert prints[0]["test digest"] != prints[2]["test digest"]
 
 
 def test_made_text_is_random_and_always_the_same():

@@ -183,10 +183,10 @@ def test_formats_are_seen_from_what_lies_there(tmp_path: Path, make, class_folde
     tars = {"ILSVRC2012_img_train.tar": b"", "ILSVRC2012_img_val.tar": b""}
     assert detect_format(make.folder(tmp_path / "imagenet", tars)) == "imagenet"
     with pytest.raises(FileNotFoundError, match=r"nowhere.*no such file or folder"):
-        detect_format(tmp_path / "nowhere")
+        prepare(tmp_path / "nowhere", tmp_path / "out")
     (tmp_path / "text.txt").write_text("text")
-    with pytest.raises(ValueError, match=r"text\.txt.* is neither a zip or tar of images, nor an archive of CIFAR"):
-        detect_format(tmp_path / "text.txt")
+    with pytest.raises(ValueError, match=r"text\.txt.* is no folder, zip or tar"):
+        prepare(tmp_path / "text.txt", tmp_path / "out")
     with pytest.raises(ValueError, match="is prepared already"):
         detect_format(make.folder(tmp_path / "done", {"dataset_info.json": b"{}"}))
 

@@ -17,9 +17,9 @@ from jaxtern.data.preprocessing.views import View
 TrainView = Callable[[np.random.Generator, int, int, np.ndarray, int], View]
 EvaluationView = Callable[[int, int, int], View]
 
-_IMAGENET_MEAN_OF_255 = (123.68, 116.78, 103.94)  # of AlexNet and VGG
-_IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of torchvision, of values in [0, 1]
-_IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
+_IMAGENET_MEAN_OF_255 = np.array([[[[123.68, 116.78, 103.94]]]], np.float32)  # of AlexNet and VGG
+_IMAGENET_MEAN = np.array([[[[0.485, 0.456, 0.406]]]], np.float32)  # of torchvision, of values in [0, 1]
+_IMAGENET_DEVIATION = np.array([[[[0.229, 0.224, 0.225]]]], np.float32)
 _RGB = 3
 
 
@@ -42,10 +42,6 @@ class Preprocessing:
     evaluation_view: EvaluationView | None
     standardize: Callable[[jax.Array, int | None], jax.Array]
     randomize: Callable[[jax.Array, jax.Array, int | None], jax.Array] | None = None
-
-    def __reduce__(self) -> tuple:
-        """Pickled by name, for the processes that draw views."""
-        return get_preprocessing, (self.name,)
 
     def augment(self, images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
         """uint8[B, H, W, C] to float32[B, size, size, C], for training. Same key, same bits."""
@@ -84,13 +80,9 @@ class Preprocessing:
 
 
 def get_preprocessing(name: str) -> Preprocessing:
-    """Preprocessing by name.
-
-    Raises:
-      ValueError: for an unknown name.
-    """
+    """Preprocessing of images by name; raises ValueError for an unknown one."""
     if name not in PREPROCESSINGS:
-        raise ValueError(f"preprocessing={name!r}: must be one of {', '.join(PREPROCESSINGS)}")
+        raise ValueError(f"preprocessing={name!r}: must be one of {', '.join(PREPROCESSINGS)}, text")
     return PREPROCESSINGS[name]
 
 
@@ -100,16 +92,12 @@ def _to_unit_range(images: jax.Array, size: int | None) -> jax.Array:
 
 
 def _subtract_mean(images: jax.Array, size: int | None) -> jax.Array:
-    return images.astype(jnp.float32) - _of_channels(_IMAGENET_MEAN_OF_255)
+    return images.astype(jnp.float32) - _IMAGENET_MEAN_OF_255
 
 
 def _standardize_channels(images: jax.Array, size: int | None) -> jax.Array:
     images = images.astype(jnp.float32) / 255.0
-    return (images - _of_channels(_IMAGENET_MEAN)) / _of_channels(_IMAGENET_DEVIATION)
-
-
-def _of_channels(values: tuple[float, ...]) -> jax.Array:
-    return jnp.array(values, jnp.float32).reshape(1, 1, 1, -1)
+    return (images - _IMAGENET_MEAN) / _IMAGENET_DEVIATION
 
 
 def _augment_cifar10(images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:

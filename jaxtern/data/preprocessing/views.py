@@ -122,22 +122,25 @@ def _draw_box(generator: np.random.Generator, height: int, width: int) -> View |
 
 
 def _in_pixels(boxes: np.ndarray, height: int, width: int) -> list[View]:
-    """Boxes of objects; those of less than a pixel, which no crop can cover, are left out."""
+    """Boxes of objects, of which some may have no pixels; the whole image where there are none."""
     if len(boxes) == 0:
         return [View(0, 0, height, width)]
-    objects = [
+    return [
         View(int(top * height), int(left * width), int(bottom * height), int(right * width))
         for top, left, bottom, right in np.asarray(boxes).tolist()
     ]
-    return [each for each in objects if _area(each) > 0]
 
 
 def _covers(box: View, objects: list[View]) -> bool:
-    """Whether at least .1 of some object lies in the box."""
+    """Whether at least .1 of the pixels of some object lie in the box."""
     for each in objects:
-        rows = min(box.bottom, each.bottom) - max(box.top, each.top)
-        columns = min(box.right, each.right) - max(box.left, each.left)
-        if rows > 0 and columns > 0 and rows * columns >= 0.1 * _area(each):
+        edges = (
+            max(box.top, each.top),
+            max(box.left, each.left),
+            min(box.bottom, each.bottom),
+            min(box.right, each.right),
+        )
+        if _area(View(*edges)) >= 0.1 * _area(each) > 0:
             return True
     return False
 
