@@ -99,8 +99,8 @@ def test_join_is_not_troubled_by_strangers(open_script: Open, end_of: EndOf, fre
         for noise in (
             b"GET / HTTP/1.1\r\n\r\n",
             b"x" * 10_000,
-            b'{"jaxtern": 1}\n',
-            b'{"jaxtern": 1, "process_id": []}\n',
+            b'{"jaxtern": 2}\n',
+            b'{"jaxtern": 2, "process_id": []}\n',
         ):
             with socket.create_connection(("127.0.0.1", free_port)) as stranger:
                 stranger.sendall(noise)
