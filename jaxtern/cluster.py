@@ -232,9 +232,8 @@ def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) ->
     """jax.distributed.initialize, which ends in one line where it takes longer than `timeout` seconds."""
     if "JAX_CPU_COLLECTIVES_IMPLEMENTATION" not in os.environ:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    late = threading.Timer(
-        timeout, _fail_and_exit, [f"error: not all processes have joined jax.distributed ({where}) in {timeout:.0f} s"]
-    )
+    missing = f"not all processes have joined jax.distributed ({where}) in {timeout:.0f} s"
+    late = threading.Timer(timeout, _fail_and_exit, [missing])
     late.daemon = True
     late.start()
     terminate = signal.getsignal(signal.SIGTERM)
@@ -253,9 +252,9 @@ def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) ->
         signal.signal(signal.SIGTERM, terminate)  # JAX notes the signal as a preemption, and has the process go on
 
 
-def _fail_and_exit(line: str) -> NoReturn:
-    watch.tell_failure(line.removeprefix("error: "), 1)
-    print(line, file=sys.stderr)
+def _fail_and_exit(reason: str) -> NoReturn:
+    watch.tell_failure(reason, 1)
+    print(f"error: {reason}", file=sys.stderr)
     _exit(1)
 
 
