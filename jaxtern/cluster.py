@@ -6,7 +6,7 @@ fails or is lost: see `jaxtern.hosts.watch`.
 
 import collections
 import contextlib
-import json
+import functools
 import logging
 import os
 import signal
@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxtern.hosts import messages, watch
@@ -39,7 +38,6 @@ _LOOPBACK = "localhost", "127.", "::1"
 _SLACK_SECONDS = 60  # that JAX would wait longer than we do, and then abort
 # Statuses of `jaxtern.train` where a signal to one process has had all of them save and leave: nobody failed.
 _STOP_STATUSES = 128 + signal.SIGINT, 128 + signal.SIGTERM
-_ANNOUNCEMENT_BYTES = 4096
 
 
 def join(
@@ -82,11 +80,11 @@ def join(
         _start(start_timeout, peer_timeout, launcher)
         if jax.process_count() > 1:
             _keep_watch_where_jax_found(peer_timeout)
-            messages.connect(create_mesh())
-        return Cluster(jax.process_index(), jax.process_count(), None)
-    if cluster is None or cluster.num_processes == 1:
+        cluster = Cluster(jax.process_index(), jax.process_count(), None)
+    elif cluster is None or cluster.num_processes == 1:
         return ALONE
-    _start_where_told(cluster, start_timeout, peer_timeout)
+    else:
+        _start_where_told(cluster, start_timeout, peer_timeout)
     messages.connect(create_mesh())
     return cluster
 
@@ -96,12 +94,16 @@ def _start_where_told(cluster: Cluster, start_timeout: float, peer_timeout: floa
     assert cluster.coordinator is not None
     deadline = time.monotonic() + start_timeout
     bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", cluster.coordinator)
+    host, _ = parse_address("coordinator", bind_address)
     if cluster.process_id == 0:
         _warn_of_loopback(bind_address)
-    peer_timeout = _call_roll_and_keep_watch(cluster, bind_address, start_timeout, peer_timeout)
+    announce = functools.partial(watch.start_hub, host, cluster.num_processes, peer_timeout)
+    told = call_roll(cluster, bind_address, start_timeout, announce)
+    if cluster.process_id > 0:
+        _start_spoke([parse_address("coordinator", cluster.coordinator)[0]], told, cluster.process_id)
     _start(
         max(deadline - time.monotonic(), 30.0),
-        peer_timeout,
+        told["timeout"],
         cluster.coordinator,
         coordinator_address=cluster.coordinator,
         num_processes=cluster.num_processes,
@@ -194,45 +196,26 @@ def _tell_others_of(error: BaseException, status: int) -> None:
         watch.tell_failure(f"{type(error).__name__}: {error}", 1)
 
 
-def _call_roll_and_keep_watch(cluster: Cluster, bind_address: str, start_timeout: float, peer_timeout: float) -> float:
-    """Returns process 0's peer timeout, which holds for all."""
-    assert cluster.coordinator is not None
-    hub: list[tuple[socket.socket, dict[str, Any]]] = []
-
-    def announce() -> dict[str, Any]:
-        hub.append(watch.listen(parse_address("coordinator", bind_address)[0]))
-        return hub[0][1] | {"peer_timeout": peer_timeout}
-
-    told = call_roll(cluster, bind_address, start_timeout, announce)
-    if cluster.process_id == 0:
-        watch.start_hub(hub[0][0], told["token"], cluster.num_processes, peer_timeout)
-    else:
-        _start_spoke([parse_address("coordinator", cluster.coordinator)[0]], told, cluster.process_id)
-    return told["peer_timeout"]
-
-
 def _keep_watch_where_jax_found(peer_timeout: float) -> None:
     """Where JAX has found the cluster, process 0 tells the others by a collective where it can be reached.
 
     Like JAX then, it listens at all addresses, unless JAX_COORDINATOR_BIND_ADDRESS names one.
     """
-    process, listener, told = jax.process_index(), None, {}
-    if process == 0:
-        bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
-        listener, told = watch.listen(parse_address("JAX_COORDINATOR_BIND_ADDRESS", bound)[0] if bound else None)
-        told |= {"hosts": _own_addresses(), "peer_timeout": peer_timeout}
-    text = json.dumps(told).encode().ljust(_ANNOUNCEMENT_BYTES)
+    process, told = jax.process_index(), {}
     with messages.without_gloo_lines():
-        told = json.loads(bytes(np.asarray(multihost_utils.broadcast_one_to_all(np.frombuffer(text, np.uint8)))))
-    if listener is not None:
-        watch.start_hub(listener, told["token"], jax.process_count(), peer_timeout)
-    else:
-        _start_spoke(told["hosts"], told, process)
+        messages.meet()  # from here on process 0 may count the seconds in which it hears nothing of the others
+        if process == 0:
+            bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+            host = parse_address("JAX_COORDINATOR_BIND_ADDRESS", bound)[0] if bound else None
+            told = watch.start_hub(host, jax.process_count(), peer_timeout) | {"addresses": _own_addresses()}
+        told = messages.broadcast_json(told)
+    if process > 0:
+        _start_spoke(told["addresses"], told, process)
 
 
-def _start_spoke(hosts: list[str], told: Mapping[str, Any], process: int) -> None:
+def _start_spoke(addresses: list[str], told: Mapping[str, Any], process: int) -> None:
     try:
-        watch.start_spoke(hosts, told["port"], told["token"], process, told["peer_timeout"])
+        watch.start_spoke(addresses, told, process)
     except OSError as error:
         raise StartError(f"process {process} cannot reach process 0's watch at {error}") from None
 
@@ -249,9 +232,8 @@ def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) ->
     """jax.distributed.initialize, which ends in one line where it takes longer than `timeout` seconds."""
     if "JAX_CPU_COLLECTIVES_IMPLEMENTATION" not in os.environ:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    late = threading.Timer(
-        timeout, _fail_and_exit, [f"error: not all processes have joined jax.distributed ({where}) in {timeout:.0f} s"]
-    )
+    missing = f"not all processes have joined jax.distributed ({where}) in {timeout:.0f} s"
+    late = threading.Timer(timeout, _fail_and_exit, [missing])
     late.daemon = True
     late.start()
     terminate = signal.getsignal(signal.SIGTERM)
@@ -270,9 +252,9 @@ def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) ->
         signal.signal(signal.SIGTERM, terminate)  # JAX notes the signal as a preemption, and has the process go on
 
 
-def _fail_and_exit(line: str) -> NoReturn:
-    watch.tell_failure(line.removeprefix("error: "), 1)
-    print(line, file=sys.stderr)
+def _fail_and_exit(reason: str) -> NoReturn:
+    watch.tell_failure(reason, 1)
+    print(f"error: {reason}", file=sys.stderr)
     _exit(1)
 
 

@@ -66,9 +66,12 @@ class Predictor:
           pixels: uint8[n, H, W, C]; or uint8[n, T], characters as places in `labels`.
           batch_size: examples at once, the last ones filled up with zeros; None: as evaluation has it.
         """
-        batch_size = batch_size or self.batch_size(len(pixels))
-        runs = [pixels[start : start + batch_size] for start in range(0, len(pixels), batch_size)]
-        return np.concatenate([self._predict_batch(run, batch_size) for run in runs] or [self._none()])
+        batch_size, logits = batch_size or self._batch_size(len(pixels)), [self._none()]
+        for start in range(0, len(pixels), batch_size):
+            run = pixels[start : start + batch_size]
+            padded = np.pad(run, [(0, batch_size - len(run)), *[(0, 0)] * (run.ndim - 1)])
+            logits.append(np.asarray(self._program(self._weights, padded))[: len(run)])
+        return np.concatenate(logits)
 
     def predict_records(
         self, split: Split | Records, on_damage: Callable[[int, str], None], batch_size: int | None = None
@@ -80,7 +83,7 @@ class Predictor:
         """
         cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # who calls is told of damage
-        batch_size = batch_size or self.batch_size(split.size)
+        batch_size = batch_size or self._batch_size(split.size)
         logits = [self._none()]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
 
@@ -97,18 +100,13 @@ class Predictor:
                         pixels[number] = future.result()
                     except (ValueError, OSError) as error:
                         on_damage(start + number, str(error))
-                logits.append(self._predict_batch(pixels, batch_size))
+                logits.append(self.predict(pixels, batch_size))
         return np.concatenate(logits)
 
-    def batch_size(self, num_examples: int) -> int:
+    def _batch_size(self, num_examples: int) -> int:
         """The size of the batches in which evaluation takes so many examples."""
         height, width, *_ = *self.manifest.input_shape, 1
         return evaluation_batch_size(num_examples, height, width)
-
-    def _predict_batch(self, pixels: np.ndarray, batch_size: int) -> np.ndarray:
-        missing = batch_size - len(pixels)
-        padded = np.pad(pixels, [(0, missing), *[(0, 0)] * (pixels.ndim - 1)])
-        return np.asarray(self._program(self._weights, padded))[: len(pixels)]
 
     def _none(self, size: int = 0) -> np.ndarray:
         each = () if self.of_images else self.manifest.input_shape

@@ -130,29 +130,6 @@ def read_artifact(folder: Path) -> Artifact:
         raise ValueError(f"{given}: {WEIGHTS} cannot be read: {error}") from None
 
 
-def _require_types(manifest: Manifest) -> None:
-    """Refuses fields that JSON has of another type, or numbers that no network has."""
-
-    def is_list_of(kind: type, value: Any) -> bool:
-        return isinstance(value, list) and all(type(each) is kind for each in value)
-
-    shape = (
-        manifest.input_shape if is_list_of(int, manifest.input_shape) and len(manifest.input_shape) in (1, 3) else [0]
-    )
-    sizes = [manifest.num_classes, *shape]
-    sizes += [] if manifest.image_size is None else [manifest.image_size]
-    if not all(type(size) is int and 0 < size < _MOST for size in sizes) or math.prod(shape) > _MOST:
-        raise ValueError(f"num_classes, input_shape and image_size must be whole numbers from 1 to {_MOST:,}")
-    for name in ("class_names", "platforms"):
-        if not is_list_of(str, getattr(manifest, name)):
-            raise ValueError(f"{name} must be a list of strings")
-    for name in ("preprocessing", "jax_version", "model"):
-        if not isinstance(getattr(manifest, name), str):
-            raise ValueError(f"{name} must be a string")
-    if not isinstance(manifest.digests, dict):
-        raise ValueError("digests must be an object")
-
-
 def _read_manifest(path: Path) -> Manifest:
     try:
         values = read_json(path)
@@ -164,12 +141,24 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         manifest = Manifest(**values)
         _require_types(manifest)
-        names, platforms = tuple(manifest.class_names), tuple(manifest.platforms)
-        if names and len(names) != manifest.num_classes:
-            raise ValueError(f"{len(names)} names of {manifest.num_classes} classes")
-        digests = dict(manifest.digests)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: is damaged: {error}") from None
-    return dataclasses.replace(
-        manifest, input_shape=tuple(manifest.input_shape), class_names=names, platforms=platforms, digests=digests
-    )
+    lists = "input_shape", "class_names", "platforms"
+    return dataclasses.replace(manifest, **{name: tuple(getattr(manifest, name)) for name in lists})
+
+
+def _require_types(manifest: Manifest) -> None:
+    """Refuses fields that JSON has of another type, or numbers that no network has."""
+    shape, names, platforms = manifest.input_shape, manifest.class_names, manifest.platforms
+    if not (all(isinstance(each, list) for each in (shape, names, platforms)) and isinstance(manifest.digests, dict)):
+        raise ValueError("input_shape, class_names and platforms must be lists, digests an object")
+    sizes = [manifest.num_classes, *shape, 1 if manifest.image_size is None else manifest.image_size]
+    if not all(type(size) is int and 0 < size < _MOST for size in sizes) or math.prod(shape) > _MOST:
+        raise ValueError(f"num_classes, input_shape and image_size must be whole numbers from 1 to {_MOST:,}")
+    if len(shape) not in (1, 3):
+        raise ValueError(f"input_shape={shape}: must be height, width and channels, or a length of text")
+    texts = manifest.preprocessing, manifest.jax_version, manifest.model, *names, *platforms
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("preprocessing, jax_version, model, class_names and platforms must be strings")
+    if names and len(names) != manifest.num_classes:
+        raise ValueError(f"{len(names)} names of {manifest.num_classes} classes")

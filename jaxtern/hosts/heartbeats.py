@@ -1,10 +1,11 @@
 """Which processes of a cluster are alive, by lines that they send each other over TCP.
 
 Every process keeps a connection to process 0. Both sides send a beat a second, a goodbye before they leave in the
-regular way, and a reason before they leave because something failed. A connection that closes without one of the last
+regular way, and a verdict before they leave because something failed. A connection that closes without one of the last
 two has lost its other side; closed after a goodbye it has not, but process 0 must stay until all have said theirs. So
 has a connection on which nothing has come for too long; also after a goodbye, since beats go on until it closes: JAX
-has all wait for each other in the end. Process 0 judges once, and tells all.
+has all wait for each other in the end. The first verdict that reaches process 0 holds; it tells all, and they repeat it
+to confirm.
 """
 
 import abc
@@ -16,9 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtern.hosts.json_lines import encode_line, parse_line
+from jaxtern.hosts.json_lines import LONGEST_LINE, encode_line, parse_line
 
-_LONGEST_LINE = 1 << 16  # bytes
 _HELLO_SECONDS = 10.0  # within which who connects must have said who it is
 
 
@@ -59,14 +59,14 @@ class _Peer:
 
     def __init__(self, host: str, writer: asyncio.StreamWriter, heard: float):
         self.host, self.writer, self.heard = host, writer, heard
-        self.finished = self.gone = self.acknowledged = False
+        self.finished = self.gone = self.knows_verdict = False
 
 
 class Side(abc.ABC):
     """What both sides of the connections have in common; all but the constructor runs in one event loop.
 
     Args:
-      host: this process's name.
+      process, host: this process's number, and its host's name.
       others: the processes that it is connected to.
       timeout: seconds after which a process that says nothing counts as lost.
 
@@ -74,9 +74,10 @@ class Side(abc.ABC):
       verdict: why the cluster ends; None as long as it does not.
     """
 
-    def __init__(self, host: str, others: range, timeout: float):
+    def __init__(self, process: int, host: str, others: range, timeout: float):
         self.verdict: Verdict | None = None
-        self._host, self._others, self._timeout = host, others, timeout
+        self._process, self._name = process, named(process, host)
+        self._others, self._timeout = others, timeout
         self._peers: dict[int, _Peer] = {}
         self._beat = min(1.0, timeout / 6)
         self._clock = AwakeClock(self._beat)
@@ -87,26 +88,21 @@ class Side(abc.ABC):
         self._leave = leave
         await self._connect()
 
-    def judge_and_leave(self, verdict: Verdict) -> None:
-        """Tells the others, and has this process leave; the first verdict is final, a later one does nothing."""
-        if self.verdict is None:
-            self.verdict = verdict
-            self._tell_verdict(verdict)
-            self._leave(verdict)
-
-    @abc.abstractmethod
     def tell_failure(self, reason: str, status: int) -> None:
-        """This process fails, and is about to leave by itself."""
+        """This process fails, and is about to leave by itself, with its own words."""
+        own = Verdict(self._process, status if 0 < status < 256 else 1, f"{self._name} failed: {reason}")
+        self.verdict = self.verdict or own
+        self._send(verdict=self.verdict)
 
     def told_failure(self) -> bool:
         """Whether the others know of it, as far as that can be known."""
         peers = [self._peers.get(process) for process in self._others]
-        return all(peer is not None and (peer.acknowledged or peer.gone) for peer in peers)
+        return all(peer is not None and (peer.knows_verdict or peer.gone) for peer in peers)
 
     def tell_goodbye(self) -> None:
         """This process is about to end in the regular way."""
         self._finished = True
-        self._send({"bye": True})
+        self._send(bye=True)
 
     def alone(self) -> bool:
         """Whether those for whom this process stays have left."""
@@ -116,12 +112,12 @@ class Side(abc.ABC):
     async def _connect(self) -> None:
         """Connects, beats and listens for ever."""
 
-    @abc.abstractmethod
-    def _take_in(self, process: int, peer: _Peer, said: dict[str, Any]) -> None:
-        """What the two sides take in each in its own way."""
-
-    @abc.abstractmethod
-    def _tell_verdict(self, verdict: Verdict) -> None: ...
+    def _judge(self, verdict: Verdict) -> None:
+        """Tells the others, and has this process leave; the first verdict is final, a later one does nothing."""
+        if self.verdict is None:
+            self.verdict = verdict
+            self._send(verdict=verdict)
+            self._leave(verdict)
 
     async def _keep_beating(self) -> None:
         while True:
@@ -137,15 +133,27 @@ class Side(abc.ABC):
                 said = parse_line(line) or {}
                 peer.heard = self._clock.now
                 peer.finished |= "bye" in said
-                peer.acknowledged |= "acknowledged" in said
-                self._take_in(process, peer, said)
+                if "verdict" in said:
+                    peer.knows_verdict = True
+                    told = Verdict(*said["verdict"])
+                    self._judge(self._expelled() if told.process == self._process else told)
         peer.gone = True
+        if not peer.finished:
+            reason = "ended without a word: it was killed, or its host went down"
+            self._judge(Verdict(process, 1, f"{named(process, peer.host)} {reason}"))
+        elif process == 0 and not self._finished:
+            self._judge(Verdict(0, 1, f"{named(0, peer.host)} ended before the others had"))
+
+    def _expelled(self) -> Verdict:
+        """The verdict of a process on itself when the others have left without it."""
+        reason = f"{self._name}, this one, was silent for so long that the others have left"
+        return Verdict(self._process, 1, reason)
 
     def _send_beat(self) -> None:
-        self._send({"beat": True})
+        self._send(beat=True)
 
-    def _send(self, content: dict[str, Any], *peers: _Peer) -> None:
-        for peer in peers or self._peers.values():
+    def _send(self, **content: Any) -> None:
+        for peer in self._peers.values():
             if not peer.gone:
                 peer.writer.write(encode_line(content))
 
@@ -157,43 +165,34 @@ class Side(abc.ABC):
             heard, host = (0.0, "") if peer is None else (peer.heard, peer.host)
             if self._clock.now - heard > self._timeout:
                 reason = f"has been silent for {self._timeout:g} s: it is frozen, or cut off from the network"
-                self.judge_and_leave(Verdict(process, 1, f"{named(process, host)} {reason}"))
+                self._judge(Verdict(process, 1, f"{named(process, host)} {reason}"))
 
 
 class Hub(Side):
     """Process 0's side: the others connect to `listener`, and must say the token."""
 
     def __init__(self, listener: socket.socket, token: str, num_processes: int, timeout: float, host: str):
-        super().__init__(host, range(1, num_processes), timeout)
+        super().__init__(0, host, range(1, num_processes), timeout)
         self._listener, self._token = listener, token
-
-    def tell_failure(self, reason: str, status: int) -> None:
-        # no judge_and_leave: who calls this leaves, with its own words
-        self.verdict = self.verdict or Verdict(0, status, f"{named(0, self._host)} failed: {reason}")
-        self._tell_verdict(self.verdict)
 
     def alone(self) -> bool:
         lost = None if self.verdict is None else self.verdict.process
         return all(peer.gone or process == lost for process, peer in tuple(self._peers.items()))
 
     async def _connect(self) -> None:
-        async with await asyncio.start_server(self._meet, sock=self._listener, limit=_LONGEST_LINE):
+        async with await asyncio.start_server(self._meet, sock=self._listener, limit=LONGEST_LINE):
             await self._keep_beating()
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end; a stranger's is closed without a word."""
         with contextlib.closing(writer), contextlib.suppress(OSError, ValueError, TimeoutError):
             hello = parse_line(await asyncio.wait_for(reader.readline(), _HELLO_SECONDS))
-            if hello is None or not self._knows(hello):
-                return
-            process, peer = hello["process_id"], _Peer(str(hello.get("host")), writer, self._clock.now)
-            self._peers[process] = peer
-            self._send({"welcome": self._host}, peer)
-            if self.verdict is not None:  # it came late
-                self._send(_as_json(self.verdict), peer)
-            await self._listen(process, peer, reader)
-            if not peer.finished:
-                self.judge_and_leave(_ended(process, peer))
+            if hello is not None and self._knows(hello):
+                process = hello["process_id"]
+                self._peers[process] = peer = _Peer(str(hello.get("host")), writer, self._clock.now)
+                if self.verdict is not None:  # it came late
+                    self._send(verdict=self.verdict)
+                await self._listen(process, peer, reader)
 
     def _knows(self, hello: dict[str, Any]) -> bool:
         """Whether who connects is one of the cluster, and new."""
@@ -201,80 +200,23 @@ class Hub(Side):
         authentic = isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())
         return authentic and type(process) is int and process in self._others and process not in self._peers
 
-    def _take_in(self, process: int, peer: _Peer, said: dict[str, Any]) -> None:
-        if "failed" in said:
-            self._send({"acknowledged": True}, peer)
-            reason = f"{named(process, peer.host)} failed: {said['failed']}"
-            self.judge_and_leave(Verdict(process, _status(said), reason))
-        elif "given_up" in said:
-            self.judge_and_leave(_expelled(0, self._host))
-
-    def _tell_verdict(self, verdict: Verdict) -> None:
-        self._send(_as_json(verdict))
-
 
 class Spoke(Side):
-    """The side of a process that is not process 0: connected to that one, to which it says the token."""
+    """The side of a process that is not process 0: connected to that one, on `hub_host`, to which it says the token."""
 
-    def __init__(self, connection: socket.socket, token: str, process: int, timeout: float, host: str):
-        super().__init__(host, range(1), timeout)
-        self._connection, self._process = connection, process
+    def __init__(self, connection: socket.socket, token: str, process: int, timeout: float, host: str, hub_host: str):
+        super().__init__(process, host, range(1), timeout)
+        self._connection, self._hub_host = connection, hub_host
         self._hello = {"token": token, "process_id": process, "host": host}
 
-    def tell_failure(self, reason: str, status: int) -> None:
-        self._send({"failed": reason, "status": status})
-
-    def welcomed(self) -> bool:
-        """Whether process 0 has answered."""
-        return any(peer.host for peer in tuple(self._peers.values()))
-
     async def _connect(self) -> None:
-        reader, writer = await asyncio.open_connection(sock=self._connection, limit=_LONGEST_LINE)
-        hub = self._peers[0] = _Peer("", writer, 0.0)
-        self._send(self._hello)
+        reader, writer = await asyncio.open_connection(sock=self._connection, limit=LONGEST_LINE)
+        hub = self._peers[0] = _Peer(self._hub_host, writer, 0.0)
+        self._send(**self._hello)
         with contextlib.closing(writer):
             await asyncio.gather(self._keep_beating(), self._listen(0, hub, reader))
-
-    async def _listen(self, process: int, peer: _Peer, reader: asyncio.StreamReader) -> None:
-        await super()._listen(process, peer, reader)
-        if not (self._finished and peer.finished):
-            self.judge_and_leave(_ended(process, peer))
-
-    def _take_in(self, process: int, peer: _Peer, said: dict[str, Any]) -> None:
-        if "welcome" in said:
-            peer.host = str(said["welcome"])
-        elif "verdict" in said:
-            self._send({"acknowledged": True})
-            lost = int(said.get("process_id", 0))
-            told = Verdict(lost, _status(said), str(said["verdict"]))
-            self.judge_and_leave(_expelled(lost, self._host) if lost == self._process else told)
-
-    def _tell_verdict(self, verdict: Verdict) -> None:
-        if verdict.process == 0:  # should it only have been frozen, it learns so when it thaws
-            self._send({"given_up": True})
 
 
 def named(process: int, host: str) -> str:
     """A name for messages, as "process 2 (host b)"."""
     return f"process {process} (host {host})" if host else f"process {process}"
-
-
-def _ended(process: int, peer: _Peer) -> Verdict:
-    without_a_word = "ended without a word: it was killed, or its host went down"
-    how = "ended before the others had" if peer.finished else without_a_word
-    return Verdict(process, 1, f"{named(process, peer.host)} {how}")
-
-
-def _expelled(process: int, host: str) -> Verdict:
-    """The verdict of a process on itself when the others have left without it."""
-    return Verdict(process, 1, f"{named(process, host)}, this one, was silent for so long that the others have left")
-
-
-def _as_json(verdict: Verdict) -> dict[str, Any]:
-    return {"verdict": verdict.reason, "status": verdict.status, "process_id": verdict.process}
-
-
-def _status(said: dict[str, Any]) -> int:
-    """The exit status that a message names, or 1 if that is none of a failure."""
-    status = said.get("status")
-    return status if type(status) is int and 0 < status < 256 else 1

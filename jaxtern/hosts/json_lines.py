@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-PROTOCOL = 1
-LONGEST_LINE = 4096  # bytes
+PROTOCOL = 2
+LONGEST_LINE = 1 << 16  # bytes
 
 
 def encode_line(content: dict[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-_PIECE_WORDS = 1 << 22  # of a broadcast at a time
+_PIECE_BYTES = 1 << 24  # of a broadcast at a time
 
 
 def gather_json(value: Any) -> list[Any]:
@@ -40,15 +40,13 @@ def broadcast_arrays(tree: Any) -> Any:
         return tree
     leaves, structure = jax.tree.flatten(tree)
     # As integers: a float that is added to zero may change its sign, and a NaN its bits.
-    words = np.concatenate([_as_words(leaf.reshape(-1).view(np.uint8), leaf.nbytes) for leaf in leaves])
-    size = min(_PIECE_WORDS, _power_of_two(words.size))
-    pieces = np.pad(words, (0, -words.size % size)).reshape(-1, size)
-    received = np.concatenate([multihost_utils.broadcast_one_to_all(piece) for piece in pieces]).view(np.uint8)
-    new, start = [], 0
-    for leaf in leaves:
-        new.append(received[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape))
-        start += -(-leaf.nbytes // 4) * 4
-    return jax.tree.unflatten(structure, new)
+    data = np.concatenate([np.frombuffer(leaf.tobytes(), np.uint8) for leaf in leaves])
+    pieces = np.split(data, range(_PIECE_BYTES, data.size, _PIECE_BYTES))
+    words = [_as_words(piece, _power_of_two(piece.size)) for piece in pieces]
+    received = np.concatenate([multihost_utils.broadcast_one_to_all(each) for each in words]).view(np.uint8)
+    ends = np.cumsum([leaf.nbytes for leaf in leaves])
+    parts = zip(np.split(received, ends), leaves, strict=False)  # the last part is what fills up the last piece
+    return jax.tree.unflatten(structure, [part.copy().view(leaf.dtype).reshape(leaf.shape) for part, leaf in parts])
 
 
 def meet() -> None:

@@ -1,13 +1,16 @@
 """Several processes on this machine that begin and end together."""
 
-import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
-from typing import TextIO
+from typing import IO, TextIO
 
 from jaxtern.hosts.settings import for_process
 
@@ -16,6 +19,8 @@ from jaxtern.hosts.settings import for_process
 _TIED = "setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$1" ] && shift && exec "$@"', "launch"
 _IN_VAIN = 2, 126, 127  # statuses of usage errors, and as in shells of commands that cannot be run or found
 _PASSED_ON = signal.SIGINT, signal.SIGTERM
+_STEP_SECONDS = 0.02
+_LAST_LINES_SECONDS = 2.0  # a descendant that left the session may keep a pipe open
 
 
 def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, grace_seconds: float = 30.0) -> int:
@@ -30,142 +35,116 @@ def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, gr
       max_restarts: how often all are started again after one has failed, but for usage errors; on another port.
       grace_seconds: from SIGTERM to SIGKILL, for those that are left when one has ended.
     """
-    return asyncio.run(_launch(command, num_processes, max_restarts, grace_seconds))
-
-
-async def _launch(command: Sequence[str], num_processes: int, max_restarts: int, grace: float) -> int:
     restarts = 0
     while True:
-        status, stopped = await _Team(command, num_processes, grace).run()
-        if status == 0 or stopped or status in _IN_VAIN or restarts == max_restarts:
+        team = _Team(grace_seconds)
+        status = team.run(command, num_processes)
+        if status == 0 or team.num_signals or status in _IN_VAIN or restarts == max_restarts:
             return status
         restarts += 1
         print(f"launch: starting all again, {restarts} of {max_restarts} times", file=sys.stderr, flush=True)
 
 
 class _Team:
-    """The processes of one start."""
+    """The processes of one start; `num_signals` counts those that were passed on."""
 
-    def __init__(self, command: Sequence[str], num_processes: int, grace: float):
-        self._command, self._num_processes, self._grace = command, num_processes, grace
-        self._coordinator = f"127.0.0.1:{_free_port()}"
-        self._processes: list[asyncio.subprocess.Process] = []
-        self._copies: list[asyncio.Task] = []
-        self._signals = 0
-        self._killing: asyncio.TimerHandle | None = None
+    def __init__(self, grace: float):
+        self.num_signals = 0
+        self._grace, self._kill_at = grace, math.inf
+        self._processes: list[subprocess.Popen] = []
+        self._copies: list[threading.Thread] = []
+        self._printing, self._nobody_reads = threading.Lock(), False
+        self._caught: list[int] = []
 
-    async def run(self) -> tuple[int, bool]:
-        """Starts all, and waits until all have ended; the first failure's status, and whether a signal was passed on"""
-        loop = asyncio.get_running_loop()
-        for number in _PASSED_ON:
-            loop.add_signal_handler(number, self._pass_on, number)
+    def run(self, command: Sequence[str], num_processes: int) -> int:
+        """Starts all, and waits until all have ended; returns the status of the first to fail, or 0."""
+        coordinator = f"127.0.0.1:{_free_port()}"
+        before = {number: signal.signal(number, self._catch) for number in _PASSED_ON}
         try:
-            for process in range(self._num_processes):
-                if not self._signals:
-                    await self._start(process)
-            return await self._wait(), self._signals > 0
+            for process in range(num_processes):
+                if not self._caught:
+                    self._start(command, process, for_process(coordinator, process, num_processes))
+            return self._wait()
         finally:
             self._kill()
-            await asyncio.gather(*(process.wait() for process in self._processes))
-            if self._copies:
-                await asyncio.wait(self._copies, timeout=2)
-            for number in _PASSED_ON:
-                loop.remove_signal_handler(number)
+            for process in self._processes:
+                process.wait()
+            end = time.monotonic() + _LAST_LINES_SECONDS
+            for copy in self._copies:
+                copy.join(max(end - time.monotonic(), 0))
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-    async def _start(self, process: int) -> None:
-        """Starts a process in a session of its own, so that Ctrl-C reaches it by `_pass_on` alone, and once."""
-        environment = for_process(self._coordinator, process, self._num_processes) | {"PYTHONUNBUFFERED": "1"}
-        # Not asyncio's own pipes: by those a process has ended only when its descendants have closed them, too.
-        (out, own_out), (errors, own_errors) = os.pipe(), os.pipe()
-        try:
-            started = await asyncio.create_subprocess_exec(
-                *(*_TIED, str(os.getpid()), *self._command),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=own_out,
-                stderr=own_errors,
-                env=os.environ | environment,
-                start_new_session=True,
-            )
-        finally:
-            os.close(own_out)
-            os.close(own_errors)
+    def _catch(self, number: int, _: object) -> None:
+        self._caught.append(number)
+
+    def _start(self, command: Sequence[str], process: int, environment: dict[str, str]) -> None:
+        """Starts a process in a session of its own, so that Ctrl-C reaches it by being passed on alone, and once."""
+        started = subprocess.Popen(
+            [*_TIED, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | environment | {"PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+        )
         self._processes.append(started)
-        for pipe, stream in ((out, sys.stdout), (errors, sys.stderr)):
-            copy = _copy_lines(await _open_reader(pipe), process, stream)
-            self._copies.append(asyncio.ensure_future(copy))
+        for pipe, stream in ((started.stdout, sys.stdout), (started.stderr, sys.stderr)):
+            copy = threading.Thread(target=self._copy_lines, args=(pipe, process, stream), daemon=True)
+            self._copies.append(copy)
+            copy.start()
 
-    async def _wait(self) -> int:
-        """Waits until all have ended; returns the status of the first process to fail, or 0."""
-        first = 0
-        waiting = {asyncio.ensure_future(started.wait()): i for i, started in enumerate(self._processes)}
-        while waiting:
-            done, _ = await asyncio.wait([*waiting, *self._broken()], return_when=asyncio.FIRST_COMPLETED)
-            statuses = {waiting.pop(task): task.result() for task in done if task in waiting}
-            if any(task.exception() for task in done):  # nobody reads what is printed any more
-                return first or 1
-            failed = [process for process, status in statuses.items() if status]
-            if self._signals and statuses:
-                self._kill_later()
-            if not first and failed:
+    def _copy_lines(self, pipe: IO[bytes], process: int, stream: TextIO) -> None:
+        """Prints what a process does, each line behind its number."""
+        with pipe:
+            for line in pipe:
+                seen = _as_seen(line)
+                if seen or line.endswith(b"\n"):
+                    try:
+                        with self._printing:
+                            print(f"[{process}] {seen}", file=stream, flush=True)
+                    except OSError:  # as where standard output is a pipe that was closed
+                        self._nobody_reads = True
+                        return
+
+    def _wait(self) -> int:
+        first, waiting = 0, list(range(len(self._processes)))
+        while waiting and not self._nobody_reads:
+            time.sleep(_STEP_SECONDS)
+            while self._caught:
+                self.num_signals += 1
+                self._send(self._caught.pop(0))
+            ended = {i: status for i in waiting if (status := self._processes[i].poll()) is not None}
+            waiting = [i for i in waiting if i not in ended]
+            failed = [i for i, status in ended.items() if status]
+            if failed and not first:
                 # JAX aborts those that miss another: where both are found at once, that other one was first.
-                process = min(failed, key=lambda each: statuses[each] == -signal.SIGABRT)
-                first = statuses[process] if statuses[process] > 0 else 128 - statuses[process]
+                process = min(failed, key=lambda i: ended[i] == -signal.SIGABRT)
+                first = ended[process] if ended[process] > 0 else 128 - ended[process]
                 self._end_others(process, first, bool(waiting))
-        return first
-
-    def _broken(self) -> list[asyncio.Task]:
-        """Copies that may still fail, as where standard output is a pipe that was closed."""
-        return [copy for copy in self._copies if not copy.done() or copy.exception()]
+            if failed or (ended and self.num_signals) or self.num_signals > 1:
+                self._kill_at = min(self._kill_at, time.monotonic() + self._grace)
+            if time.monotonic() > self._kill_at:
+                self._kill()
+        return first or int(self._nobody_reads)
 
     def _end_others(self, process: int, status: int, others: bool) -> None:
         """After a failure; those that were sent a signal before are not interrupted a second time."""
-        what = "; ending the others" if others and not self._signals else ""
-        print(f"launch: process {process} ended with status {status}{what}", file=sys.stderr, flush=True)
-        if not self._signals:
+        what = "; ending the others" if others and not self.num_signals else ""
+        with self._printing:
+            print(f"launch: process {process} ended with status {status}{what}", file=sys.stderr, flush=True)
+        if not self.num_signals:
             self._send(signal.SIGTERM)
-        self._kill_later()
-
-    def _pass_on(self, number: int) -> None:
-        self._signals += 1
-        self._send(number)
-        if self._signals > 1:
-            self._kill_later()
-
-    def _kill_later(self) -> None:
-        if self._killing is None:
-            self._killing = asyncio.get_running_loop().call_later(self._grace, self._kill)
 
     def _send(self, number: int) -> None:
         for process in self._processes:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(number)
+            process.send_signal(number)
 
     def _kill(self) -> None:
         """All that is left, with what they have started."""
-        if self._killing is not None:
-            self._killing.cancel()
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-async def _open_reader(pipe: int) -> asyncio.StreamReader:
-    reader = asyncio.StreamReader()
-    file = open(pipe, "rb", buffering=0)  # noqa: SIM115 the transport closes it
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
-    return reader
-
-
-async def _copy_lines(reader: asyncio.StreamReader, process: int, stream: TextIO) -> None:
-    """Prints what a process does, each line behind its number."""
-    rest = b""
-    while chunk := await reader.read(1 << 16):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            print(f"[{process}] {_as_seen(line)}", file=stream, flush=True)
-    if _as_seen(rest):
-        print(f"[{process}] {_as_seen(rest)}", file=stream, flush=True)
 
 
 def _as_seen(line: bytes) -> str:

@@ -1,11 +1,10 @@
 """Which process of a cluster this one is, by what flags or the environment say of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-COORDINATOR, PROCESS_ID, NUM_PROCESSES = "coordinator", "process_id", "num_processes"
-_NAMES = COORDINATOR, PROCESS_ID, NUM_PROCESSES
-_VARIABLES = {name: f"JAXTERN_{name.upper()}" for name in _NAMES}
+_NAMES = "coordinator", "process_id", "num_processes"
+_VARIABLES = [f"JAXTERN_{name.upper()}" for name in _NAMES]
 _LONGEST = 400  # characters of an error
 _HEAD = 250  # of them, where its middle is left out
 
@@ -35,21 +34,18 @@ def from_flags(coordinator: str | None, process_id: int | None, num_processes: i
     Raises:
       ValueError: if they are incomplete or contradict each other.
     """
-    given = {COORDINATOR: coordinator, PROCESS_ID: process_id, NUM_PROCESSES: num_processes}
-    return _check({name: value for name, value in given.items() if value is not None}, {n: f"--{n}" for n in _NAMES})
+    return _fit(coordinator, process_id, num_processes, [f"--{name}" for name in _NAMES])
 
 
 def from_environment(environment: Mapping[str, str]) -> Cluster | None:
     """Reads JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES likewise."""
-    given: dict[str, str | int] = {name: environment[own] for name, own in _VARIABLES.items() if own in environment}
-    for name in given.keys() & {PROCESS_ID, NUM_PROCESSES}:
-        given[name] = parse_count(_VARIABLES[name], given[name])
-    return _check(given, _VARIABLES)
+    index, count = (parse_count(name, environment[name]) if name in environment else None for name in _VARIABLES[1:])
+    return _fit(environment.get(_VARIABLES[0]), index, count, _VARIABLES)
 
 
 def for_process(coordinator: str, process_id: int, num_processes: int) -> dict[str, str]:
     """Makes the environment from which `from_environment` reads these values."""
-    return dict(zip(_VARIABLES.values(), map(str, (coordinator, process_id, num_processes)), strict=True))
+    return dict(zip(_VARIABLES, map(str, (coordinator, process_id, num_processes)), strict=True))
 
 
 def detects(environment: Mapping[str, str]) -> str | None:
@@ -129,26 +125,21 @@ def to_line(message: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_HEAD]} … {line[_HEAD + 3 - _LONGEST :]}"
 
 
-def _check(given: Mapping[str, str | int], shown: Mapping[str, str]) -> Cluster | None:
-    """Three settings that fit each other."""
-    if not given:
+def _fit(coordinator: str | None, index: int | None, count: int | None, names: Sequence[str]) -> Cluster | None:
+    """Three settings that fit each other; errors call them by these names."""
+    if count is None:
+        for name, value in zip(names, (coordinator, index), strict=False):
+            if value is not None:
+                raise ValueError(f"{name}={value}: {names[2]} must be given too")
         return None
-    first = next(name for name in _NAMES if name in given)
-    if NUM_PROCESSES not in given:
-        raise ValueError(f"{shown[first]}={given[first]}: {shown[NUM_PROCESSES]} must be given too")
-    count, index, coordinator = int(given[NUM_PROCESSES]), given.get(PROCESS_ID), given.get(COORDINATOR)
     if count < 1:
-        raise ValueError(f"{shown[NUM_PROCESSES]}={count}: must be 1 or more")
-    if index is not None and not 0 <= int(index) < count:
-        raise ValueError(
-            f"{shown[PROCESS_ID]}={index}: must be from 0 to {count - 1}, as {shown[NUM_PROCESSES]}={count}"
-        )
+        raise ValueError(f"{names[2]}={count}: must be 1 or more")
+    if index is not None and not 0 <= index < count:
+        raise ValueError(f"{names[1]}={index}: must be from 0 to {count - 1}, as {names[2]}={count}")
     if coordinator is not None:
-        parse_address(shown[COORDINATOR], coordinator)
+        parse_address(names[0], coordinator)
     if count == 1:
         return ALONE
-    for name in (PROCESS_ID, COORDINATOR):
-        if name not in given:
-            raise ValueError(f"{shown[NUM_PROCESSES]}={count}: {shown[name]} must be given too")
-    assert index is not None
-    return Cluster(int(index), count, str(coordinator))
+    if index is None or coordinator is None:
+        raise ValueError(f"{names[2]}={count}: {names[1 if index is None else 0]} must be given too")
+    return Cluster(index, count, coordinator)

@@ -11,9 +11,8 @@ from jaxtern.hosts.settings import ALONE, Cluster, parse_address, parse_count, s
 
 logger = logging.getLogger(__name__)
 
-_CHIEFS, _WORKERS = ("chief", "master"), "worker"
-_TRAINING = (*_CHIEFS, _WORKERS)  # in the order of their processes
-_OTHERS = "ps", "evaluator"
+_TRAINING = "chief", "master", "worker"  # in the order of their processes
+_TYPES = (*_TRAINING, "ps", "evaluator")
 
 
 class Evaluates(Exception):
@@ -37,7 +36,7 @@ def read_tf_config(text: str) -> Cluster:
     cluster, task = _parse(text)
     addresses = {kind: _read_addresses(kind, entries) for kind, entries in cluster.items()}
     processes = [address for kind in _TRAINING for address in addresses.get(kind, [])]
-    chiefs = sum(len(addresses.get(kind, [])) for kind in _CHIEFS)
+    chiefs = len(processes) - len(addresses.get("worker", []))
     if chiefs > 1:
         raise ValueError(f"TF_CONFIG: cluster has {chiefs} chiefs and masters; there must be one, or none")
     if not processes:
@@ -46,10 +45,10 @@ def read_tf_config(text: str) -> Cluster:
     if twice is not None:
         raise ValueError(f"TF_CONFIG: cluster: two processes have the address {shorten(twice)}")
     kind, index = _read_task(task, addresses)
-    before = sum(len(addresses.get(each, [])) for each in _TRAINING[: _TRAINING.index(kind)])
     if addresses.get("ps"):
         logger.info("TF_CONFIG: parameter servers are not needed: workers exchange gradients among themselves")
-    return Cluster(before + index, len(processes), processes[0]) if len(processes) > 1 else ALONE
+    process = index + (chiefs if kind == "worker" else 0)
+    return Cluster(process, len(processes), processes[0]) if len(processes) > 1 else ALONE
 
 
 def _parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -76,8 +75,8 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_addresses(kind: str, entries: Any) -> list[str]:
-    if kind not in _TRAINING and kind not in _OTHERS:
-        raise ValueError(f"TF_CONFIG: cluster: {shorten(kind)} must be one of {', '.join((*_TRAINING, *_OTHERS))}")
+    if kind not in _TYPES:
+        raise ValueError(f"TF_CONFIG: cluster: {shorten(kind)} must be one of {', '.join(_TYPES)}")
     if not isinstance(entries, list):
         raise ValueError(f"TF_CONFIG: cluster: {kind}={shorten(entries)}: must be a list of HOST:PORT")
     for index, entry in enumerate(entries):
@@ -95,7 +94,7 @@ def _read_task(task: dict[str, Any], addresses: dict[str, list[str]]) -> tuple[s
             "TF_CONFIG: task: type='evaluator': evaluates beside training, as jaxtern.evaluate --follow does"
         )
     if kind not in _TRAINING:
-        raise ValueError(f"TF_CONFIG: task: type={shorten(kind)}: must be one of {', '.join((*_TRAINING, *_OTHERS))}")
+        raise ValueError(f"TF_CONFIG: task: type={shorten(kind)}: must be one of {', '.join(_TYPES)}")
     count = len(addresses.get(kind, []))
     if not count:
         raise ValueError(f"TF_CONFIG: task: type={shorten(kind)}: cluster has none of that type")

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Watch:
         """As the function below."""
         self._call(self._side.tell_goodbye)
         if awaits_others and isinstance(self._side, Hub):
-            self.wait_for(self._side.alone, _GOODBYE_SECONDS)
+            self._wait_for(self._side.alone, _GOODBYE_SECONDS)
 
     def tell_failure(self, reason: str, status: int, patience: float) -> None:
         """As the function below."""
@@ -60,7 +60,7 @@ class Watch:
         while not self._fails:  # until the watch's thread ends this process
             time.sleep(60)
         self._call(self._side.tell_failure, reason, status)
-        self.wait_for(self._side.told_failure, _TELL_SECONDS)
+        self._wait_for(self._side.told_failure, _TELL_SECONDS)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -75,12 +75,10 @@ class Watch:
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(call(), self._loop).result(_TELL_SECONDS)
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Whether it holds in that time."""
+    def _wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while not (holds := condition()) and time.monotonic() < deadline:
+        while not condition() and time.monotonic() < deadline:
             time.sleep(_STEP_SECONDS)
-        return holds
 
     def _begin_exit(self, verdict: Verdict) -> None:
         """Has the watch's thread, in which it is called, end this process; returns at once."""
@@ -120,42 +118,39 @@ class Watch:
 _watch: Watch | None = None
 
 
-def listen(host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """In process 0: where the others connect, and what they must know of it.
+def listen(host: str | None) -> socket.socket:
+    """Listens at a port that the system picks, at that address and no other; None or "::" for all addresses."""
+    if host in (None, "::"):
+        both = socket.has_dualstack_ipv6()
+        return socket.create_server(("", 0), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
+    family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return socket.create_server(address[:2], family=family)
+
+
+def start_hub(host: str | None, num_processes: int, timeout: float) -> dict[str, Any]:
+    """In process 0: from now on it expects the others, and knows of them; returns what they must be told.
 
     Args:
-      host: the address to listen at, and on no other; None or "::" for all.
-
-    Returns:
-      a listening socket; {"port", "token"}.
-    """
-    listener = _listen_everywhere() if host in (None, "::") else _listen_at(host)
-    return listener, {"port": listener.getsockname()[1], "token": secrets.token_hex(16)}
-
-
-def start_hub(listener: socket.socket, token: str, num_processes: int, timeout: float) -> None:
-    """In process 0: from now on it knows of the others, and they of it.
-
-    Args:
-      listener, token: as `listen` gives them.
+      host: as of `listen`.
       num_processes: in all.
-      timeout: seconds after which a process that says nothing counts as lost.
+      timeout: seconds after which a process that says nothing counts as lost, in all processes.
     """
     global _watch  # noqa: PLW0603
-    _watch = Watch(Hub(listener, token, num_processes, timeout, socket.gethostname()))
+    listener = listen(host)
+    token, name = secrets.token_hex(16), socket.gethostname()
+    _watch = Watch(Hub(listener, token, num_processes, timeout, name))
+    return {"port": listener.getsockname()[1], "token": token, "host": name, "timeout": timeout}
 
 
-def start_spoke(hosts: list[str], port: int, token: str, process: int, timeout: float) -> None:
-    """In another process likewise, by the first of process 0's addresses that answers.
+def start_spoke(addresses: list[str], told: Mapping[str, Any], process: int) -> None:
+    """In another process likewise, by the first of process 0's addresses that answers, and what that one told.
 
     Raises:
       OSError: if none answers; of the first.
     """
     global _watch  # noqa: PLW0603
-    spoke = Spoke(_connect(hosts, port), token, process, timeout, socket.gethostname())
-    _watch = Watch(spoke)
-    if not _watch.wait_for(spoke.welcomed, _CONNECT_SECONDS):
-        raise OSError(f"{shorten(hosts[0])}, port {port}: it does not answer")
+    connection = _connect(addresses, told["port"])
+    _watch = Watch(Spoke(connection, told["token"], process, told["timeout"], socket.gethostname(), told["host"]))
 
 
 def is_kept() -> bool:
@@ -204,18 +199,6 @@ def _speak_last(line: str) -> None:
     clear = "\r\x1b[K" if os.isatty(2) else ""
     with contextlib.suppress(OSError):
         os.write(2, f"{clear}{line}\n".encode(errors="replace"))
-
-
-def _listen_at(host: str) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server(address[:2], family=family)
-
-
-def _listen_everywhere() -> socket.socket:
-    try:
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError):  # no IPv6 here
-        return socket.create_server(("", 0))
 
 
 def _connect(hosts: list[str], port: int) -> socket.socket:

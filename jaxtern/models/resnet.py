@@ -11,103 +11,7 @@ from jaxtern.models.model import Model, unpack_image_shape
 from jaxtern.models.normalization import BatchNorm
 from jaxtern.models.pooling import max_pool
 
-_ONE_AROUND = ((1, 1), (1, 1))
 _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
-
-
-class ResNet(Model):
-    """conv 7x7x64/2, max 3/2, four stages of bottlenecks (64, 128, 256, 512 wide, four times as many channels leave),
-    mean over all positions, linear C.
-
-    Convolutions have no bias and are followed by batch norm with a scale. From the second stage on, a stage's first
-    block halves the sides, in its 3x3 convolution rather than, as in the paper, in its first 1x1, and every padding is
-    the same on both sides: like torchvision's, whose weights so give the same logits. Images may have any size. (He et
-    al. 2015, Deep Residual Learning for Image Recognition; initial weights of He et al. 2015, Delving Deep into
-    Rectifiers, by the outputs.)
-    """
-
-    last_layer = "fc"
-    depths: ClassVar[tuple[int, ...]]
-
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
-        _, _, channels = unpack_image_shape(input_shape)
-        norm = functools.partial(BatchNorm, momentum=0.997, epsilon=1e-5, rngs=rngs)
-        self.conv1, self.norm1 = _convolution(channels, 64, 7, 2, rngs), norm(64)
-        self.stage1 = _Stage(_Bottleneck, self.depths[0], 64, 64, 1, norm)
-        self.stage2 = _Stage(_Bottleneck, self.depths[1], 256, 128, 2, norm)
-        self.stage3 = _Stage(_Bottleneck, self.depths[2], 512, 256, 2, norm)
-        self.stage4 = _Stage(_Bottleneck, self.depths[3], 1024, 512, 2, norm)
-        self.fc = nnx.Linear(2048, num_classes, rngs=rngs)
-
-    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
-        moving = key is None
-        x = nnx.relu(self.norm1(self.conv1(images), use_running_average=moving))
-        x = max_pool(x, (3, 3), strides=(2, 2), padding=_ONE_AROUND)
-        for stage in (self.stage1, self.stage2, self.stage3, self.stage4):
-            x = stage(x, moving)
-        return self.fc(jnp.mean(x, axis=(1, 2)))
-
-
-class ResNet50(ResNet):
-    """With 25,557,032 parameters for 1000 classes."""
-
-    depths = (3, 4, 6, 3)
-
-
-class ResNet101(ResNet):
-    """With 44,549,160 parameters for 1000 classes."""
-
-    depths = (3, 4, 23, 3)
-
-
-class ResNet152(ResNet):
-    """With 60,192,808 parameters for 1000 classes."""
-
-    depths = (3, 8, 36, 3)
-
-
-class CifarResNet(Model):
-    """conv 3x3x16, three stages of n blocks of two 3x3 convolutions (16, 32, 64 channels), mean over all positions,
-    linear C: 6 n + 2 layers.
-
-    Shortcuts have no weights: where a stage halves the sides and doubles the channels, they take every second pixel and
-    zeros for the new channels (option A). The moving moments forget within tens of steps, as those of ImageNet's do in
-    hundreds: an epoch here has but 391 batches of 128, and what each batch says is exact enough, of thousands of
-    pixels. (He et al. 2015, Deep Residual Learning for Image Recognition, 4.2.)
-    """
-
-    last_layer = "fc"
-    depth: ClassVar[int]
-
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
-        _, _, channels = unpack_image_shape(input_shape)
-        norm = functools.partial(BatchNorm, momentum=0.9, epsilon=1e-5, rngs=rngs)
-        self.conv1, self.norm1 = _convolution(channels, 16, 3, 1, rngs), norm(16)
-        self.stage1 = _Stage(_Plain, self.depth, 16, 16, 1, norm)
-        self.stage2 = _Stage(_Plain, self.depth, 16, 32, 2, norm)
-        self.stage3 = _Stage(_Plain, self.depth, 32, 64, 2, norm)
-        self.fc = nnx.Linear(64, num_classes, rngs=rngs)
-
-    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
-        moving = key is None
-        x = nnx.relu(self.norm1(self.conv1(images), use_running_average=moving))
-        for stage in (self.stage1, self.stage2, self.stage3):
-            x = stage(x, moving)
-        return self.fc(jnp.mean(x, axis=(1, 2)))
-
-
-class ResNet20(CifarResNet):
-    """With 269,722 parameters for ten classes."""
-
-    depth = 3
-
-
-class ResNet56(CifarResNet):
-    """With 853,018 parameters for ten classes."""
-
-    depth = 9
 
 
 class _Stage(nnx.Module):
@@ -164,6 +68,93 @@ class _Plain(nnx.Module):
         y = self.norm2(self.conv2(y), use_running_average=moving)
         kept = x[:, :: self.stride, :: self.stride]
         return nnx.relu(jnp.pad(kept, ((0, 0), (0, 0), (0, 0), (0, self.added))) + y)
+
+
+class ResNet(Model):
+    """conv 7x7x64/2, max 3/2, four stages of bottlenecks (64, 128, 256, 512 wide, four times as many channels leave),
+    mean over all positions, linear C.
+
+    Convolutions have no bias and are followed by batch norm with a scale. From the second stage on, a stage's first
+    block halves the sides, in its 3x3 convolution rather than, as in the paper, in its first 1x1, and every padding is
+    the same on both sides: like torchvision's, whose weights so give the same logits. Images may have any size. (He et
+    al. 2015, Deep Residual Learning for Image Recognition; initial weights of He et al. 2015, Delving Deep into
+    Rectifiers, by the outputs.)
+    """
+
+    last_layer = "fc"
+    depths: ClassVar[tuple[int, ...]]  # blocks of each stage
+    widths: ClassVar[tuple[int, ...]] = (64, 128, 256, 512)
+    block: ClassVar[type] = _Bottleneck
+    stem: ClassVar[tuple[int, int, int]] = (7, 2, 64)  # side, stride and features of the first convolution
+    pools: ClassVar[bool] = True  # behind the first convolution
+    momentum: ClassVar[float] = 0.997  # of batch norm
+
+    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
+        *_, channels = unpack_image_shape(input_shape)
+        norm = functools.partial(BatchNorm, momentum=self.momentum, epsilon=1e-5, rngs=rngs)
+        size, stride, features = self.stem
+        self.conv1, self.norm1 = _convolution(channels, features, size, stride, rngs), norm(features)
+        for i, (depth, width) in enumerate(zip(self.depths, self.widths, strict=True)):
+            setattr(self, f"stage{i + 1}", _Stage(self.block, depth, features, width, 1 if i == 0 else 2, norm))
+            features = width * self.block.expansion
+        self.fc = nnx.Linear(features, num_classes, rngs=rngs)
+
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
+        moving = key is None
+        x = nnx.relu(self.norm1(self.conv1(images), use_running_average=moving))
+        if self.pools:
+            x = max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        for i in range(len(self.depths)):
+            x = getattr(self, f"stage{i + 1}")(x, moving)
+        return self.fc(jnp.mean(x, axis=(1, 2)))
+
+
+class ResNet50(ResNet):
+    """With 25,557,032 parameters for 1000 classes."""
+
+    depths = (3, 4, 6, 3)
+
+
+class ResNet101(ResNet):
+    """With 44,549,160 parameters for 1000 classes."""
+
+    depths = (3, 4, 23, 3)
+
+
+class ResNet152(ResNet):
+    """With 60,192,808 parameters for 1000 classes."""
+
+    depths = (3, 8, 36, 3)
+
+
+class CifarResNet(ResNet):
+    """conv 3x3x16, three stages of n blocks of two 3x3 convolutions (16, 32, 64 channels), mean over all positions,
+    linear C: 6 n + 2 layers.
+
+    Shortcuts have no weights: where a stage halves the sides and doubles the channels, they take every second pixel and
+    zeros for the new channels (option A). The moving moments forget within tens of steps, as those of ImageNet's do in
+    hundreds: an epoch here has but 391 batches of 128, and what each batch says is exact enough, of thousands of
+    pixels. (He et al. 2015, Deep Residual Learning for Image Recognition, 4.2.)
+    """
+
+    widths = (16, 32, 64)
+    block = _Plain
+    stem = (3, 1, 16)
+    pools = False
+    momentum = 0.9
+
+
+class ResNet20(CifarResNet):
+    """With 269,722 parameters for ten classes."""
+
+    depths = (3, 3, 3)
+
+
+class ResNet56(CifarResNet):
+    """With 853,018 parameters for ten classes."""
+
+    depths = (9, 9, 9)
 
 
 def _convolution(channels: int, features: int, size: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:

@@ -49,50 +49,39 @@ def read_torchvision(
     leaves: dict[str, Any] = traverse_util.flatten_dict(dict(like), sep="/")
     shapes = {ours: tuple(leaf.shape) for ours, leaf in leaves.items()}
     names = {ours: theirs for ours in shapes if (theirs := _name_of(name, ours)) is not None}
-    with _open(Path(path)) as opened:
-        file = _File(Path(path), name, opened)
-        file.require_known({*names.values(), *_OTHERS.get(name, ())})
-        tensors = {
-            ours: file.read(theirs, ours, shapes[ours])
-            for ours, theirs in names.items()
-            if not any(re.fullmatch(pattern, ours) for pattern in exclude)
-            and (theirs in file.names or not allow_missing)
-        }
+    with _open(Path(path)) as file:
+        stored = set(file.keys())
+        others = sorted(stored - {*names.values(), *_OTHERS.get(name, ())})
+        others = [each for each in others if not each.endswith(".num_batches_tracked")]
+        if others:  # as in a file of a deeper network
+            raise ValueError(f"{path}: {others[0]}: torchvision's counterpart of {name} has no such tensor")
+        tensors = {}
+        for ours, theirs in names.items():
+            if any(re.fullmatch(pattern, ours) for pattern in exclude):
+                continue
+            if theirs in stored:
+                meaning = f"{ours} of this {name}"
+                tensors[ours] = _read(file, theirs, ours, shapes[ours], meaning, f"{path}: {theirs}")
+            elif not allow_missing:
+                raise ValueError(f"{path}: {theirs}: must be there, as {ours} of {name}")
     of_batches = [ours for ours in shapes if ours.endswith("/share") and f"{ours[:-5]}mean" in tensors]
     tensors |= dict.fromkeys(of_batches, np.ones((), np.float32))
     return traverse_util.unflatten_dict(tensors, sep="/")
 
 
-class _File:
-    """An open file; all that it refuses, it refuses by its path and the name of the network."""
-
-    def __init__(self, path: Path, model: str, opened: Any):
-        self.path, self.model, self._opened = path, model, opened
-        self.names = set(opened.keys())
-
-    def require_known(self, names: set[str]) -> None:
-        """Refuses a file that has more than these, as that of a deeper network has."""
-        others = sorted(name for name in self.names - names if not name.endswith(".num_batches_tracked"))
-        if others:
-            raise ValueError(f"{self.path}: {others[0]}: torchvision's counterpart of {self.model} has no such tensor")
-
-    def read(self, name: str, path: str, shape: tuple[int, ...]) -> np.ndarray:
-        """The tensor of this name as float32 array of this shape, laid out as ours of this path."""
-        if name not in self.names:
-            raise ValueError(f"{self.path}: {name}: must be there, as {path} of {self.model}")
-        stored = self._opened.get_slice(name)
-        dtype, theirs = stored.get_dtype(), tuple(stored.get_shape())
-        expected = (*shape[:-3:-1], *shape[:-2])  # OIHW for our HWIO, OI for our IO
-        if dtype not in _FLOATS:
-            raise ValueError(f"{self.path}: {name}: has type {dtype}, must be one of {', '.join(_FLOATS)}")
-        if theirs != expected:
-            raise ValueError(
-                f"{self.path}: {name}: has shape {theirs}, must have {expected}, as {path} of this {self.model}"
-            )
-        tensor = np.asarray(self._opened.get_tensor(name), np.float32)
-        if not np.isfinite(tensor).all():
-            raise ValueError(f"{self.path}: {name}: must be finite")
-        return np.ascontiguousarray(_to_our_layout(tensor, _CHANNELS.get(path)))
+def _read(file: Any, theirs: str, ours: str, shape: tuple[int, ...], meaning: str, where: str) -> np.ndarray:
+    """Their tensor as float32 array of this shape, laid out as ours; `meaning` and `where` are for errors."""
+    stored = file.get_slice(theirs)
+    dtype, found = stored.get_dtype(), tuple(stored.get_shape())
+    expected = (*shape[:-3:-1], *shape[:-2])  # OIHW for our HWIO, OI for our IO
+    if dtype not in _FLOATS:
+        raise ValueError(f"{where}: has type {dtype}, must be one of {', '.join(_FLOATS)}")
+    if found != expected:
+        raise ValueError(f"{where}: has shape {found}, must have {expected}, as {meaning}")
+    tensor = np.asarray(file.get_tensor(theirs), np.float32)
+    if not np.isfinite(tensor).all():
+        raise ValueError(f"{where}: must be finite")
+    return np.ascontiguousarray(_to_our_layout(tensor, _CHANNELS.get(ours)))
 
 
 def _open(path: Path) -> Any:

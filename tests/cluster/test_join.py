@@ -1,7 +1,6 @@
 """Processes that join jax.distributed over gloo on this machine, and those that cannot."""
 
 import json
-import re
 import signal
 import socket
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 Open = Callable[..., subprocess.Popen]
 EndOf = Callable[[subprocess.Popen], tuple[int, list[str], list[str]]]
 SCRIPT = "join_process.py"
-PATIENT = 250  # seconds
 
 
 def _flags(port: int, process: int, count: int, timeout: float = 120) -> list[str]:
@@ -57,18 +55,16 @@ def test_join_without_process_0_ends_in_one_line(open_script: Open, end_of: EndO
 
 @pytest.mark.slow
 def test_join_with_one_missing_names_it_in_all_that_are_there(open_script: Open, end_of: EndOf, free_port: int):
-    start = time.monotonic()
-    where = re.escape(f"127.0.0.1:{free_port}")
-    rule = re.compile(rf"processes 1, 3 of 4 did not come to {where} in (\d+) s; process 2 would wait no longer$")
-    patient = open_script(SCRIPT, *_flags(free_port, 0, 4, timeout=PATIENT))
-    _wait_for_listener(free_port)
-    hasty = open_script(SCRIPT, *_flags(free_port, 2, 4, timeout=5))
-    for process in (patient, hasty):
+    processes = [
+        open_script(SCRIPT, *_flags(free_port, 2, 4)),
+        open_script(SCRIPT, *_flags(free_port, 0, 4, timeout=15)),
+    ]
+    for process in processes:
         status, out, err = end_of(process)
         assert (status, out) == (1, [])
-        assert (found := rule.search(err[-1])), err
-        assert 5 <= int(found[1]) < time.monotonic() - start + 1 < PATIENT  # all end with the least patient
+        assert err[-1] == f"error: processes 1, 3 of 4 did not come to 127.0.0.1:{free_port} in 15 s"
         assert all("waiting for" in line for line in err[:-1])
+    assert any("waiting for processes 1, 3 of 4" in line for line in err[:-1])
 
 
 @pytest.mark.parametrize(
@@ -103,8 +99,8 @@ def test_join_is_not_troubled_by_strangers(open_script: Open, end_of: EndOf, fre
         for noise in (
             b"GET / HTTP/1.1\r\n\r\n",
             b"x" * 10_000,
-            b'{"jaxtern": 1}\n',
-            b'{"jaxtern": 1, "process_id": []}\n',
+            b'{"jaxtern": 2}\n',
+            b'{"jaxtern": 2, "process_id": []}\n',
         ):
             with socket.create_connection(("127.0.0.1", free_port)) as stranger:
                 stranger.sendall(noise)

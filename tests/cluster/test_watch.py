@@ -16,6 +16,7 @@ import pytest
 
 from jaxtern.hosts import watch
 from jaxtern.hosts.heartbeats import AwakeClock, Hub, Spoke, Verdict
+from jaxtern.hosts.json_lines import PROTOCOL
 
 Open = Callable[..., subprocess.Popen]
 EndOf = Callable[[subprocess.Popen], tuple[int, list[str], list[str]]]
@@ -125,9 +126,8 @@ def test_a_failure_of_one_is_told_by_all_others(
 
 @pytest.mark.parametrize("host", [None, "::", "0.0.0.0", "127.0.0.1"])
 def test_watch_that_listens_at_all_addresses_is_reached_by_ipv4(host: str | None):
-    listener, told = watch.listen(host)
-    with listener:
-        socket.create_connection(("127.0.0.1", told["port"]), timeout=5).close()
+    with watch.listen(host) as listener:
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5).close()
 
 
 @pytest.mark.parametrize("who", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -192,7 +192,7 @@ class Pair:
 
     def spoke(self, process: int = 1, token: str = "token") -> Spoke:
         connection = socket.create_connection(("127.0.0.1", self.port))
-        return Spoke(connection, token, process, self.timeout, "b")
+        return Spoke(connection, token, process, self.timeout, "b", "a")
 
     async def run(self, meanwhile: Callable, *spokes: Spoke) -> None:
         """Both sides, until what happens meanwhile is over."""
@@ -217,13 +217,15 @@ async def _answer_to(port: int, line: bytes) -> bytes:
 
 def test_strangers_are_turned_away_without_a_word():
     def hello(**said: object) -> bytes:
-        return json.dumps({"jaxtern": 1, "token": "token", "process_id": 1, "host": "c", **said}).encode() + b"\n"
+        return (
+            json.dumps({"jaxtern": PROTOCOL, "token": "token", "process_id": 1, "host": "c", **said}).encode() + b"\n"
+        )
 
     async def strange() -> None:
         noise = [
             b"GET / HTTP/1.1\r\n\r\n",
             b"x" * 200_000,
-            b'{"jaxtern": 1}\n',
+            b'{"jaxtern": 2}\n',
             hello(token="other"),
             hello(token=["token"]),
             hello(process_id=0),
