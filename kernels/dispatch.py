@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .native import library as native_library
 from .segments import Segments
+from .tuning import Tuning, tuning_for
 
 IMPLEMENTATIONS = ("auto", "reference", "native", "mosaic")
 MIN_JAX = (0, 11)
@@ -47,6 +48,11 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
         level = logging.INFO if platform == "gpu" or (wanted == "native" and reason) else logging.DEBUG
         log_once(level, f"kernels: reference, as {reason}" if reason else f"kernels: {wanted}")
     return "reference" if reason else wanted
+
+
+def tuned(op: str) -> Tuning:
+    """The tuning of `op` on the default device."""
+    return tuning_for(op, jax.devices()[0].device_kind)
 
 
 def why_not_mosaic() -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from .barriers import concatenate
-from .dispatch import pick_implementation, require_floating, require_tensors, why_not_float32
+from .dispatch import pick_implementation, require_floating, require_tensors, tuned, why_not_float32
 from .moments_reference import (
     Partials,
     centres_of,
@@ -73,7 +73,7 @@ def moments(
     if picked == "mosaic":
         from .mosaic.moments import partials_mgpu
 
-        partials = partials_mgpu(gradient, segments)
+        partials = partials_mgpu(gradient, segments, tuned("moments"))
     else:
         partials = partials_reference(gradient, segments)
     return finish(partials, centres_of(gradient, segments), segments)

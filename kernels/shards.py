@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from . import noise, radix as radix_lib
-from .dispatch import pick_implementation, require_levels, require_shape
+from .dispatch import pick_implementation, require_levels, require_shape, tuned
 from .native.calls import shard_mean_native, shard_sum_native
 from .ternary_decode import sum_digits
 
@@ -39,7 +39,7 @@ def shard_sum(words: jax.Array, num_elements: int, *, levels: int = 1, implement
     if picked == "mosaic":
         from .mosaic.shard_sum import shard_sum_mgpu
 
-        return shard_sum_mgpu(words, num_elements, levels, radix)
+        return shard_sum_mgpu(words, num_elements, levels, radix, tuned("shard_sum"))
     return _sum_reference(words, num_elements, levels, radix)
 
 

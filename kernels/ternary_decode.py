@@ -9,7 +9,7 @@ from jax import lax
 
 from . import radix as radix_lib
 from .barriers import concatenate
-from .dispatch import pick_implementation, require_levels, require_shape, require_tensors
+from .dispatch import pick_implementation, require_levels, require_shape, require_tensors, tuned
 from .dither import Dither
 from .native.calls import ternary_decode_native
 from .radix import RUN
@@ -62,7 +62,7 @@ def ternary_decode(
     if picked == "mosaic":
         from .mosaic.ternary_decode import ternary_decode_mgpu
 
-        return ternary_decode_mgpu(words, units, segments, zero, radix, dither)
+        return ternary_decode_mgpu(words, units, segments, zero, radix, dither, tuned("ternary_decode"))
     digits = _sum_levels(words, radix, zero, dither)[: segments.num_elements]
     return settle(segments.spread(digits, units))
 

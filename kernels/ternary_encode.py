@@ -15,6 +15,7 @@ from .dispatch import (
     require_levels,
     require_shape,
     require_tensors,
+    tuned,
     why_not_float32,
 )
 from .native.calls import ternary_encode_native
@@ -71,7 +72,7 @@ def ternary_encode(
     if picked == "mosaic":
         from .mosaic.ternary_encode import ternary_encode_mgpu
 
-        return ternary_encode_mgpu(gradient, *arguments)
+        return ternary_encode_mgpu(gradient, *arguments, tuned("ternary_encode"))
     return _reference(gradient, *arguments)
 
 

@@ -1,6 +1,7 @@
 """Speed of every kernel on this device, beside a copy, the reference, and plain jnp with JAX's own random bits.
 
     python -m benchmarks.kernels [--elements 2**20 2**28] [--dtypes float32] [--block_size 64] [--check] [--json F]
+    python -m benchmarks.kernels --tune [--elements 2**28]
 
 Every operation runs in turn with `jnp.copy` of as many float32 elements, so that a noisy machine disturbs both alike. A
 row shows the median time of a call; GB/s of the bytes that must move, each input read once and each output written once
@@ -16,9 +17,12 @@ flatters no size. Dispatch is in the clock: below some 2^24 elements a GPU waits
 
 import argparse
 import math
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
+from unittest import mock
 
 import jax
 
@@ -27,16 +31,20 @@ from benchmarks.kernels.cases import Case, create_cases
 from benchmarks.kernels.check import DTYPES, check
 from benchmarks.timing import Program, machine, on_gpu, one_line, prepare, prepare_copy, summarize
 from jaxtern.kernels.dispatch import why_not_mosaic
+from jaxtern.kernels.tuning import OPS, TABLES, Tuning, tuning_for
 
 ELEMENTS = {"cpu": (2**20, 2**25), "gpu": (2**20, 2**24, 2**28, 2**30)}
 MAX_WORKERS = 2**15 - 1
 BYTES_AN_ELEMENT = 48  # of memory: gradient, words, results, and what the slowest program writes in between
+TUNINGS = tuple(Tuning(warpgroups, items) for warpgroups in (1, 2, 4) for items in (1, 2, 4, 8))
 PLAIN = {"moments": "jnp", "ternary_encode": "jax.random"}  # names of what a case's `plain` is
 
 
 def main() -> None:
     arguments = parse()
     why_not = why_not_mosaic()
+    if arguments.tune and why_not:
+        sys.exit(f"--tune: {why_not}")
     record = {"machine": machine(), "device_kind": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": []}
     record |= {"workers": arguments.workers, "repeats": arguments.repeats, "block_size": arguments.block_size}
     say(record["machine"])
@@ -45,13 +53,17 @@ def main() -> None:
         say(f"check: nothing to compare: {why_not}")
     elif arguments.check:
         is_sound = check()
-    for elements in arguments.elements:
-        cases = create_cases(elements, arguments.dtypes, arguments.workers, arguments.block_size)
-        for row in measure_size(elements, cases, arguments.repeats):
-            say(as_line(row))
-            record["rows"].append({"elements": elements, **row})
-            save(record, arguments.json)
-            is_sound = is_sound and "error" not in row
+    if arguments.tune:
+        record["rows"] = tune(max(arguments.elements), arguments.dtypes[0], arguments.workers, arguments.repeats)
+        save(record, arguments.json)
+    else:
+        for elements in arguments.elements:
+            cases = create_cases(elements, arguments.dtypes, arguments.workers, arguments.block_size)
+            for row in measure_size(elements, cases, arguments.repeats):
+                say(as_line(row))
+                record["rows"].append({"elements": elements, **row})
+                save(record, arguments.json)
+                is_sound = is_sound and "error" not in row
     sys.exit(0 if is_sound else 1)
 
 
@@ -65,6 +77,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--check", action="store_true", help="first compare with the references; status 1 if bits differ"
     )
+    parser.add_argument("--tune", action="store_true", help="not the table, but the best tunings for the largest size")
     parser.add_argument("--json", type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     if not 1 <= arguments.workers <= MAX_WORKERS:
@@ -138,6 +151,38 @@ def as_line(row: dict) -> str:
     speed = f"{row['speed_over_plain']:.2f}" if "speed_over_plain" in row else ""
     figures = f"{row['milliseconds']:.4g} | {row['gigabytes_per_second']:.4g} | {row['fraction_of_copy']:.2f}"
     return f"{names}| {figures} | {speed} |"
+
+
+def tune(elements: int, dtype: str, workers: int, repeats: int) -> list[dict]:
+    """Figures of every tuning, which are printed with what to put into kernels/tuning.py."""
+    kind = jax.devices()[0].device_kind
+    copy = prepare_copy(elements)
+    cases, rows, best = list(create_cases(elements, [dtype], workers)), [], {}
+    say(f"\n{elements:,} elements, {dtype}; bandwidth over that of a copy, geometric mean of an op's rows\n")
+    for op in OPS:
+        own = [measure_tuning(tuning, [case for case in cases if case.op == op], copy, repeats) for tuning in TUNINGS]
+        rows += own
+        ranked = sorted((row for row in own if "error" not in row), key=lambda row: -row["fraction_of_copy"])
+        best[op] = ranked[0]["tuning"] if ranked else str(tuning_for(op, kind))
+        say(f"{op}, now {tuning_for(op, kind)}")
+        for row in [*ranked[:3], *(row for row in own if "error" in row)]:
+            say(f"    {row['tuning']}: " + (row["error"] if "error" in row else f"{row['fraction_of_copy']:.3f}"))
+    entry = "".join(f'        "{op}": {tuning},\n' for op, tuning in best.items())
+    say(f'\n    "{kind}": {{\n{entry}    }},')
+    return rows
+
+
+def measure_tuning(tuning: Tuning, cases: list[Case], copy: Program, repeats: int) -> dict:
+    """Figures of one op under a tuning."""
+    kind, op = jax.devices()[0].device_kind, cases[0].op
+    row: dict[str, Any] = {"op": op, "tuning": str(tuning)}
+    with mock.patch.dict(TABLES, {kind: {**TABLES.get(kind, {}), op: tuning}}):
+        found = [measure(partial(case.run, implementation="mosaic"), case, copy, repeats) for case in cases]
+    errors = [each["error"] for each in found if "error" in each]
+    if errors:
+        return row | {"error": errors[0]}
+    fractions = {case.name: each["fraction_of_copy"] for case, each in zip(cases, found, strict=True)}
+    return row | {"fraction_of_copy": statistics.geometric_mean(fractions.values()), "fractions": fractions}
 
 
 if __name__ == "__main__":

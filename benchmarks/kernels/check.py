@@ -12,8 +12,8 @@ from benchmarks.kernels.cases import random_words
 from benchmarks.timing import one_line
 from jaxtern.kernels import Segments, derive_key, moments, shard_sum, ternary_decode, ternary_encode
 from jaxtern.kernels.dither import Dither, dithered, nearest
+from jaxtern.kernels.tuning import OPS
 
-OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum")  # that are Mosaic kernels too
 DTYPES = ("float32", "bfloat16", "float16")
 SHAPES = (
     Segments((1,)),

@@ -31,6 +31,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 import jaxtern
 from benchmarks.commands import create_parser, parse_elements
 from jaxtern.kernels import Segments, dispatch
+from jaxtern.kernels.tuning import DEFAULTS
 
 H200 = """
 gpu_device_info {
@@ -132,10 +133,12 @@ def create_kernels(elements: int) -> Iterator[tuple[str, Callable, list[jax.Shap
         )
     )
     names = iter(CASES)
-    yield next(names), lambda g: partials_mgpu(g, segments), [vector()]
-    yield next(names), lambda g, s, k: ternary_encode_mgpu(g, s, k, segments, 3, 1, 0), [vector(), one(), key()]
-    yield next(names), lambda w, u: ternary_decode_mgpu(w, u, segments, 1, 3, None), [words(), one()]
-    yield next(names), lambda w: shard_sum_mgpu(w, elements, 1, 9), [all_words()]
+    yield next(names), lambda g: partials_mgpu(g, segments, DEFAULTS["moments"]), [vector()]
+    coded = (segments, 3, 1, 0, DEFAULTS["ternary_encode"])
+    yield next(names), lambda g, s, k: ternary_encode_mgpu(g, s, k, *coded), [vector(), one(), key()]
+    meant = (segments, 1, 3, None, DEFAULTS["ternary_decode"])
+    yield next(names), lambda w, u: ternary_decode_mgpu(w, u, *meant), [words(), one()]
+    yield next(names), lambda w: shard_sum_mgpu(w, elements, 1, 9, DEFAULTS["shard_sum"]), [all_words()]
 
 
 def compile_kernel(

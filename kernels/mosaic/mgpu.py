@@ -18,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..radix import RUN
 from ..segments import Segments
+from ..tuning import Tuning
 
 LAYOUT = plgpu.Layout.WG_STRIDED((RUN,), vec_size=1)
 _NO_BOUND = np.iinfo(np.int32).max
@@ -28,7 +29,7 @@ def launch(
     operands: Sequence[jax.Array],
     outputs: Sequence[tuple[int, Any]],
     items: int,
-    warpgroups: int = 2,
+    tuning: Tuning,
     interpret: Any = None,
 ) -> list[jax.Array]:
     """Runs `body(item, *operand_refs, *output_refs)` for every item, all in one launch.
@@ -38,21 +39,32 @@ def launch(
       operands: arrays in device memory; what varies over the axes of `shard_map` is what the first varies over.
       outputs: length and dtype of each output, a vector.
       items: how many.
-      warpgroups: in a block, each with an item of its own.
+      tuning: how they are dealt out.
       interpret: `plgpu.InterpretGPUParams` to run on a CPU.
     """
+    per_block = tuning.warpgroups * tuning.items
 
     def block(*refs: Any) -> None:
-        item = lax.axis_index("block") * warpgroups + lax.axis_index("warpgroup")
-        pl.when(item < items)(lambda: body(item, *refs))
+        first = lax.axis_index("block") * per_block + lax.axis_index("warpgroup")
+
+        def step(i: jax.Array, carry: None) -> None:
+            item = first + i * tuning.warpgroups
+
+            @pl.when(item < items)
+            def _() -> None:
+                body(item, *refs)
+
+            return carry
+
+        lax.fori_loop(0, tuning.items, step, None)
 
     varying = jax.typeof(operands[0]).manual_axis_type
     kernel = plgpu.kernel(
         block,
         out_type=[jax.ShapeDtypeStruct((size,), dtype, manual_axis_type=varying) for size, dtype in outputs],
-        grid=(-(-items // warpgroups),),
+        grid=(-(-items // per_block),),
         grid_names=("block",),
-        num_threads=warpgroups,
+        num_threads=tuning.warpgroups,
         thread_name="warpgroup",
         kernel_name=body.__name__,
         # Pallas puts barriers around every store, which are for threads that read what they or others wrote: none here.

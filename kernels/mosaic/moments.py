@@ -28,10 +28,11 @@ from ..moments_reference import (
 from ..radix import RUN
 from ..rounding import settle
 from ..segments import Segments, fill_up
+from ..tuning import Tuning
 from . import mgpu
 
 
-def partials_mgpu(gradient: jax.Array, segments: Segments, interpret: Any = None) -> Partials:
+def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, interpret: Any = None) -> Partials:
     """As `partials_reference`."""
     starts, ends, firsts = (jnp.asarray(table) for table in _chunk_tables(segments))
 
@@ -79,8 +80,7 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, interpret: Any = None
 
     operands = [fill_up(gradient, RUN), starts, ends, firsts]  # filled up as encode needs it, so that one copy does
     outputs = [(starts.size, np.int32)] * 5
-    # It adds over threads, for which a block of several warpgroups takes all of a processor's sixteen barriers.
-    max_abs, *sums = mgpu.launch(moments, operands, outputs, starts.size, warpgroups=1, interpret=interpret)
+    max_abs, *sums = mgpu.launch(moments, operands, outputs, starts.size, tuning, interpret)
     first, second = (as_float(largest, total, RUN) for largest, total in zip(sums[::2], sums[1::2], strict=True))
     return lax.bitcast_convert_type(max_abs, jnp.float32), first, second
 

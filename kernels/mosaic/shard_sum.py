@@ -15,11 +15,14 @@ from jax.experimental import pallas as pl
 
 from .. import radix as radix_lib
 from ..radix import RUN
+from ..tuning import Tuning
 from . import mgpu
 from .ternary_decode import sum_planes
 
 
-def shard_sum_mgpu(words: jax.Array, num_elements: int, levels: int, radix: int, interpret: Any = None) -> jax.Array:
+def shard_sum_mgpu(
+    words: jax.Array, num_elements: int, levels: int, radix: int, tuning: Tuning, interpret: Any = None
+) -> jax.Array:
     """`shard_sum`, its arguments checked."""
     num_workers, width = words.shape
     own_radix = 2 * levels + 1
@@ -44,4 +47,4 @@ def shard_sum_mgpu(words: jax.Array, num_elements: int, levels: int, radix: int,
                 tile = tile + 1
 
     items = -(-own_tiles * own_depth // runs_per_item)
-    return mgpu.launch(shard_sum, [words.reshape(-1)], [(tiles * RUN, np.uint32)], items, interpret=interpret)[0]
+    return mgpu.launch(shard_sum, [words.reshape(-1)], [(tiles * RUN, np.uint32)], items, tuning, interpret)[0]

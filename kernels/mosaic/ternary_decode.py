@@ -19,6 +19,7 @@ from ..dither import Dither
 from ..radix import RUN
 from ..rounding import settle
 from ..segments import Segments
+from ..tuning import Tuning
 from . import mgpu
 
 _UNROLLED_ROWS = 8
@@ -31,6 +32,7 @@ def ternary_decode_mgpu(
     zero: int,
     radix: int,
     dither: Dither | None,
+    tuning: Tuning,
     interpret: Any = None,
 ) -> jax.Array:
     """`ternary_decode`, its arguments checked; the others are those of `ternary_decode_reference`."""
@@ -66,7 +68,7 @@ def ternary_decode_mgpu(
     operands = [words.reshape(-1), units, jnp.asarray(bounds_table), jnp.asarray(owner_table)]
     operands.append(dither.bits if dither else jnp.zeros((4,), jnp.uint32))
     outputs = [(runs * RUN, np.float32)]
-    mean = mgpu.launch(ternary_decode, operands, outputs, len(owner_table), interpret=interpret)[0]
+    mean = mgpu.launch(ternary_decode, operands, outputs, len(owner_table), tuning, interpret)[0]
     return mean[: segments.num_elements]
 
 

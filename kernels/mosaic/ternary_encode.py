@@ -19,6 +19,7 @@ from .. import dither, noise, radix as radix_lib
 from ..radix import RUN
 from ..rounding import to_digits
 from ..segments import Segments, fill_up
+from ..tuning import Tuning
 from . import mgpu
 
 
@@ -47,6 +48,7 @@ def ternary_encode_mgpu(
     radix: int,
     levels: int,
     offset: int,
+    tuning: Tuning,
     interpret: Any = None,
 ) -> jax.Array:
     """`ternary_encode`, its arguments checked; steps turn g into fixed point."""
@@ -62,7 +64,7 @@ def ternary_encode_mgpu(
         mgpu.branch_by_owner(owners[item], *ways)
 
     operands = [fill_up(gradient, RUN), steps, key, jnp.asarray(bounds), jnp.asarray(owners)]
-    return mgpu.launch(ternary_encode, operands, [(tiles * RUN, np.uint32)], owners.size, interpret=interpret)[0]
+    return mgpu.launch(ternary_encode, operands, [(tiles * RUN, np.uint32)], owners.size, tuning, interpret)[0]
 
 
 def _encode_under_one_scale(job: _Job, item: jax.Array, segment: jax.Array) -> None:

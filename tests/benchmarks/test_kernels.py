@@ -14,7 +14,9 @@ import pytest
 
 from benchmarks import timing
 from benchmarks.kernels import __main__ as command, cases, check
+from jaxtern.kernels import tuning
 from jaxtern.kernels.dispatch import why_not_native
+from jaxtern.kernels.tuning import OPS, Tuning
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 def test_bytes_are_those_of_arguments_and_results():
     created = list(cases.create_cases(30_000, ["float32", "bfloat16"], 3))
-    assert {case.op for case in created} == {"rotate", *check.OPS}
+    assert {case.op for case in created} == {"rotate", *OPS}
     for case in created:
         results = jax.eval_shape(partial(case.run, implementation="reference"), *case.arguments)
         sent = case.arguments[1 if case.in_place and case.op != "rotate" else 0]
@@ -126,7 +128,7 @@ def test_check_names_every_op_and_what_differs(monkeypatch: pytest.MonkeyPatch, 
     assert not check.check()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines if line.startswith("check")] == [
-        *(f"check {op}: {'FAILED' if op == 'shard_sum' else 'ok'}" for op in check.OPS),
+        *(f"check {op}: {'FAILED' if op == 'shard_sum' else 'ok'}" for op in OPS),
         "check not finite: ok",
     ]
     assert sum(line.endswith(": all differ") for line in lines) == 2
@@ -140,8 +142,28 @@ def test_reference_of_what_is_not_finite_agrees_with_itself():
         np.testing.assert_array_equal(np.isnan(forced), arrays[2])
 
 
-def test_without_mosaic_check_says_so(run: Callable, capsys: pytest.CaptureFixture):
+def test_tune_prints_the_best_as_an_entry_and_leaves_the_tables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    def measure(_: Callable, case: Any, *__: Any) -> dict:
+        now = tuning.tuning_for(case.op, "cpu")
+        if now.warpgroups == 4:
+            return {"error": "too many registers"}
+        return {"fraction_of_copy": 1.0 if now == Tuning(2, 4) else 0.5}
+
+    monkeypatch.setattr(command, "measure", measure)
+    rows = command.tune(1000, "float32", 4, 1)
+    assert len(rows) == len(OPS) * len(command.TUNINGS)
+    assert tuning.TABLES.get("cpu") is None
+    printed = capsys.readouterr().out
+    entry = "".join(f'        "{op}": Tuning(warpgroups=2, items=4),\n' for op in OPS)
+    assert printed.endswith(f'\n    "cpu": {{\n{entry}    }},\n')
+    assert "Tuning(warpgroups=4, items=1): too many registers" in printed
+
+
+def test_without_mosaic_tune_is_refused_and_check_says_so(run: Callable, capsys: pytest.CaptureFixture):
     reason = "the default device is 'cpu', no NVIDIA GPU"
+    assert run("--tune") == f"--tune: {reason}"
     assert run("--check", "--elements", "10", "--dtypes", "float32", "--repeats", "1") == 0
     assert f"check: nothing to compare: {reason}\n" in capsys.readouterr().out
 
