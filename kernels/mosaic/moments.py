@@ -32,6 +32,7 @@ from ..tuning import Tuning
 from . import mgpu
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))  # lowered once, however many workers of a device measure
 def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, interpret: Any = None) -> Partials:
     """As `partials_reference`."""
     starts, ends, firsts = (jnp.asarray(table) for table in _chunk_tables(segments))

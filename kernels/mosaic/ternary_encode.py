@@ -40,6 +40,7 @@ class _Job(NamedTuple):
     tiles_per_item: int
 
 
+@partial(jax.jit, static_argnums=range(3, 9))  # lowered once, however many workers of a device encode
 def ternary_encode_mgpu(
     gradient: jax.Array,
     steps: jax.Array,

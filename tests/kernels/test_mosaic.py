@@ -288,15 +288,20 @@ def _launches(program: str) -> int:
     return sum("custom_call @mosaic_gpu" in line for line in program.splitlines())
 
 
-@pytest.mark.parametrize(("exchange", "check_vma"), [("gather", False), ("sum", True)])
-def test_a_step_launches_each_op_once_a_bucket(
-    monkeypatch: pytest.MonkeyPatch, workers: Callable, exchange: str, check_vma: bool
+@pytest.mark.parametrize(
+    ("layout", "exchange", "check_vma"),
+    [("mesh:4", "gather", False), ("mesh:4", "sum", True), ("mesh:1 unrolled:4", "gather", False)],
+)
+def test_each_op_is_lowered_once_a_bucket(
+    monkeypatch: pytest.MonkeyPatch, workers: Callable, layout: str, exchange: str, check_vma: bool
 ):
+    """Lowering a kernel takes seconds, so virtual workers share it."""
     from jaxtern import compressed_mean, ternary
 
     monkeypatch.setattr(dispatch, "why_not_mosaic", lambda: "")
-    placed = workers("mesh:4")
-    transformation = compressed_mean(placed.names, ternary(exchange=exchange, implementation="mosaic"))
+    placed = workers(layout)
+    reducer = ternary(exchange=exchange, implementation="mosaic")
+    transformation = compressed_mean(placed.names, reducer, virtual_workers=placed.virtual_workers)
     shapes = {"kernel": (4, 100, 50), "bias": (4, 50)}
     gradients = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     step = placed.replicated(transformation.update, check_vma=check_vma)
