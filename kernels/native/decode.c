@@ -193,8 +193,10 @@ static void sum_item(const void* data, int64_t item) {
     int64_t own_tile = run / job->own.depth, plane = run % job->own.depth;
     int is_there = own_tile < job->own_tiles;
     if (is_there && plane == 0) sum_planes(job->words + own_tile * RUN, job->width, job->rows, &job->own, planes);
-    if (run % job->depth == 0) memset(sums, 0, sizeof sums), weight = 1;
-    for (int j = 0; j < RUN; j++) sums[j] += (is_there ? (uint32_t)planes[plane][j] : job->zero) * weight;
+    int is_first = run % job->depth == 0;
+    if (is_first) weight = 1;
+    for (int j = 0; j < RUN; j++)
+      sums[j] = (is_first ? 0 : sums[j]) + (is_there ? (uint32_t)planes[plane][j] : job->zero) * weight;
     weight *= (uint32_t)job->radix;
     if (run % job->depth == job->depth - 1) memcpy(job->sums + run / job->depth * RUN, sums, sizeof sums);
   }

@@ -77,13 +77,13 @@ INLINE void add_run(
     uint32_t* words) {
   const uint32_t mask = job->key[2], added = job->key[3]; /* see dither.py */
   const float limit = (float)((int64_t)job->levels << 16), one = steps[0];
-  const uint32_t zero = (uint32_t)job->levels << 16;
+  const uint32_t zero = (uint32_t)job->levels << 16, bias = zero - bits_of(MAGIC);
   const int is_small = job->levels <= MAGIC_LEVELS;
   for (int j = 0; j < RUN; j++) {
     float scaled = clip(x[j] * (stride ? steps[j] : one), limit);
     uint32_t drawn = (half[j] >> shift & mask) + added & 0xFFFFu;
-    uint32_t fixed = is_small ? bits_of(scaled + MAGIC) - bits_of(MAGIC) : (uint32_t)(int32_t)rintf(scaled);
-    words[j] += ((fixed + zero + drawn) >> 16) * weight;
+    uint32_t fixed = is_small ? bits_of(scaled + MAGIC) + bias : (uint32_t)(int32_t)rintf(scaled) + zero;
+    words[j] += ((fixed + drawn) >> 16) * weight;
   }
 }
 

@@ -45,7 +45,15 @@ Layout layout_of(const XLA_FFI_CallFrame* frame);
 Segment segment_at(const Layout* layout, int64_t element);
 
 /* The last of ascending numbers, of which the first is 0, that is no larger than `number`. */
-int64_t find_last(const int64_t* ascending, int64_t count, int64_t number);
+INLINE int64_t find_last(const int64_t* ascending, int64_t count, int64_t number) {
+  int64_t found = 0, beyond = count;
+  while (beyond - found > 1) {
+    int64_t middle = (found + beyond) / 2;
+    if (ascending[middle] <= number) found = middle;
+    else beyond = middle;
+  }
+  return found;
+}
 
 /* Where the tensors of a layout lie: one behind the other, or each in a buffer of its own (attribute "is_split"). */
 typedef struct Memory {

@@ -26,7 +26,7 @@ static void draw_signs(const uint32_t* key, uint32_t group, uint32_t halves[2]) 
 }
 
 /* Turns the signs of `size` elements, of which the first is element `place` of those whose draws begin at `group`. */
-static void flip(const uint32_t* key, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
+INLINE void flip(const uint32_t* key, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
   while (size > 0) {
     uint32_t halves[2];
     draw_signs(key, (uint32_t)(group + place / GROUP), halves);
@@ -90,7 +90,7 @@ static void transform(float* block, int64_t size, int is_inverse) {
 }
 
 /* Turns signs back; no zero keeps one, which an all-reduce may lose. */
-static void flip_back(const Rotate* job, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
+INLINE void flip_back(const Rotate* job, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
   flip(job->key, group, place, size, from, to);
   for (int64_t j = 0; j < size; j++) to[j] += 0.0f;
 }

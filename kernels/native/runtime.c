@@ -56,16 +56,6 @@ Layout layout_of(const XLA_FFI_CallFrame* frame) {
   return layout;
 }
 
-int64_t find_last(const int64_t* ascending, int64_t count, int64_t number) {
-  int64_t found = 0, beyond = count;
-  while (beyond - found > 1) {
-    int64_t middle = (found + beyond) / 2;
-    if (ascending[middle] <= number) found = middle;
-    else beyond = middle;
-  }
-  return found;
-}
-
 Segment segment_at(const Layout* layout, int64_t element) {
   int64_t tensor = find_last(layout->starts, layout->tensors, element); /* those before it may be empty */
   int64_t block = (element - layout->starts[tensor]) / layout->block;
