@@ -34,14 +34,12 @@ class Axes(NamedTuple):
     fast: AxisNames = ()
 
 
-def as_axis_names(axis_name: str | tuple[str, ...] | None) -> AxisNames:
-    """One name or several as a tuple; None is none.
+def as_axis_names(axis_name: str | tuple[str, ...]) -> AxisNames:
+    """One name or several as a tuple.
 
     Raises:
       ValueError: if a tuple is empty, or has a name twice.
     """
-    if axis_name is None:
-        return ()
     names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise ValueError(f"axis_name={axis_name!r}: must be the name of an axis, or a tuple of different names")
@@ -110,7 +108,7 @@ def maximum(x: jax.Array, names: AxisNames) -> jax.Array:
 
 def add_words(words: jax.Array, names: AxisNames) -> jax.Array:
     """uint32[W] words of every device to their sum, uint32[1, W], modulo 2^32."""
-    return _reduce(lax.psum, words, names)[None] if words.size else jnp.zeros((1, 0), words.dtype)
+    return (_reduce(lax.psum, words, names) if words.size else words)[None]
 
 
 def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
@@ -120,28 +118,23 @@ def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
     if not width:  # nothing to exchange
         return jnp.zeros((words.shape[0] * count_workers(names), 0), words.dtype)
     if is_mutual(names):
-        return _gather_two(words, _shared_axes(names))
+        return jnp.concatenate(_both(words, _reduce(lax.psum, words, names), names))
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
         words = lax.all_gather(words, name, to=to)
     return words.reshape(-1, width)
 
 
 def is_mutual(names: AxisNames) -> bool:
-    """Whether there are two devices, and an all-reduce can stand for an all-gather: see `_gather_two`."""
+    """Whether there are two devices, and an all-reduce can stand for an all-gather.
+
+    It sends as much. Over gloo it fills both directions of a link, where several all-gathers in a row take up to 1.5
+    times as long. JAX cannot know that the result is the same on both, so `shard_map` must not track what varies.
+    """
     return not checked_axes(names) and count_workers(_shared_axes(names)) == 2
 
 
-def _gather_two(words: jax.Array, names: AxisNames) -> jax.Array:
-    """Of two devices, each of which knows its own words: the other's are the sum of both less those, modulo 2^32.
-
-    An all-reduce of two sends as much as an all-gather. Over gloo it fills both directions of a link, where several
-    all-gathers in a row take up to 1.5 times as long. (JAX cannot know that the result is the same on both.)
-    """
-    return jnp.concatenate(_both(words, lax.psum(words, names), names))
-
-
 def _both(words: jax.Array, total: jax.Array, names: AxisNames) -> list[jax.Array]:
-    """The words of two devices, from this one's and the sum."""
+    """The words of two devices, from this one's and the sum modulo 2^32."""
     other, is_first = total - words, worker_index(names) == 0
     return [jnp.where(is_first, words, other), jnp.where(is_first, other, words)]
 
@@ -155,8 +148,7 @@ def scatter_words(words: jax.Array, names: AxisNames, *, in_pairs: bool = False)
     shards = words.reshape(rows, count_workers(names), -1)
     shared = _shared_axes(names)
     if shared and width:
-        in_pairs = (in_pairs or shards.shape[1] == 2) and shards.shape[1] % 2 == 0 and _can_pair(shared)
-        if in_pairs:
+        if (in_pairs or shards.shape[1] == 2) and shards.shape[1] % 2 == 0 and _can_pair(shared):
             shards = _exchange_in_pairs(shards, *shared)
         else:  # [V, P, W] to [P * V, 1, W], by devices and then by their workers
             shards = lax.all_to_all(shards, shared, split_axis=1, concat_axis=0)
@@ -201,6 +193,8 @@ def _can_pair(names: AxisNames) -> bool:
 
 def own_slice(words: jax.Array, names: AxisNames) -> jax.Array:
     """[..., D * W] to [..., W]: of what all D places along the axes hold alike, the part of this place."""
+    if not names:
+        return words
     width = words.shape[-1] // count_workers(names)
     return lax.dynamic_slice_in_dim(words, worker_index(names) * width, width, axis=-1)
 
@@ -237,8 +231,8 @@ def start_mean(values: jax.Array, axes: Axes, after: Sequence[jax.Array]) -> tup
       exist before a second collective starts. It gives the mean, float32[n], and the words that whatever is sent next
       should follow.
     """
-    words, restore = jax.vmap(lambda row: as_words(row)[0])(values), as_words(values[0])[1]
-    words, width, num_workers = follow(words, after), words.shape[-1], count_workers(axes.workers) * words.shape[0]
+    words = follow(jax.vmap(_bits)(values), after)
+    width, num_workers = words.shape[-1], count_workers(axes.workers) * words.shape[0]
 
     def to_floats(own: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(own, values.dtype).reshape(own.shape[0], -1).astype(jnp.float32)
@@ -249,19 +243,19 @@ def start_mean(values: jax.Array, axes: Axes, after: Sequence[jax.Array]) -> tup
         return [total], lambda after: (mean_in_order(both)[0, : values.shape[1]], after)
     if gathers_mean(width, num_workers):
         rows = through_fast(lambda own: gather_words(own, axes.workers), words, axes)
-        mean = mean_in_order(restore(rows).astype(jnp.float32))
+        mean = mean_in_order(to_floats(rows)[:, : values.shape[1]])
         mean = mean.astype(values.dtype).astype(jnp.float32) if num_workers > 2 else mean
         return [rows], lambda after: (mean, after)
     places = axes.fast + axes.workers
     filled = fill_up(words, count_workers(places))
-    own = own_slice(filled, axes.fast) if axes.fast else filled
+    own = own_slice(filled, axes.fast)
     in_pairs = 4 * own.shape[-1] // count_workers(axes.workers) > _PAIRED_BYTES
     rows = scatter_words(own, axes.workers, in_pairs=in_pairs)
 
     def end(after: Sequence[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-        mean = as_words(mean_in_order(to_floats(rows)).astype(values.dtype))[0]
+        mean = _bits(mean_in_order(to_floats(rows)).astype(values.dtype))
         joined = gather_words(follow(mean, after)[None], places)
-        return restore(joined.reshape(-1)[:width]).astype(jnp.float32), [joined]
+        return to_floats(joined.reshape(1, -1))[0, : values.shape[1]], [joined]
 
     return [rows], end
 

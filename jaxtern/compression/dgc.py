@@ -1,6 +1,5 @@
 """Deep Gradient Compression: top-k with the momentum inside, so that what is sent late is not stale."""
 
-import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,13 +8,13 @@ from jaxtern.compression.arguments import require_number
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.reducer import Group, Reduced, Reducer, State, Tensors, sum_in_order
 from jaxtern.compression.top_k import top_k
-from jaxtern.compression.wrappers import beside, partition, plus, require_sent, zeros
+from jaxtern.compression.wrappers import beside, error_feedback, partition, plus, zeros
 
 
 def momentum_correction(
     reducer: Reducer, momentum: float = 0.9, clip_norm: float | None = None, nesterov: bool = False, masked: bool = True
 ) -> Reducer:
-    """Momentum of every worker's own, under a reducer that sends only a part of it.
+    """Momentum of every worker's own, under `error_feedback` of a reducer that sends only a part of it.
 
         u = m u + clip(g),  v = v + u,  mean = reduce(v),  v = v - sent(v),  u = 0 where sent(v) != 0
 
@@ -31,7 +30,7 @@ def momentum_correction(
       masked: whether u, too, is zeroed where something was sent (momentum factor masking).
 
     Returns:
-      A reducer whose local state is ((u, v), that of `reducer`), u and v float32 tensors in the layout's shapes.
+      A reducer whose local state is (u, (v, that of `reducer`)), u and v float32 tensors in the layout's shapes.
 
     Raises:
       ValueError: for an argument out of its range.
@@ -43,30 +42,24 @@ def momentum_correction(
     require_number("momentum", momentum, below=1.0)
     if clip_norm is not None:
         require_number("clip_norm", clip_norm)
-    init, resize = beside(reducer, lambda layout: (zeros(layout), zeros(layout)))
+    feedback = error_feedback(reducer)
 
-    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        own, inner = zip(*state.local, strict=True)
-        velocities, owed = [], []
-        for gradients, (u, v) in zip(workers, own, strict=True):
+    def reduce(workers: list[Tensors], before: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
+        velocities, moved = [], []
+        for gradients, u in zip(workers, before, strict=True):
             gradients = [tensor.astype(jnp.float32) for tensor in gradients]
             if clip_norm is not None:
                 gradients = _clip(gradients, clip_norm / group.size**0.5, group)
-            velocity = plus([group.product(old, momentum) for old in u], gradients)
-            moved = plus([group.product(new, momentum) for new in velocity], gradients) if nesterov else velocity
-            velocities.append(velocity)
-            owed.append(plus(v, moved))
-        reduced = reducer.reduce(owed, State(state.shared, list(inner)), dataclasses.replace(group, tracks=True))
-        sent = require_sent(reduced, group.layout, "momentum_correction")
-        local = []
-        for u, v, parts, rest in zip(velocities, owed, sent, reduced.state.local, strict=True):
-            kept = [old - part for old, part in zip(v, parts, strict=True)]
-            if masked:
-                u = [jnp.where(part != 0, 0.0, old) for old, part in zip(u, parts, strict=True)]
-            local.append(((u, kept), rest))
-        return Reduced(reduced.mean, State(reduced.state.shared, local), sent)
+            u = plus([group.product(old, momentum) for old in u], gradients)
+            velocities.append(u)
+            moved.append(plus([group.product(new, momentum) for new in u], gradients) if nesterov else u)
+        reduced = feedback.reduce(moved, inner, group)
+        if masked:
+            pairs = [zip(*pair, strict=True) for pair in zip(velocities, reduced.sent or (), strict=True)]
+            velocities = [[jnp.where(part != 0, 0.0, u) for u, part in pair] for pair in pairs]
+        return reduced, velocities
 
-    return Reducer(init, reduce, reducer.traffic, resize)
+    return beside(feedback, zeros, reduce)
 
 
 def _clip(tensors: Tensors, most: Any, group: Group) -> Tensors:

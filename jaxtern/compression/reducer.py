@@ -183,9 +183,8 @@ class Group:
 
     def _scatter_words(self, words: Sequence[jax.Array]) -> jax.Array:
         """uint32[N, W] of each worker here to uint32[V, N, W]."""
-        axes, width, shards = self.axes, words[0].shape[1], jnp.stack(words)
-        if axes.fast:
-            shards = collectives.own_slice(fill_up(shards, collectives.count_workers(axes.fast)), axes.fast)
+        axes, width = self.axes, words[0].shape[1]
+        shards = collectives.own_slice(fill_up(jnp.stack(words), collectives.count_workers(axes.fast)), axes.fast)
         rows = collectives.scatter_words(shards.reshape(len(words), -1), axes.workers)
         rows = rows.reshape(self.size, self.local_workers, -1)
         if axes.fast:

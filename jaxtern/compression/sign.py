@@ -98,15 +98,20 @@ def _two_way() -> Reducer:
 
 
 def _pack(tensors: Tensors, layout: Layout) -> list[Signs]:
-    """Of each tensor its signs and its mean magnitude, 0 of one without elements."""
+    """Of each tensor its signs and its mean magnitude, 0 of one without elements.
+
+    A NaN counts as not below zero; its scale is NaN, too, and so is the mean.
+    """
     require_int32(layout, layout.sizes)
-    return [(pack_signs(x.reshape(-1)), sum_in_order(jnp.abs(x.astype(jnp.float32))) / max(x.size, 1)) for x in tensors]
+    words = [pack_planes(~(_to_planes(x.reshape(-1)) < 0)) for x in tensors]
+    scales = [sum_in_order(jnp.abs(x.astype(jnp.float32))) / max(x.size, 1) for x in tensors]
+    return list(zip(words, scales, strict=True))
 
 
 def _unpack(signs: Sequence[Signs], layout: Layout) -> Tensors:
     """What these signs stand for."""
     parts = zip(signs, layout.sizes, layout.shapes, strict=True)
-    return [scale * unpack_signs(words, size).reshape(shape) for (words, scale), size, shape in parts]
+    return [scale * _from_planes(unpack_planes(words), size).reshape(shape) for (words, scale), size, shape in parts]
 
 
 def _cut(words: jax.Array, scale: jax.Array, num_shards: int) -> Signs:
@@ -154,20 +159,8 @@ def _shard_words(size: int, num_shards: int) -> int:
     return -(-num_sign_words(size) // num_shards)
 
 
-def pack_signs(flat: jax.Array) -> jax.Array:
-    """Signs of float[n] to words: bit k of word j is 1 where element k W + j is not below zero.
-
-    A NaN counts as not below zero; its scale is NaN, too, and so is the mean.
-    """
-    return pack_planes(~(_to_planes(flat) < 0))
-
-
-def unpack_signs(words: jax.Array, size: int) -> jax.Array:
-    """uint32[W] to float32[size] of 1 and -1."""
-    return _from_planes(unpack_planes(words), size)
-
-
 def _to_planes(flat: jax.Array) -> jax.Array:
+    """[n] to [32, W]: element k W + j is bit k of word j."""
     return fill_up(flat, _BITS * num_sign_words(flat.size) or 1).reshape(_BITS, -1)
 
 

@@ -26,7 +26,7 @@ class Statistics(NamedTuple):
 
 
 def measure(workers: list[Tensors], reduced: Reduced, group: Group, axes: Axes) -> Statistics:
-    """Statistics of one update.
+    """Statistics of one update; NaN of one of no element.
 
     Args:
       workers: tensors of each worker on this device.
@@ -37,6 +37,8 @@ def measure(workers: list[Tensors], reduced: Reduced, group: Group, axes: Axes) 
     Raises:
       ValueError: for a reducer that does not tell what was sent.
     """
+    if not any(group.layout.sizes):
+        return Statistics(*[jnp.float32(jnp.nan)] * 3)
     sent = [_flat(own) for own in require_sent(reduced, group.layout, "statistics=True")]
     gradients = [_flat(own) for own in workers]
     if axes.fast:
@@ -51,8 +53,3 @@ def measure(workers: list[Tensors], reduced: Reduced, group: Group, axes: Axes) 
 
 def _flat(tensors: Tensors) -> jax.Array:
     return jnp.concatenate([tensor.reshape(-1).astype(jnp.float32) for tensor in tensors])
-
-
-def unknown() -> Statistics:
-    """Of an update of no tensor."""
-    return Statistics(*(jnp.full((), jnp.nan, jnp.float32) for _ in Statistics._fields))

@@ -16,7 +16,7 @@ from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.methods import as_reducer
 from jaxtern.compression.radix.reducer import quantized
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors
-from jaxtern.compression.statistics import Statistics, measure, unknown
+from jaxtern.compression.statistics import Statistics, measure
 from jaxtern.compression.wrappers import hierarchical, partition, require_match
 
 PathPredicate = Callable[[str], bool]
@@ -166,7 +166,7 @@ def _first_state(
         where = "as each worker has a state of its own, `init` must run inside shard_map, too (see jaxtern.state_specs)"
         raise ValueError(f"{unbound}; {where}")
     local = jax.tree.map(lambda leaf: jnp.stack([leaf] * local_workers), state.local)
-    measured = Statistics(*(jnp.zeros((), jnp.float32) for _ in Statistics._fields)) if statistics else None
+    measured = Statistics(*[jnp.float32(0)] * 3) if statistics else None
     return CompressedMeanState(jnp.zeros((), jnp.int32), state.shared, local, measured)
 
 
@@ -183,7 +183,7 @@ def _update(
     reduced = reducer.reduce(tensors, State(state.shared, own), group)
     new = _require_protocol(reduced, state, group)
     if group.tracks:
-        new = new._replace(statistics=measure(tensors, reduced, group, axes) if any(layout.sizes) else unknown())
+        new = new._replace(statistics=measure(tensors, reduced, group, axes))
     return treedef.unflatten(_like(reduced.mean, layout)), new
 
 
@@ -237,9 +237,8 @@ def describe(
 
 
 def _as_axes(axis_name: str | tuple[str, ...], fast_axis_name: str | tuple[str, ...] | None) -> Axes:
-    if axis_name is None:
-        raise ValueError("axis_name=None: must be the name of an axis, or a tuple of different names")
-    axes = Axes(collectives.as_axis_names(axis_name), collectives.as_axis_names(fast_axis_name))
+    fast = () if fast_axis_name is None else collectives.as_axis_names(fast_axis_name)
+    axes = Axes(collectives.as_axis_names(axis_name), fast)
     if set(axes.workers) & set(axes.fast):
         raise ValueError(f"fast_axis_name={fast_axis_name!r}: must name other axes than axis_name={axis_name!r}")
     return axes

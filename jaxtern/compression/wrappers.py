@@ -25,22 +25,30 @@ def plus(left: Tensors, right: Tensors) -> Tensors:
     return [a.astype(jnp.float32) + b.astype(jnp.float32) for a, b in zip(left, right, strict=True)]
 
 
-def beside(reducer: Reducer, first: Callable[[Layout], Any]) -> tuple[Callable, Callable]:
-    """`init` and `resize` of a wrapper whose `State.local` is (its own, the reducer's).
+def beside(reducer: Reducer, first: Callable[[Layout], Any], reduce: Callable) -> Reducer:
+    """A reducer around another, whose `State.local` is (its own, that of the other).
 
     Args:
-      reducer: that is wrapped.
+      reducer: that is wrapped; its traffic is that of the whole.
       first: layout -> the wrapper's own local state at the start, of floats that workers owe to the mean.
+      reduce: (tensors of each worker here, own states of each, State of `reducer`, Group) -> what `reducer` made of
+        them, and own states of each.
     """
 
     def init(layout: Layout, num_workers: int) -> State:
         inner = reducer.init(layout, num_workers)
         return State(inner.shared, (first(layout), inner.local))
 
+    def reduce_both(workers: list[Tensors], state: State, group: Group) -> Reduced:
+        own, inner = map(list, zip(*state.local, strict=True))
+        reduced, own = reduce(workers, own, State(state.shared, inner), group)
+        both = list(zip(own, reduced.state.local, strict=True))
+        return reduced._replace(state=State(reduced.state.shared, both))
+
     def resize(local: Any, layout: Layout, num_workers: int) -> Any:
         return share_out(local[0], layout, num_workers), reducer.resize(local[1], layout, num_workers)
 
-    return init, resize
+    return Reducer(init, reduce_both, reducer.traffic, resize)
 
 
 def error_feedback(reducer: Reducer) -> Reducer:
@@ -60,18 +68,14 @@ def error_feedback(reducer: Reducer) -> Reducer:
       Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019, algorithm 2,
       with the rate left to the optimiser behind.
     """
-    init, resize = beside(reducer, zeros)
 
-    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        errors, inner = zip(*state.local, strict=True)
+    def reduce(workers: list[Tensors], errors: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
         owed = [plus(own, error) for own, error in zip(workers, errors, strict=True)]
-        reduced = reducer.reduce(owed, State(state.shared, list(inner)), dataclasses.replace(group, tracks=True))
+        reduced = reducer.reduce(owed, inner, dataclasses.replace(group, tracks=True))
         sent = require_sent(reduced, group.layout, "error_feedback")
-        kept = [[p - s for p, s in zip(*pair, strict=True)] for pair in zip(owed, sent, strict=True)]
-        local = list(zip(kept, reduced.state.local, strict=True))
-        return Reduced(reduced.mean, State(reduced.state.shared, local), sent)
+        return reduced, [[p - s for p, s in zip(*pair, strict=True)] for pair in zip(owed, sent, strict=True)]
 
-    return Reducer(init, reduce, reducer.traffic, resize)
+    return beside(reducer, zeros, reduce)
 
 
 def require_sent(reduced: Reduced, layout: Layout, asker: str) -> list[Tensors]:
@@ -98,15 +102,12 @@ def delayed(reducer: Reducer) -> Reducer:
     Returns:
       A reducer whose local state is (the tensors, the state of `reducer`).
     """
-    init, resize = beside(reducer, lambda layout: list(map(jnp.zeros, layout.shapes, layout.dtypes)))
 
-    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        before, inner = zip(*state.local, strict=True)
+    def reduce(workers: list[Tensors], before: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
         late = dataclasses.replace(group, late=group.late + 1, tracks=False)
-        reduced = reducer.reduce(list(before), State(state.shared, list(inner)), late)
-        return Reduced(reduced.mean, State(reduced.state.shared, list(zip(workers, reduced.state.local, strict=True))))
+        return reducer.reduce(before, inner, late)._replace(sent=None), workers
 
-    return Reducer(init, reduce, reducer.traffic, resize)
+    return beside(reducer, lambda layout: list(map(jnp.zeros, layout.shapes, layout.dtypes)), reduce)
 
 
 def require_match(name: str, applies: Predicate, layout: Layout) -> None:
@@ -137,7 +138,7 @@ def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_
     def parts_of(layout: Layout) -> list[tuple[Reducer, list[int]]]:
         for number, (applies, _) in enumerate(rules if not may_be_empty else ()):
             require_match(f"rules[{number}]", applies, layout)
-        return _deal_out(layout, rules, rest)
+        return _deal_out(layout, [*rules, (lambda *_: True, rest)])
 
     def init(layout: Layout, num_workers: int) -> State:
         states = [each.init(layout.select(places), num_workers) for each, places in parts_of(layout)]
@@ -173,15 +174,11 @@ def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_
     return Reducer(init, reduce, traffic, resize)
 
 
-def _deal_out(
-    layout: Layout, rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer
-) -> list[tuple[Reducer, list[int]]]:
-    """Each reducer with the places of its tensors."""
-    places: list[list[int]] = [[] for _ in (*rules, rest)]
-    for place, (path, shape) in enumerate(zip(layout.paths, layout.shapes, strict=True)):
-        matching = (number for number, (applies, _) in enumerate(rules) if applies(path, shape))
-        places[next(matching, len(rules))].append(place)
-    return list(zip([*(reducer for _, reducer in rules), rest], places, strict=True))
+def _deal_out(layout: Layout, rules: Sequence[tuple[Predicate, Reducer]]) -> list[tuple[Reducer, list[int]]]:
+    """Each reducer with the places of its tensors; the last rule is true of all."""
+    named = list(zip(layout.paths, layout.shapes, strict=True))
+    owners = [next(n for n, (applies, _) in enumerate(rules) if applies(*each)) for each in named]
+    return [(each, [at for at, owner in enumerate(owners) if owner == n]) for n, (_, each) in enumerate(rules)]
 
 
 def bytes_of_tensors(traffic: Traffic, layout: Layout) -> tuple[float, ...]:

@@ -234,7 +234,7 @@ ROWS = {
     ),
     "momentum_correction": Row(
         lambda: jaxtern.momentum_correction(jaxtern.top_k(0.1, feedback=False), 0.5, masked=False),
-        contractive(0.1, lambda local, layout: errors(local[0][1:], layout), momentum=0.5),
+        contractive(0.1, lambda local, layout: errors(local[1], layout), momentum=0.5),
     ),
     "delayed ternary": Row(
         lambda: jaxtern.delayed(jaxtern.ternary(exchange="gather")), after("ternary by gather"), True, False

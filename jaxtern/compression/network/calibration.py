@@ -42,9 +42,8 @@ def calibrate(
     for name in names:
         if name not in mesh.axis_names:
             raise ValueError(f"axis_name={name!r}: the mesh has {', '.join(map(str, mesh.axis_names))}")
-    given = Network(
-        Network().latency if latency is None else latency, Network().bandwidth if bandwidth is None else bandwidth
-    )
+    known = {"latency": latency, "bandwidth": bandwidth}
+    given = Network(**{name: value for name, value in known.items() if value is not None})
     num_workers = int(np.prod([mesh.shape[name] for name in names]))
     if num_workers == 1:
         return given

@@ -104,7 +104,7 @@ class Scatter(Exchange):
         axes, num_added = group.axes, self._added_in_shards(group.size)
         num_shards = collectives.count_workers(axes.workers + axes.fast)
         filled = fill_up(words, num_shards * quantizer.shard_words(words.shape[-1], num_shards, num_added))
-        own = collectives.own_slice(filled, axes.fast) if axes.fast else filled
+        own = collectives.own_slice(filled, axes.fast)
         shard = own.shape[-1] // collectives.count_workers(axes.workers)
         in_pairs = 4 * shard / links.bandwidth > _PAIR_LATENCIES * links.latency
         rows = collectives.scatter_words(own, axes.workers, in_pairs=in_pairs)

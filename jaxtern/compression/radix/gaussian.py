@@ -92,7 +92,8 @@ def stretches(levels: int, rounding: str, shape: np.ndarray, scale: np.ndarray) 
     block and zero in the rest.
     """
     shares = np.linspace(0, 0.999, 1000)  # of the energy that is the sign's
-    centre = np.interp(shape, _magnitudes(shares) ** 2, np.sqrt(shares))
+    magnitudes = _beyond(np.zeros(shares.shape), np.sqrt(shares), np.sqrt(1 - shares))
+    centre = np.interp(shape, magnitudes**2, np.sqrt(shares))
     present = np.minimum(shape / MAGNITUDE**2, 1.0)
     deviation = np.sqrt((1 - centre**2) / present)
     largest = scale / np.sqrt(shape)
@@ -102,12 +103,6 @@ def stretches(levels: int, rounding: str, shape: np.ndarray, scale: np.ndarray) 
         is_low = present * _inner(levels, rounding, middle, largest, centre, deviation) < 1
         low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
     return low
-
-
-def _magnitudes(shares: np.ndarray) -> np.ndarray:
-    """E|x| of x = sqrt(share) sign + sqrt(1 - share) z."""
-    centre, deviation = np.sqrt(shares), np.sqrt(1 - shares)
-    return _beyond(np.zeros(shares.shape), centre, deviation)
 
 
 def _inner(
@@ -140,7 +135,6 @@ def scales_of(code: Code) -> np.ndarray:
 
 
 @functools.cache
-def stretch_table(levels: int, rounding: str, scale: float) -> np.ndarray:
+def stretch_table(code: Code) -> np.ndarray:
     """float32[SHAPES, scales_of] of a code."""
-    columns = scales_of(Code(levels, rounding, scale))
-    return stretches(levels, rounding, SHAPES[:, None], columns[None]).astype(np.float32)
+    return stretches(code.levels, code.rounding, SHAPES[:, None], scales_of(code)[None]).astype(np.float32)

@@ -1,7 +1,6 @@
 """The radix reducer: quantized tensors, whose digits travel in words that add exactly."""
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -112,27 +111,20 @@ def quantized(
     if exchange not in ("auto", *EXCHANGES):
         raise ValueError(f"exchange={exchange!r}: must be one of auto, {', '.join(EXCHANGES)}")
     bucket_size = None if bucket_size is None else as_integer("bucket_size", bucket_size, 1)
-    plan = functools.partial(_plan, quantizer, exchange, bucket_size, network or Network())
-    reduce = functools.partial(_reduce, plan, bucket_size)
+    links = network or Network()
+
+    def plan(layout: Layout, num_workers: int) -> pipeline.Plan:
+        buckets = plan_buckets(layout, bucket_size)
+        chosen = [choose_exchange(exchange, quantizer, each.size, num_workers, links) for each in buckets]
+        return pipeline.Plan(buckets, quantizer, chosen, links)
+
+    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
+        return _reduce(_suit_device(plan(group.layout, group.size), group, bucket_size), workers, state, group)
+
     return Reducer(stateless, reduce, lambda layout, num_workers: _traffic(plan(layout, num_workers), num_workers))
 
 
-def _plan(
-    quantizer: Quantizer, exchange: str, bucket_size: int | None, links: Network, layout: Layout, num_workers: int
-) -> pipeline.Plan:
-    buckets = plan_buckets(layout, bucket_size)
-    chosen = [choose_exchange(exchange, quantizer, each.size, num_workers, links) for each in buckets]
-    return pipeline.Plan(buckets, quantizer, chosen, links)
-
-
-def _reduce(
-    plan: Callable[[Layout, int], pipeline.Plan],
-    bucket_size: int | None,
-    workers: list[Tensors],
-    state: State,
-    group: Group,
-) -> Reduced:
-    planned = _suit_device(plan(group.layout, group.size), group, bucket_size)
+def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group: Group) -> Reduced:
     turn = functools.partial(_turn, planned.quantizer, group)
     workers = [turn([jnp.asarray(tensor, jnp.float32) for tensor in own]) for own in workers]
     is_chained = planned.piece_size is not None

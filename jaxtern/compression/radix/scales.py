@@ -69,7 +69,7 @@ def stretch(shared: jax.Array, measured: Measured, code: Code) -> jax.Array:
     a makes up for what this worker loses by clipping, or by rounding to the nearest, as elements of such size and shape
     do (`Code`). What loses nothing is not stretched.
     """
-    table = jnp.asarray(stretch_table(*code))
+    table = jnp.asarray(stretch_table(code))
     shape = _place(measured.magnitude / measured.energy, SHAPES)
     scale = _place(shared / measured.energy, scales_of(code))
     own = shared / table[shape, scale]
