@@ -14,6 +14,7 @@ from jaxtern.compression.arguments import as_integer
 from jaxtern.compression.collectives import Axes
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.methods import as_reducer
+from jaxtern.compression.network.links import Network
 from jaxtern.compression.radix.reducer import quantized
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors
 from jaxtern.compression.statistics import Statistics, measure
@@ -58,36 +59,39 @@ def state_specs(axis_name: str | tuple[str, ...]) -> CompressedMeanState:
 def ternary_mean(
     axis_name: str | tuple[str, ...],
     *,
-    levels: int = 1,
-    fast_axis_name: str | tuple[str, ...] | None = None,
+    clip_sigmas: Any = None,
     min_size: int = 1,
     exclude: PathPredicate | None = None,
+    block_size: int | None = None,
+    levels: int = 1,
+    rotation: bool = True,
+    rounding: str = "dither",
+    exchange: str = "auto",
+    fast_axis_name: str | tuple[str, ...] | None = None,
+    network: Network | None = None,
     seed: Any = 0,
-    **options: Any,
 ) -> optax.GradientTransformation:
     """The mean of ternary gradients over `axis_name`, in place of `lax.pmean`.
 
         optimizer = optax.chain(jaxtern.ternary_mean("data"), optax.adam(1e-3))
 
     Args:
-      axis_name, fast_axis_name, min_size, exclude, seed: as in `compressed_mean`.
-      levels: as in `jaxtern.quantized`; 1 is ternary.
-      **options: the others of `jaxtern.quantized`: clip_sigmas, block_size, rotation, rounding, exchange, bucket_size,
-        network, implementation.
+      axis_name, min_size, exclude, fast_axis_name, seed: as in `compressed_mean`.
+      clip_sigmas, block_size, levels, rotation, rounding, exchange, network: as in `jaxtern.quantized`, with one level.
 
     Returns:
       An optax transformation whose updates are the mean, the same bits on every worker.
 
     Raises:
-      TypeError: for an option that does not exist.
       ValueError: for an argument out of its range; from `update`, for gradients that are not floating-point or are
         already summed, and for an axis that does not exist.
 
     Reference:
       Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017.
     """
-    own: dict[str, Any] = {"fast_axis_name": fast_axis_name, "min_size": min_size, "exclude": exclude, "seed": seed}
-    return compressed_mean(axis_name, quantized(levels, **options), **own)
+    reducer = quantized(levels, clip_sigmas, block_size, rotation, rounding, exchange, network=network)
+    options: dict[str, Any] = {"fast_axis_name": fast_axis_name, "min_size": min_size, "exclude": exclude, "seed": seed}
+    return compressed_mean(axis_name, reducer, **options)
 
 
 def compressed_mean(

@@ -30,7 +30,7 @@ _Box = tuple[float, float, float, float]  # top, left, height and width of a vie
 
 
 class _Header(NamedTuple):
-    """What an encoded image says of itself; `place` is where a JPEG tells its height, None for a PNG."""
+    """What an image says of itself; `place` is where a JPEG tells its height, None for others."""
 
     height: int
     width: int
@@ -39,7 +39,7 @@ class _Header(NamedTuple):
 
 def read_shape(image: bytes | np.ndarray) -> tuple[int, int]:
     """Height and width in pixels, of a file by its header alone; raises ValueError if that is of no JPEG or PNG."""
-    return image.shape[:2] if isinstance(image, np.ndarray) else _read_header(image)[:2]
+    return _read_header(image)[:2]
 
 
 def decode(image: bytes | np.ndarray, channels: int) -> np.ndarray:
@@ -78,7 +78,7 @@ def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> n
     Raises:
       ValueError: as `decode`; if the box is empty or not inside the image.
     """
-    header = _Header(*image.shape[:2], None) if isinstance(image, np.ndarray) else _read_header(image)
+    header = _read_header(image)
     if not (0 <= view.top < view.bottom <= header.height and 0 <= view.left < view.right <= header.width):
         raise ValueError(f"view={view}: has no pixels, or some outside of {header.height} by {header.width}")
     pixels, box = _cut(image, header, view, size, channels)
@@ -210,8 +210,10 @@ def _turn(pixels: np.ndarray, box: _Box, view: View, size: int) -> np.ndarray:
     return cv2.warpAffine(pixels, from_result, (size, size), flags=flags, borderMode=border)
 
 
-def _read_header(encoded: bytes) -> _Header:
+def _read_header(encoded: bytes | np.ndarray) -> _Header:
     """Raises ValueError if it is no JPEG or PNG of a kind that is read here, or is damaged."""
+    if isinstance(encoded, np.ndarray):
+        return _Header(encoded.shape[0], encoded.shape[1], None)
     if encoded[:8] == PNG:
         if encoded[12:16] != b"IHDR" or len(encoded) < 24:
             raise ValueError("the PNG is damaged or cut short: it has no header")

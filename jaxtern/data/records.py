@@ -5,7 +5,6 @@
 
 import importlib.util
 import resource
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,20 @@ _SPARE_FILES = 128  # that a program has open besides shards
 class RecordSplit:
     """A split of a prepared dataset."""
 
-    def __init__(self, path: Path, name: str, source: Sequence[dict], info: Any):
-        self.path, self.name, self.size, self._source = path, name, len(source), source
-        self.image_shape, self._num_classes = info.features["image"].shape, info.features["label"].num_classes
+    def __init__(self, builder: Any, name: str):
+        """Opens a split, or a part of one, of a TFDS builder; raises ValueError if that cannot be done."""
+        import tensorflow_datasets as tfds
+
+        self.path, self.name, info = Path(builder.data_dir), name, builder.info
+        encoded = isinstance(info.features["image"], tfds.features.Image)
+        decoders = {"image": tfds.decode.SkipDecoding()} if encoded else None
+        try:
+            self._source: Any = builder.as_data_source(name, decoders=decoders)
+        except Exception as error:
+            why = f"split {name!r} cannot be opened: {_first_line(error)}"
+            raise ValueError(f"dataset={str(self.path)!r}: {why}") from error
+        self.size, self.image_shape = len(self._source), info.features["image"].shape
+        self._num_classes = info.features["label"].num_classes
         self.spans = [(part.filename, part.skip, part.take) for part in info.splits[name].file_instructions]
 
     def read(self, index: int) -> Record:
@@ -139,20 +149,9 @@ def _open_builder(builder: Any, train_split: str, test_split: str | None) -> Dat
     _raise_file_limit(sum(len(info.splits[name].shard_lengths) for name in whole))
     for name in whole:
         _check_shards(info.splits[name])
-    train, test = (_open_split(builder, path, name) for name in (train_split, test_split))
-    return Dataset(train, test, label.num_classes, tuple(label.names))
-
-
-def _open_split(builder: Any, path: Path, name: str) -> RecordSplit:
-    import tensorflow_datasets as tfds
-
-    features = builder.info.features
-    encoded = isinstance(features["image"], tfds.features.Image)
-    try:
-        source = builder.as_data_source(name, decoders={"image": tfds.decode.SkipDecoding()} if encoded else None)
-    except Exception as error:
-        raise ValueError(f"dataset={str(path)!r}: split {name!r} cannot be opened: {_first_line(error)}") from error
-    return RecordSplit(path, name, source, builder.info)
+    return Dataset(
+        RecordSplit(builder, train_split), RecordSplit(builder, test_split), label.num_classes, tuple(label.names)
+    )
 
 
 def _check_shards(split: Any) -> None:

@@ -12,10 +12,7 @@ _CONFIG = re.compile(r"[a-z]\w*/[^/]+")  # a name in TFDS with one of its config
 
 
 def load_dataset(
-    name: str,
-    data_dir: str | None = None,
-    train_split: str = "train",
-    test_split: str | None = None,
+    name: str, data_dir: str | None = None, train_split: str = "train", test_split: str | None = None
 ) -> Dataset:
     """Opens a dataset of images; digits and idx files come into memory, others stay on disk.
 
@@ -45,10 +42,7 @@ def load_dataset(
     try:
         return records.open_named(name, data_dir, train_split, test_split)
     except ValueError as error:
-        raise ValueError(f"{error}{_hint(name)}") from None
-
-
-def _hint(name: str) -> str:
-    if Path(name).is_dir():
-        return f"; for the folder of that name write ./{name}"
-    return "; or give the folder of its four idx files as data_dir" if name == "mnist" else ""
+        hint = "; or give the folder of its four idx files as data_dir" if name == "mnist" else ""
+        if Path(name).is_dir():
+            hint = f"; for the folder of that name write ./{name}"
+        raise ValueError(f"{error}{hint}") from None

@@ -40,11 +40,11 @@ def make_synthetic_text(sequence_length: int, num_classes: int, num_examples: in
 
     Args:
       sequence_length: characters that an example predicts; it holds one more.
-      num_classes: different characters.
-      num_examples: of the training split; the test split has a fourth as many.
+      num_classes: different characters, at most 256.
+      num_examples: as `make_synthetic` has it.
 
     Raises:
-      ValueError: for more characters than text may have.
+      ValueError: for more characters than that, or than this machine has memory for.
     """
     if num_classes > MAX_CHARACTERS:
         raise ValueError(

@@ -113,12 +113,7 @@ Task = ImageTask | TextTask
 
 
 def create_task(preprocessing: str, size: int | None = None, sequence_length: int = 1) -> Task:
-    """The task of a recipe's preprocessing.
-
-    Args:
-      preprocessing: a family's name, or "text".
-      size: pixels, side of the images after it; None: as the family has it.
-      sequence_length: characters that an example of text predicts.
+    """The task of a recipe's preprocessing, "text" or the name of a family; other arguments are its attributes.
 
     Raises:
       ValueError: for an unknown name, or a size of what is no image.

@@ -60,8 +60,6 @@ def open_source(path: Path, reading: Reading) -> Source:
     for field, owner in _MEANT_FOR.items():
         if owner != found and getattr(reading, field) != getattr(Reading, field):
             raise ValueError(f"{field}: is for --format={owner}, but SOURCE={str(path)!r} is read as {found}")
-    if found in ("idx", "imagenet") and not path.is_dir():
-        raise ValueError(f"SOURCE={str(path)!r}: must be a folder to be read as {found}")
     openers: dict[str, Callable[[], Source]] = {
         "idx": lambda: open_idx_folder(path),
         "cifar": lambda: open_cifar(path, reading.coarse_labels),

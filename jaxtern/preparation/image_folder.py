@@ -37,9 +37,10 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
       ValueError: if there are no images, or not in folders of classes, or a folder of a split has none.
     """
     members, read = list_container(path)
-    shown = [member for member in members if not _is_hidden(member.name)]
-    kept = [member for member in shown if member.is_folder or member.name.lower().endswith(SUFFIXES)]
-    splits = _find_splits(path, _strip_wrapping(path, [_Entry(PurePosixPath(m.name).parts, m) for m in kept]))
+    entries = [_Entry(PurePosixPath(member.name).parts, member) for member in members]
+    shown = [each for each in entries if not any(part.startswith(".") or part == "__MACOSX" for part in each.parts)]
+    kept = [each for each in shown if each.member.is_folder or each.parts[-1].lower().endswith(SUFFIXES)]
+    splits = _find_splits(path, _strip_wrapping(path, kept))
     names = _list_class_names(path, splits)
     labels = {name: label for label, name in enumerate(names)}
     items = {
@@ -53,7 +54,7 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
         raise ValueError(f"validation_fraction={validation_fraction}: the source has splits: {', '.join(items)}")
     other = len(shown) - len(kept)
     remarks = (f"{other:,} files not taken, which are no images by their names",) if other else ()
-    lossless = all(member.is_folder or member.name.lower().endswith(LOSSLESS) for member in kept)
+    lossless = all(each.member.is_folder or each.parts[-1].lower().endswith(LOSSLESS) for each in kept)
     return Source(names, items, read, "png" if lossless else "jpeg", remarks=remarks)
 
 
@@ -79,10 +80,6 @@ def split_off_validation(
         "train": [item for item, out in zip(items, chosen, strict=True) if not out],
         "validation": [item for item, out in zip(items, chosen, strict=True) if out],
     }
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)
 
 
 def _strip_wrapping(path: Path, entries: list[_Entry]) -> list[_Entry]:

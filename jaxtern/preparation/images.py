@@ -63,7 +63,11 @@ def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
         pixels, fits = raw, True
     else:
         try:
-            pixels, fits = _decode_jpeg(raw, rules) if raw.startswith(JPEG) else _decode_other(raw, rules)
+            if raw.startswith(JPEG):
+                pixels, fits = _decode_jpeg(raw, rules)
+            else:
+                pixels = decode_any(raw, rules.channels)
+                fits = rules.encoding == "png" and is_plain_png(raw) and is_upright(raw)
         except ValueError as error:
             raise DamagedImage(str(error)) from None
         if fits and not (rules.shortest and min(pixels.shape[:2]) > rules.shortest):
@@ -73,26 +77,25 @@ def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
 
 
 def _decode_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
-    """Pixels, and whether the file fits the rules; Pillow decodes an odd one of which nothing is lost."""
+    """Pixels, and whether the file fits the rules.
+
+    Pillow decodes what is odd, but loses nothing: a revision of JFIF that there is not, bytes before the end, colours
+    sampled in a way without a name. Anything else that is wrong is raised, also what hides behind those.
+    """
     try:
         return _decode_sound_jpeg(raw, rules)
     except ValueError:
-        _require_harmless(raw, rules)
-    return decode_any(raw, rules.channels), False
-
-
-def _require_harmless(raw: bytes, rules: Rules) -> None:
-    """Raises what else is wrong than the revision of JFIF, bytes before the end, or how colours are sampled."""
-    raw = _REVISION.sub(b"\1", raw, count=1)
+        mended = _REVISION.sub(b"\1", raw, count=1)
     try:
-        _decode_sound_jpeg(raw, rules)
+        _decode_sound_jpeg(mended, rules)
     except ValueError as damage:
         stray = _STRAY_BYTES.search(str(damage))
         if stray:
-            end = raw.rfind(b"\xff\xd9")
-            _decode_sound_jpeg(raw[: end - int(stray[1])] + raw[end:], rules)
+            end = mended.rfind(b"\xff\xd9")
+            _decode_sound_jpeg(mended[: end - int(stray[1])] + mended[end:], rules)
         elif _UNNAMED_SAMPLING not in str(damage):
             raise
+    return decode_any(raw, rules.channels), False
 
 
 def _decode_sound_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
@@ -108,10 +111,6 @@ def _decode_sound_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
     return (pixels if is_plain else decode_any(raw, rules.channels)), fits
 
 
-def _decode_other(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
-    return decode_any(raw, rules.channels), rules.encoding == "png" and is_plain_png(raw) and is_upright(raw)
-
-
 def _shrink(pixels: np.ndarray, shortest: int | None) -> np.ndarray:
     height, width = pixels.shape[:2]
     if shortest is None or min(height, width) <= shortest:
@@ -124,16 +123,12 @@ def _shrink(pixels: np.ndarray, shortest: int | None) -> np.ndarray:
 
 def _encode(pixels: np.ndarray, rules: Rules) -> bytes:
     in_order = pixels if pixels.shape[2] == 1 else pixels[..., ::-1]  # OpenCV holds blue first
+    options = []
     if rules.encoding == "jpeg":
         # Huffman tables of its own make a file smaller and faster to decode, and no less exact
-        options = {
-            cv2.IMWRITE_JPEG_QUALITY: rules.quality,
-            cv2.IMWRITE_JPEG_OPTIMIZE: 1,
-            cv2.IMWRITE_JPEG_SAMPLING_FACTOR: cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
-        }
-        done, encoded = cv2.imencode(".jpg", in_order, [number for option in options.items() for number in option])
-    else:
-        done, encoded = cv2.imencode(".png", in_order)
+        options = [cv2.IMWRITE_JPEG_QUALITY, rules.quality, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
+        options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420]
+    done, encoded = cv2.imencode(f".{rules.encoding}", in_order, options)
     if not done:
         raise ValueError(f"an image of shape {pixels.shape} cannot be encoded as {rules.encoding.upper()}")
     return encoded.tobytes()

@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections.abc import Generator, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from typing import Any
@@ -14,10 +14,6 @@ from jaxtern.data.worker import deaf_to_signals, follow_parent
 from jaxtern.preparation.shards import ShardResult, Task, write_shard
 
 _stop: Any = None  # whether workers shall end; in a worker, set by _start_worker
-
-
-class _Stopped(Exception):
-    """The worker was told to end."""
 
 
 def write_shards(tasks: list[Task], workers: int) -> Generator[tuple[Task, ShardResult], None, None]:
@@ -70,6 +66,6 @@ def _start_worker(stop: Any) -> None:
 def _write_until_stopped(task: Task) -> ShardResult:
     def require_going_on() -> None:
         if _stop.value:
-            raise _Stopped
+            raise CancelledError
 
     return write_shard(task, require_going_on)

@@ -131,8 +131,20 @@ def test_numpy_and_jax_scalars_are_numbers(updates_over: Callable):
 def test_inject_hyperparams_schedules_clip_sigmas(updates_over: Callable):
     gradients = {"kernel": _gradients()["conv"]["kernel"]}
     injected = optax.inject_hyperparams(
-        lambda clip_sigmas: ternary_mean("data", clip_sigmas=clip_sigmas, rotation=False, seed=7)
-    )(optax.piecewise_constant_schedule(1.0, {1: 3.0}))
+        ternary_mean,
+        static_args=(
+            "axis_name",
+            "min_size",
+            "exclude",
+            "block_size",
+            "levels",
+            "rotation",
+            "rounding",
+            "exchange",
+            "fast_axis_name",
+            "network",
+        ),
+    )("data", clip_sigmas=optax.piecewise_constant_schedule(1.0, {1: 3.0}), rotation=False, seed=7)
 
     def twice(local: Any) -> Any:
         state = injected.init(local)
@@ -147,7 +159,7 @@ def test_inject_hyperparams_schedules_clip_sigmas(updates_over: Callable):
 
 
 def test_a_static_argument_that_is_injected_is_refused_by_name():
-    injected = optax.inject_hyperparams(lambda levels: ternary_mean("data", levels=levels))(levels=3)
+    injected = optax.inject_hyperparams(ternary_mean, static_args=("axis_name", "exchange"))("data", levels=3)
     gradients = jnp.ones((2, 3))
     with pytest.raises(
         ValueError, match=r"^levels is traced: must be known when a program is compiled; name it in the"

@@ -199,7 +199,7 @@ def test_a_forced_format_is_kept_to(tmp_path: Path, make, class_folders):
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             prepare(source, tmp_path / "out", Reading(format=name))
-    with tarfile.open(tmp_path / "x.tar", "w"), pytest.raises(ValueError, match="must be a folder to be read as idx"):
+    with tarfile.open(tmp_path / "x.tar", "w"), pytest.raises(FileNotFoundError, match="holds neither train-images"):
         prepare(tmp_path / "x.tar", tmp_path / "out", Reading(format="idx"))
 
 

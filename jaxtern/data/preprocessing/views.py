@@ -123,11 +123,9 @@ def _draw_box(generator: np.random.Generator, height: int, width: int) -> View |
 
 def _in_pixels(boxes: np.ndarray, height: int, width: int) -> list[View]:
     """Boxes of objects, of which some may have no pixels; the whole image where there are none."""
-    if len(boxes) == 0:
-        return [View(0, 0, height, width)]
     return [
         View(int(top * height), int(left * width), int(bottom * height), int(right * width))
-        for top, left, bottom, right in np.asarray(boxes).tolist()
+        for top, left, bottom, right in np.asarray(boxes).tolist() or [[0, 0, 1, 1]]
     ]
 
 
