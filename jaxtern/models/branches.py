@@ -103,6 +103,8 @@ class BranchedModel(Model):
       parts: layers, and branches of blocks, by name.
       pooled: name of the pooling behind a part.
       heads: name of the head behind a part.
+      head: (channels, sides of images, num_classes, dropout_rate, rngs) -> a head: (activations with so many channels,
+        key) -> float[B, num_classes] logits.
       deviation: of initial weights.
       use_scale: whether batch norm has a scale.
       least: pixels of a side.
@@ -112,6 +114,7 @@ class BranchedModel(Model):
     parts: ClassVar[dict[str, str | dict[str, Layers]]]
     pooled: ClassVar[dict[str, str]]
     heads: ClassVar[dict[str, str]]
+    head: ClassVar[Callable[..., Any]]
     deviation: ClassVar[float]
     use_scale: ClassVar[bool] = True
     least: ClassVar[int] = 1
@@ -126,16 +129,10 @@ class BranchedModel(Model):
             setattr(self, name, made)
             channels = made.features
             if name in self.heads:
-                setattr(self, self.heads[name], self.create_head(channels, sides, num_classes, dropout_rate, rngs))
+                setattr(self, self.heads[name], self.head(channels, sides, num_classes, dropout_rate, rngs))
         initial = nnx.initializers.truncated_normal(self.deviation)
         self.fc = nnx.Linear(channels, num_classes, kernel_init=initial, rngs=rngs)
         self.dropout = nnx.Dropout(0.5 if dropout_rate is None else dropout_rate)
-
-    def create_head(
-        self, channels: int, sides: list[int], num_classes: int, dropout_rate: float | None, rngs: nnx.Rngs
-    ) -> Any:
-        """(activations, key) -> float[B, num_classes] logits; of activations with so many channels."""
-        raise NotImplementedError
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array | tuple[jax.Array, ...]:
         """float[B, H, W, C] images to float[B, num_classes] logits; in training (see `Model`) also the heads'."""
