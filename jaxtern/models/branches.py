@@ -54,9 +54,6 @@ class Convolution(nnx.Module):
         return nnx.relu(self.norm(self.conv(x), use_running_average=moving))
 
 
-Make = Callable[[int, str], Convolution]  # of channels and a layer
-
-
 class Block(nnx.Module):
     """Branches with the same input, each of layers one behind another; what they end with lies side by side.
 
@@ -64,23 +61,21 @@ class Block(nnx.Module):
     number, and where layers lie side by side a letter more, "branch3x3_2a".
     """
 
-    def __init__(self, channels: int, branches: dict[str, Layers], make: Make):
+    def __init__(self, channels: int, branches: dict[str, Layers], make: Callable[[int, str], Convolution]):
         self.branches: tuple[tuple[Layers, ...], ...] = ()
         self.features = 0
         for branch, layers in branches.items():
             steps, features, is_single = [], channels, sum(layer not in POOLINGS for layer in layers) == 1
             for i, layer in enumerate(layers, 1):
-                if layer in POOLINGS:
-                    steps.append((layer,))
-                    continue
-                fork = layer.split("|")
-                made = [make(features, each) for each in fork]
-                letters = "ab" if len(fork) > 1 else ("",)
-                names = [branch if is_single else f"{branch}_{i}{letter}" for letter in letters]
-                for name, convolution in zip(names, made, strict=True):
-                    setattr(self, name, convolution)
+                names = [layer]
+                if layer not in POOLINGS:
+                    name, fork = branch if is_single else f"{branch}_{i}", layer.split("|")
+                    names = [name] if len(fork) == 1 else [f"{name}a", f"{name}b"]
+                    made = [make(features, each) for each in fork]
+                    for own, convolution in zip(names, made, strict=True):
+                        setattr(self, own, convolution)
+                    features = sum(convolution.features for convolution in made)
                 steps.append(tuple(names))
-                features = sum(convolution.features for convolution in made)
             self.branches += (tuple(steps),)
             self.features += features
 
