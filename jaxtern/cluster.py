@@ -34,7 +34,6 @@ __all__ += ["tell_failure"]
 
 logger = logging.getLogger(__name__)
 
-_LOOPBACK = "localhost", "127.", "::1"
 _SLACK_SECONDS = 60  # that JAX would wait longer than we do, and then abort
 # Statuses of `jaxtern.train` where a signal to one process has had all of them save and leave: nobody failed.
 _STOP_STATUSES = 128 + signal.SIGINT, 128 + signal.SIGTERM
@@ -96,11 +95,11 @@ def _start_where_told(cluster: Cluster, start_timeout: float, peer_timeout: floa
     bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", cluster.coordinator)
     host, _ = parse_address("coordinator", bind_address)
     if cluster.process_id == 0:
-        _warn_of_loopback(bind_address)
+        _warn_of_loopback(host)
     announce = functools.partial(watch.start_hub, host, cluster.num_processes, peer_timeout)
     told = call_roll(cluster, bind_address, start_timeout, announce)
     if cluster.process_id > 0:
-        _start_spoke([parse_address("coordinator", cluster.coordinator)[0]], told, cluster.process_id)
+        watch.start_spoke([parse_address("coordinator", cluster.coordinator)[0]], told, cluster.process_id)
     _start(
         max(deadline - time.monotonic(), 30.0),
         told["timeout"],
@@ -210,14 +209,7 @@ def _keep_watch_where_jax_found(peer_timeout: float) -> None:
             told = watch.start_hub(host, jax.process_count(), peer_timeout) | {"addresses": _own_addresses()}
         told = messages.broadcast_json(told)
     if process > 0:
-        _start_spoke(told["addresses"], told, process)
-
-
-def _start_spoke(addresses: list[str], told: Mapping[str, Any], process: int) -> None:
-    try:
-        watch.start_spoke(addresses, told, process)
-    except OSError as error:
-        raise StartError(f"process {process} cannot reach process 0's watch at {error}") from None
+        watch.start_spoke(told["addresses"], told, process)
 
 
 def _own_addresses() -> list[str]:
@@ -265,12 +257,11 @@ def _exit(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _warn_of_loopback(bind_address: str) -> None:
+def _warn_of_loopback(host: str) -> None:
     """Warns where the host's name means the loopback address on itself, as on Debian: others do not find it."""
-    host, port = parse_address("coordinator", bind_address)
     with contextlib.suppress(OSError):
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-        if str(address).startswith(_LOOPBACK) and not host.startswith(_LOOPBACK):
+        address = socket.gethostbyname(host)
+        if address.startswith("127.") and not host.startswith(("127.", "localhost")):
             logger.warning(
                 "coordinator: %s is %s here, where other hosts cannot reach it; give its IP address", host, address
             )

@@ -25,8 +25,8 @@ def gather_json(value: Any) -> list[Any]:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     lengths = multihost_utils.process_allgather(np.int32(text.size))
-    rows = multihost_utils.process_allgather(_as_words(text, _power_of_two(int(lengths.max()))))
-    return [json.loads(row.view(np.uint8)[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+    rows = multihost_utils.process_allgather(np.pad(text, (0, _power_of_two(int(lengths.max())) - text.size)))
+    return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
 
 def broadcast_json(value: Any) -> Any:
@@ -41,9 +41,9 @@ def broadcast_arrays(tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     # As integers: a float that is added to zero may change its sign, and a NaN its bits.
     data = np.concatenate([np.frombuffer(leaf.tobytes(), np.uint8) for leaf in leaves])
-    pieces = np.split(data, range(_PIECE_BYTES, data.size, _PIECE_BYTES))
-    words = [_as_words(piece, _power_of_two(piece.size)) for piece in pieces]
-    received = np.concatenate([multihost_utils.broadcast_one_to_all(each) for each in words]).view(np.uint8)
+    size = min(_PIECE_BYTES, max(4, _power_of_two(data.size)))
+    pieces = np.pad(data, (0, -data.size % size)).view(np.uint32).reshape(-1, size // 4)
+    received = np.concatenate([multihost_utils.broadcast_one_to_all(piece) for piece in pieces]).view(np.uint8)
     ends = np.cumsum([leaf.nbytes for leaf in leaves])
     parts = zip(np.split(received, ends), leaves, strict=False)  # the last part is what fills up the last piece
     return jax.tree.unflatten(structure, [part.copy().view(leaf.dtype).reshape(leaf.shape) for part, leaf in parts])
@@ -109,11 +109,6 @@ def to_devices(tree: Any, shardings: Any) -> Any:
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     return jax.tree.map(put, tree, shardings)
-
-
-def _as_words(data: np.ndarray, size: int) -> np.ndarray:
-    """uint8[n] as uint32, behind it zeros up to `size` bytes and whole words."""
-    return np.pad(data, (0, -(-size // 4) * 4 - data.size)).view(np.uint32)
 
 
 def _power_of_two(size: int) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtern.hosts.heartbeats import Hub, Side, Spoke, Verdict
+from jaxtern.hosts.roll_call import StartError
 from jaxtern.hosts.settings import shorten, to_line
 
 _CONNECT_SECONDS = 30.0
@@ -146,7 +147,7 @@ def start_spoke(addresses: list[str], told: Mapping[str, Any], process: int) -> 
     """In another process likewise, by the first of process 0's addresses that answers, and what that one told.
 
     Raises:
-      OSError: if none answers; of the first.
+      StartError: if none answers; of the first.
     """
     global _watch  # noqa: PLW0603
     connection = _connect(addresses, told["port"])
@@ -201,11 +202,11 @@ def _speak_last(line: str) -> None:
         os.write(2, f"{clear}{line}\n".encode(errors="replace"))
 
 
-def _connect(hosts: list[str], port: int) -> socket.socket:
-    errors = []
-    for host in hosts:
+def _connect(addresses: list[str], port: int) -> socket.socket:
+    reasons = []
+    for address in addresses:
         try:
-            return socket.create_connection((host, port), timeout=_CONNECT_SECONDS / len(hosts))
+            return socket.create_connection((address, port), timeout=_CONNECT_SECONDS / len(addresses))
         except OSError as error:
-            errors.append(error)
-    raise OSError(f"{shorten(hosts[0])}, port {port}: {errors[0].strerror or errors[0]}")
+            reasons.append(error.strerror or error)
+    raise StartError(f"process 0's watch cannot be reached at {shorten(addresses[0])}, port {port}: {reasons[0]}")

@@ -54,9 +54,6 @@ class Convolution(nnx.Module):
         return nnx.relu(self.norm(self.conv(x), use_running_average=moving))
 
 
-Make = Callable[[int, str], Convolution]  # of channels and a layer
-
-
 class Block(nnx.Module):
     """Branches with the same input, each of layers one behind another; what they end with lies side by side.
 
@@ -64,23 +61,21 @@ class Block(nnx.Module):
     number, and where layers lie side by side a letter more, "branch3x3_2a".
     """
 
-    def __init__(self, channels: int, branches: dict[str, Layers], make: Make):
+    def __init__(self, channels: int, branches: dict[str, Layers], make: Callable[[int, str], Convolution]):
         self.branches: tuple[tuple[Layers, ...], ...] = ()
         self.features = 0
         for branch, layers in branches.items():
             steps, features, is_single = [], channels, sum(layer not in POOLINGS for layer in layers) == 1
             for i, layer in enumerate(layers, 1):
-                if layer in POOLINGS:
-                    steps.append((layer,))
-                    continue
-                fork = layer.split("|")
-                made = [make(features, each) for each in fork]
-                letters = "ab" if len(fork) > 1 else ("",)
-                names = [branch if is_single else f"{branch}_{i}{letter}" for letter in letters]
-                for name, convolution in zip(names, made, strict=True):
-                    setattr(self, name, convolution)
+                names = [layer]
+                if layer not in POOLINGS:
+                    name, fork = branch if is_single else f"{branch}_{i}", layer.split("|")
+                    names = [name] if len(fork) == 1 else [f"{name}a", f"{name}b"]
+                    made = [make(features, each) for each in fork]
+                    for own, convolution in zip(names, made, strict=True):
+                        setattr(self, own, convolution)
+                    features = sum(convolution.features for convolution in made)
                 steps.append(tuple(names))
-                features = sum(convolution.features for convolution in made)
             self.branches += (tuple(steps),)
             self.features += features
 
@@ -103,6 +98,8 @@ class BranchedModel(Model):
       parts: layers, and branches of blocks, by name.
       pooled: name of the pooling behind a part.
       heads: name of the head behind a part.
+      head: (channels, sides of images, num_classes, dropout_rate, rngs) -> a head: (activations with so many channels,
+        key) -> float[B, num_classes] logits.
       deviation: of initial weights.
       use_scale: whether batch norm has a scale.
       least: pixels of a side.
@@ -112,6 +109,7 @@ class BranchedModel(Model):
     parts: ClassVar[dict[str, str | dict[str, Layers]]]
     pooled: ClassVar[dict[str, str]]
     heads: ClassVar[dict[str, str]]
+    head: ClassVar[Callable[..., Any]]
     deviation: ClassVar[float]
     use_scale: ClassVar[bool] = True
     least: ClassVar[int] = 1
@@ -126,16 +124,10 @@ class BranchedModel(Model):
             setattr(self, name, made)
             channels = made.features
             if name in self.heads:
-                setattr(self, self.heads[name], self.create_head(channels, sides, num_classes, dropout_rate, rngs))
+                setattr(self, self.heads[name], self.head(channels, sides, num_classes, dropout_rate, rngs))
         initial = nnx.initializers.truncated_normal(self.deviation)
         self.fc = nnx.Linear(channels, num_classes, kernel_init=initial, rngs=rngs)
         self.dropout = nnx.Dropout(0.5 if dropout_rate is None else dropout_rate)
-
-    def create_head(
-        self, channels: int, sides: list[int], num_classes: int, dropout_rate: float | None, rngs: nnx.Rngs
-    ) -> Any:
-        """(activations, key) -> float[B, num_classes] logits; of activations with so many channels."""
-        raise NotImplementedError
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array | tuple[jax.Array, ...]:
         """float[B, H, W, C] images to float[B, num_classes] logits; in training (see `Model`) also the heads'."""

@@ -1,7 +1,7 @@
 """GoogLeNet with batch norm: nine blocks of four branches, and two auxiliary heads or, as TernGrad trains it, none."""
 
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,21 @@ _PARTS = {
 }
 
 
+class _Auxiliary(nnx.Module):
+    """A classifier of what lies halfway, in training alone."""
+
+    def __init__(self, channels: int, _: list[int], num_classes: int, dropout_rate: float | None, rngs: nnx.Rngs):
+        self.conv = Convolution(channels, "1x1x128", deviation=_DEVIATION, rngs=rngs)
+        self.fc1, self.fc2 = _linear(2048, 1024, rngs=rngs), _linear(1024, num_classes, rngs=rngs)
+        self.dropout = nnx.Dropout(0.7 if dropout_rate is None else dropout_rate)
+
+    def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        rows, columns = (_shares(side, 4).astype(x.dtype) for side in x.shape[1:3])
+        x = self.conv(jnp.einsum("bhwc,ih,jw->bijc", x, rows, columns), moving=False)
+        x = nnx.relu(self.fc1(jnp.reshape(x, (x.shape[0], -1))))
+        return self.fc2(self.dropout(x, deterministic=key is None, rngs=key))
+
+
 class GoogLeNet(BranchedModel):
     """conv 7x7x64/2, max 3/2, conv 1x1x64, conv 3x3x192, max 3/2, blocks 3a and 3b, max 3/2, blocks 4a to 4e, max 2/2,
     blocks 5a and 5b, average over all that is left, dropout, linear C.
@@ -54,10 +69,8 @@ class GoogLeNet(BranchedModel):
     pooled: ClassVar = {"conv1": "max/2", "conv3": "max/2", "inception3b": "max/2", "inception4e": "max2/2"}
     heads: ClassVar[dict[str, str]] = {"inception4a": "auxiliary1", "inception4d": "auxiliary2"}
     auxiliary_weight = 0.3
+    head = _Auxiliary
     deviation = _DEVIATION
-
-    def create_head(self, channels: int, sides: list[int], *options: Any) -> Any:
-        return _Auxiliary(channels, *options)
 
 
 class TernGradGoogLeNet(GoogLeNet):
@@ -66,21 +79,6 @@ class TernGradGoogLeNet(GoogLeNet):
     auxiliary_weight = 0.0
     heads: ClassVar[dict[str, str]] = {}
     use_scale = False
-
-
-class _Auxiliary(nnx.Module):
-    """A classifier of what lies halfway, in training alone."""
-
-    def __init__(self, channels: int, num_classes: int, dropout_rate: float | None, rngs: nnx.Rngs):
-        self.conv = Convolution(channels, "1x1x128", deviation=_DEVIATION, rngs=rngs)
-        self.fc1, self.fc2 = _linear(2048, 1024, rngs=rngs), _linear(1024, num_classes, rngs=rngs)
-        self.dropout = nnx.Dropout(0.7 if dropout_rate is None else dropout_rate)
-
-    def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        rows, columns = (_shares(side, 4).astype(x.dtype) for side in x.shape[1:3])
-        x = self.conv(jnp.einsum("bhwc,ih,jw->bijc", x, rows, columns), moving=False)
-        x = nnx.relu(self.fc1(jnp.reshape(x, (x.shape[0], -1))))
-        return self.fc2(self.dropout(x, deterministic=key is None, rngs=key))
 
 
 def _shares(side: int, count: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Inception v3, with its auxiliary head."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,24 @@ _PARTS: dict[str, str | dict[str, Layers]] = {
 }
 
 
+class _Auxiliary(nnx.Module):
+    """A second classifier, in training alone, whose loss reaches the early layers by a shorter way."""
+
+    def __init__(self, channels: int, sides: list[int], num_classes: int, _: float | None, rngs: nnx.Rngs):
+        sides = [_side_of_features(side) for side in sides]
+        self.window = tuple(min(side, 5) for side in sides)
+        pooled = ((side - window) // 3 + 1 for side, window in zip(sides, self.window, strict=True))
+        height, width = (min(side, 5) for side in pooled)
+        self.conv0 = Convolution(channels, "1x1x128", deviation=0.1, rngs=rngs)
+        self.conv1 = Convolution(128, f"{height}x{width}x768 valid", deviation=0.01, rngs=rngs)
+        self.fc = nnx.Linear(768, num_classes, kernel_init=_normal(0.001), rngs=rngs)
+
+    def __call__(self, x: jax.Array, _: jax.Array | None) -> jax.Array:
+        x = nnx.avg_pool(x, self.window, strides=(3, 3))
+        x = self.conv1(self.conv0(x, moving=False), moving=False)
+        return self.fc(jnp.mean(x, axis=(1, 2)))  # of one position, but for images larger than usual
+
+
 class InceptionV3(BranchedModel):
     """A stem of convolutions, eleven blocks of branches side by side, mean over all positions, dropout, linear C.
 
@@ -74,28 +92,9 @@ class InceptionV3(BranchedModel):
     pooled: ClassVar = dict.fromkeys(("Conv2d_2b_3x3", "Conv2d_4a_3x3"), "max/2 valid")
     heads: ClassVar = {"Mixed_6e": "auxiliary"}
     auxiliary_weight = 0.4
+    head = _Auxiliary
     deviation = 0.1
     least = 75
-
-    def create_head(self, channels: int, sides: list[int], num_classes: int, _: float | None, rngs: nnx.Rngs) -> Any:
-        return _Auxiliary(channels, [_side_of_features(side) for side in sides], num_classes, rngs)
-
-
-class _Auxiliary(nnx.Module):
-    """A second classifier, in training alone, whose loss reaches the early layers by a shorter way."""
-
-    def __init__(self, channels: int, sides: list[int], num_classes: int, rngs: nnx.Rngs):
-        self.window = tuple(min(side, 5) for side in sides)
-        pooled = ((side - window) // 3 + 1 for side, window in zip(sides, self.window, strict=True))
-        height, width = (min(side, 5) for side in pooled)
-        self.conv0 = Convolution(channels, "1x1x128", deviation=0.1, rngs=rngs)
-        self.conv1 = Convolution(128, f"{height}x{width}x768 valid", deviation=0.01, rngs=rngs)
-        self.fc = nnx.Linear(768, num_classes, kernel_init=_normal(0.001), rngs=rngs)
-
-    def __call__(self, x: jax.Array, _: jax.Array | None) -> jax.Array:
-        x = nnx.avg_pool(x, self.window, strides=(3, 3))
-        x = self.conv1(self.conv0(x, moving=False), moving=False)
-        return self.fc(jnp.mean(x, axis=(1, 2)))  # of one position, but for images larger than usual
 
 
 def _side_of_features(side: int) -> int:

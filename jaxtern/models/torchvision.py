@@ -106,11 +106,8 @@ def _to_our_layout(tensor: np.ndarray, channels: int | None) -> np.ndarray:
 
 def _resnet_layer(layer: str) -> str:
     """stage2/block3/conv1 to layer2.2.conv1."""
-    *block, name = layer.split("/")
-    name = {"shortcut": "downsample.0", "shortcut_norm": "downsample.1"}.get(name, name.replace("norm", "bn"))
-    if not block:
-        return name
-    return f"layer{block[0].removeprefix('stage')}.{int(block[1].removeprefix('block')) - 1}.{name}"
+    named = re.sub(r"stage(\d)/block(\d+)/", lambda found: f"layer{found[1]}.{int(found[2]) - 1}.", layer)
+    return named.replace("shortcut_norm", "downsample.1").replace("shortcut", "downsample.0").replace("norm", "bn")
 
 
 def _vgg_layers(depths: tuple[int, ...]) -> dict[str, str]:

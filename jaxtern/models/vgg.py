@@ -18,16 +18,22 @@ _linear = functools.partial(nnx.Linear, kernel_init=_xavier)
 _norm = functools.partial(BatchNorm, momentum=0.999, epsilon=0.001, use_scale=False)
 
 
-class _Backbone(Model):
-    """Five blocks of conv 3x3, each followed by max 2/2; linear 4096, dropout, linear 4096, dropout.
+class _VGG(Model):
+    """Five blocks of conv 3x3, each followed by max 2/2; linear 4096, dropout, linear 4096, dropout, linear C.
 
-    The linear layers take all that the poolings leave of an image, a pixel in 32: there is no pooling to a fixed size.
+    Convolutions have batch norm without a scale, and no bias, before their ReLU. The linear layers take all that the
+    poolings leave of an image, a pixel in 32: there is no pooling to a fixed size. (Simonyan and Zisserman 2015; batch
+    norm and Xavier's initial weights as Wen et al. 2017 train them.)
     """
 
+    last_layer = "fc3"
     depths: ClassVar[tuple[int, ...]]  # convolutions of each block
     is_normalized: ClassVar[bool] = True
+    hidden: ClassVar[dict[str, tuple[int, float]]] = {"fc1": (4096, 0.5), "fc2": (4096, 0.5)}  # width, share dropped
 
-    def _create_backbone(self, input_shape: tuple[int, ...], rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float | None = None, rngs: nnx.Rngs
+    ):
         height, width, channels = unpack_image_shape(input_shape, least=32)
         for block, features in enumerate(_FEATURES, 1):
             for name in self._names_of(block):
@@ -36,45 +42,32 @@ class _Backbone(Model):
                 if self.is_normalized:
                     setattr(self, f"{name}_norm", _norm(features, rngs=rngs))
                 channels = features
-        self.fc1 = _linear(height // 32 * (width // 32) * channels, 4096, rngs=rngs)
-        self.fc2 = _linear(4096, 4096, rngs=rngs)
+        features = height // 32 * (width // 32) * channels
+        for name, (width, _) in self.hidden.items():
+            setattr(self, name, _linear(features, width, rngs=rngs))
+            features = width
+        setattr(self, self.last_layer, _linear(features, num_classes, rngs=rngs))
+        rates = [rate if dropout_rate is None else dropout_rate for _, rate in self.hidden.values()]
+        self.dropouts = nnx.List(map(nnx.Dropout, rates))
 
     def _names_of(self, block: int) -> list[str]:
         """Names of the convolutions of a block, both counted from 1."""
         return [f"conv{block}_{i}" for i in range(1, self.depths[block - 1] + 1)]
 
-    def _extract(self, images: jax.Array, dropout: nnx.Dropout, keys: list[jax.Array | None]) -> jax.Array:
-        """float[B, H, W, C] images to float[B, 4096] features."""
+    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
         x = images
         for block in range(1, len(self.depths) + 1):
             for name in self._names_of(block):
                 x = getattr(self, name)(x)
                 if self.is_normalized:
-                    x = getattr(self, f"{name}_norm")(x, use_running_average=keys[0] is None)
+                    x = getattr(self, f"{name}_norm")(x, use_running_average=key is None)
                 x = nnx.relu(x)
             x = max_pool(x, (2, 2), strides=(2, 2))
         x = jnp.reshape(x, (x.shape[0], -1))
-        for layer, key in zip((self.fc1, self.fc2), keys, strict=True):
-            x = dropout(nnx.relu(layer(x)), deterministic=key is None, rngs=key)
-        return x
-
-
-class _VGG(_Backbone):
-    """The backbone and linear C; convolutions have batch norm without a scale, and no bias, before their ReLU.
-
-    Simonyan and Zisserman 2015; batch norm and Xavier's initial weights as Wen et al. 2017 train them.
-    """
-
-    last_layer = "fc3"
-
-    def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float = 0.5, rngs: nnx.Rngs):
-        self._create_backbone(input_shape, rngs)
-        self.fc3 = _linear(4096, num_classes, rngs=rngs)
-        self.dropout = nnx.Dropout(dropout_rate)
-
-    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
-        return self.fc3(self._extract(images, self.dropout, split_key(key, 2)))
+        for name, dropout, own in zip(self.hidden, self.dropouts, split_key(key, len(self.hidden)), strict=True):
+            x = dropout(nnx.relu(getattr(self, name)(x)), deterministic=own is None, rngs=own)
+        return getattr(self, self.last_layer)(x)
 
 
 class VGGA(_VGG):
@@ -96,31 +89,14 @@ class VGG19(_VGG):
     depths = (2, 2, 4, 4, 4)
 
 
-class VGGF(_Backbone):
-    """Configuration D without batch norm, whose last layer is a funnel: linear 512, ReLU, dropout, linear C.
+class VGGF(_VGG):
+    """Configuration D without batch norm, whose last layer is a funnel: linear 512, ReLU, dropout .6, linear C.
 
     Convolutions, fc1 and fc2 have the names and shapes of VGG-16's, so its published weights fit them. On 224x224x3
     images with three classes it has 136,359,747 parameters.
-
-    Args of __init__:
-      dropout_rate: behind all three hidden linear layers; None: .5 behind fc1 and fc2, .6 behind the funnel.
     """
 
     last_layer = "head"
     depths = (2, 2, 3, 3, 3)
     is_normalized = False
-
-    def __init__(
-        self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float | None = None, rngs: nnx.Rngs
-    ):
-        self._create_backbone(input_shape, rngs)
-        self.funnel = _linear(4096, 512, rngs=rngs)
-        self.head = _linear(512, num_classes, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5 if dropout_rate is None else dropout_rate)
-        self.funnel_dropout = nnx.Dropout(0.6 if dropout_rate is None else dropout_rate)
-
-    def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
-        *keys, last_key = split_key(key, 3)
-        x = nnx.relu(self.funnel(self._extract(images, self.dropout, keys)))
-        return self.head(self.funnel_dropout(x, deterministic=last_key is None, rngs=last_key))
+    hidden: ClassVar = _VGG.hidden | {"funnel": (512, 0.6)}

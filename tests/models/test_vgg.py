@@ -78,4 +78,4 @@ def test_vgg_gives_the_logits_of_its_layers_one_after_the_other(name: str, fille
 def test_vgg_f_drops_more_in_its_funnel(filled: Callable):
     graph, params, moments = filled("vgg_f", (32, 32, 3), 5)
     model = nnx.merge(graph, params, moments)
-    assert (model.dropout.rate, model.funnel_dropout.rate) == (0.5, 0.6)
+    assert [dropout.rate for dropout in model.dropouts] == [0.5, 0.5, 0.6]
