@@ -208,7 +208,7 @@ def test_a_reducer_of_ones_own_has_a_row_beside_the_others():
     layout, network = layout_of(1000), Network(0.0, 1.0)
     methods = usual_methods(Quantizer(), layout, 0, SPEED) | {"mine": measured_method(mine, layout, 1e-3, 100)}
     found = Forecast(methods, Scenario(2, 2, network, Network(0.0, 1e300), 0.0))
-    assert found.here[Way("mine", False)].wire == pytest.approx(2 * 3 * 4 / 3 + 2 * 3 * 400 / 4)
+    assert found.here[Way("mine", False)].wire == pytest.approx((2 * 3 + 300) * 4 / 3 + 300)
     assert found.here[Way("mine", True)] == (0.0, 1e-3, pytest.approx(2 + 400))
     assert found.here[found.best_exact()].total > 500
     assert found.recommendation().endswith(
