@@ -158,7 +158,7 @@ def leaving_when_failed() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        status = _status_of(error)
+        status, reason = _describe_end(error)
         if not status or not (watch.is_kept() or jax.distributed.is_initialized()):
             watch.say_goodbye()
             raise
@@ -166,7 +166,7 @@ def leaving_when_failed() -> Iterator[None]:
             if status in _STOP_STATUSES:
                 watch.say_goodbye(awaits_others=True)
             else:
-                _tell_others_of(error, status)
+                watch.tell_failure(reason, status, asks_first=not isinstance(error, KeyboardInterrupt))
             if not isinstance(error, SystemExit):
                 traceback.print_exc()
             elif not isinstance(error.code, int):
@@ -177,22 +177,14 @@ def leaving_when_failed() -> Iterator[None]:
         watch.say_goodbye()
 
 
-def _status_of(error: BaseException) -> int:
-    """The exit status of Python for an exception that nobody caught."""
+def _describe_end(error: BaseException) -> tuple[int, str]:
+    """The exit status of Python for an exception that nobody caught, and the reason for the other processes."""
     if not isinstance(error, SystemExit):
-        return 1
-    return error.code or 0 if isinstance(error.code, int | None) else 1
-
-
-def _tell_others_of(error: BaseException, status: int) -> None:
-    """Tells the other processes why this one failed, unless they were told already."""
-    if isinstance(error, SystemExit):
-        said = f"it ended with status {status}" if isinstance(error.code, int) else str(error.code)
-        watch.tell_failure(said, status)
-    elif isinstance(error, KeyboardInterrupt):
-        watch.tell_failure("it was interrupted", 1, patience=0)
-    else:
-        watch.tell_failure(f"{type(error).__name__}: {error}", 1)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        return 1, "it was interrupted" if interrupted else f"{type(error).__name__}: {error}"
+    if isinstance(error.code, int | None):
+        return error.code or 0, f"it ended with status {error.code}"
+    return 1, str(error.code)
 
 
 def _keep_watch_where_jax_found(peer_timeout: float) -> None:

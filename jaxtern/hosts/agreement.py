@@ -15,7 +15,6 @@ from jaxtern.hosts.settings import shorten
 
 _LIBRARIES = "jax", "jaxlib", "flax", "optax", "numpy", "opencv-python-headless", "simplejpeg", "pillow"
 _SOURCES = "**/*.py", "**/*.c", "**/*.h"
-_SHOWN = 4  # differences
 
 
 def require_same(facts: dict[str, dict[str, Any]]) -> None:
@@ -31,11 +30,8 @@ def require_same(facts: dict[str, dict[str, Any]]) -> None:
     for number, other in enumerate(others, start=1):
         differences = _differences(first["facts"], other["facts"])
         if differences:
-            more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-            raise ValueError(
-                f"{named(number, other['host'])} and {named(0, first['host'])} do not train the same:"
-                f" {'; '.join(differences[:_SHOWN])}{more}"
-            )
+            who = f"{named(number, other['host'])} and {named(0, first['host'])}"
+            raise ValueError(f"{who} do not train the same: {'; '.join(differences)}")
 
 
 def describe_code() -> dict[str, str]:

@@ -96,16 +96,16 @@ class _Team:
 
     def _copy_lines(self, pipe: IO[bytes], process: int, stream: TextIO) -> None:
         """Prints what a process does, each line behind its number."""
-        with pipe:
+        try:
             for line in pipe:
                 seen = _as_seen(line)
                 if seen or line.endswith(b"\n"):
-                    try:
-                        with self._printing:
-                            print(f"[{process}] {seen}", file=stream, flush=True)
-                    except OSError:  # as where standard output is a pipe that was closed
-                        self._nobody_reads = True
-                        return
+                    with self._printing:
+                        print(f"[{process}] {seen}", file=stream, flush=True)
+        except OSError:  # as where standard output is a pipe that was closed
+            self._nobody_reads = True
+        finally:
+            pipe.close()
 
     def _wait(self) -> int:
         first, waiting = 0, list(range(len(self._processes)))

@@ -42,20 +42,17 @@ class Watch:
         self._verdict = threading.Event()
         self.hooks: list[Callable[[], Any]] = []
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def say_goodbye(self, awaits_others: bool) -> None:
-        """As the function below."""
         self._call(self._side.tell_goodbye)
         if awaits_others and isinstance(self._side, Hub):
             self._wait_for(self._side.alone, _GOODBYE_SECONDS)
 
-    def tell_failure(self, reason: str, status: int, patience: float) -> None:
-        """As the function below."""
+    def tell_failure(self, reason: str, status: int, asks_first: bool) -> None:
         if self._fails:
             return
-        self._verdict.wait(patience)
+        self._verdict.wait(_VERDICT_SECONDS if asks_first else 0)
         with self._lock:
             self._fails = not self._leaves
         while not self._fails:  # until the watch's thread ends this process
@@ -159,7 +156,7 @@ def is_kept() -> bool:
     return _watch is not None
 
 
-def tell_failure(reason: str, status: int, patience: float = _VERDICT_SECONDS) -> None:
+def tell_failure(reason: str, status: int, asks_first: bool = True) -> None:
     """To be called before a process leaves because it failed: tells the others why. A process alone does nothing.
 
     Does not return where another one turns out to have failed before: the watch ends this process then, with that
@@ -168,10 +165,10 @@ def tell_failure(reason: str, status: int, patience: float = _VERDICT_SECONDS) -
     Args:
       reason: one line.
       status: with which this process is about to leave, and then all others.
-      patience: seconds to wait for news of another's failure.
+      asks_first: whether it waits three seconds for news of another's failure.
     """
     if _watch is not None:
-        _watch.tell_failure(to_line(reason), status, patience)
+        _watch.tell_failure(to_line(reason), status, asks_first)
 
 
 def say_goodbye(awaits_others: bool = False) -> None:

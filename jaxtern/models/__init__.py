@@ -8,13 +8,11 @@ import jax
 from flax import nnx
 
 from jaxtern.models.alexnet import AlexNet, AlexNetV2
-from jaxtern.models.cifarnet import CifarNet
 from jaxtern.models.googlenet import GoogLeNet, TernGradGoogLeNet
 from jaxtern.models.inception import InceptionV3
-from jaxtern.models.lenet import LeNet
-from jaxtern.models.mnistnet import MnistNet
 from jaxtern.models.model import Model
 from jaxtern.models.resnet import ResNet20, ResNet50, ResNet56, ResNet101, ResNet152
+from jaxtern.models.small import CifarNet, LeNet, MnistNet
 from jaxtern.models.transformer import Transformer
 from jaxtern.models.vgg import VGG16, VGG19, VGGA, VGGF
 

@@ -47,20 +47,16 @@ def local_response_normalization(x: jax.Array, radius: int, bias: float, alpha: 
         y[c] = x[c] / (bias + alpha * sum of x[k]^2 over |k - c| <= radius)^beta
 
     Channels beyond the first and the last count as zeros. `alpha` is of a single square, not of their mean. Computed in
-    float32: squares of float16 overflow from 256 on.
+    float32: squares of float16 overflow from 256 on. (Krizhevsky et al. 2012, 3.3.)
 
     Args:
       x: float[..., C] activations.
       radius: channels on either side, 0 or more.
       bias: above 0, so that zeros stay zeros.
-      alpha: factor of the sum, 0 or more.
-      beta: exponent.
+      alpha, beta: 0 or more.
 
     Returns:
       An array like `x`.
-
-    Reference:
-      Krizhevsky, Sutskever and Hinton, ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012, 3.3.
     """
     x = jnp.asarray(x)
     wide = x.astype(jnp.float32)

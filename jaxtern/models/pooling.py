@@ -17,7 +17,7 @@ _Windows = tuple[tuple[int, int], tuple[int, int], Sequence[tuple[int, int]]]
 def max_pool(
     x: jax.Array,
     window_shape: tuple[int, int],
-    strides: tuple[int, int] | None = None,
+    strides: tuple[int, int] = (1, 1),
     padding: str | Sequence[tuple[int, int]] = "VALID",
 ) -> jax.Array:
     """The largest activation of every window; its gradient goes to the first of those that are as large.
@@ -29,13 +29,12 @@ def max_pool(
     Args:
       x: float[B, H, W, C] activations; a window with a NaN becomes NaN.
       window_shape: height and width.
-      strides: rows and columns from window to window; None: 1 and 1.
+      strides: rows and columns from window to window.
       padding: "VALID", "SAME", or pairs of rows and of columns before and behind.
 
     Returns:
       An array like `x` but for H and W.
     """
-    strides = strides or (1, 1)
     flax_pool: Any = nnx.max_pool  # declares padding as a string, but takes pixels, too
     pool = functools.partial(flax_pool, window_shape=window_shape, strides=strides, padding=padding)
     if jax.default_backend() != "cpu":

@@ -226,7 +226,7 @@ def test_source_of_a_network_is_told_by_file_and_digest(tmp_path: Path, monkeypa
     assert told[0]["model.py"] == told[1]["model.py"]
     path.unlink()
     assert describe_source(functions_of("mine"))["mine.py"] == "no file"
-    assert list(describe_source(functions_of("lenet"))) == ["lenet.py", "model.py"]
+    assert list(describe_source(functions_of("lenet"))) == ["model.py", "small.py"]
     assert describe_source(functions_of("nothing")) == {}
 
 
@@ -237,4 +237,4 @@ def test_source_of_a_network_is_that_of_the_networks_it_derives_from_too(monkeyp
             return super().__call__(images)
 
     monkeypatch.setitem(MODELS, "own", Own)
-    assert set(describe_source(functions_of("own"))) == {Path(__file__).name, "lenet.py", "model.py"}
+    assert set(describe_source(functions_of("own"))) == {Path(__file__).name, "small.py", "model.py"}
