@@ -59,6 +59,7 @@ def test_join_with_one_missing_names_it_in_all_that_are_there(open_script: Open,
         open_script(SCRIPT, *_flags(free_port, 2, 4)),
         open_script(SCRIPT, *_flags(free_port, 0, 4, timeout=15)),
     ]
+    err: list[str] = []
     for process in processes:
         status, out, err = end_of(process)
         assert (status, out) == (1, [])
