@@ -186,7 +186,11 @@ def test_launch_ends_all_where_nobody_reads_what_they_print(open_script: Open, t
             2,
             "error: flag --num_processes=0: 0 is not an integer in the range [1, 4096]",
         ),
-        (["-n", "2", "--max_restarts=2", "--", "--config.colour=red"], 2, "] error: Unknown command line flag 'config.colour'"),
+        (
+            ["-n", "2", "--max_restarts=2", "--", "--config.colour=red"],
+            2,
+            "] error: Unknown command line flag 'config.colour'",
+        ),
     ],
 )
 def test_launch_door_tells_usage_errors_once_and_does_not_restart(arguments: list[str], status: int, said: str):
