@@ -43,7 +43,7 @@ def test_tensors_without_gradients_are_left_out(monkeypatch: pytest.MonkeyPatch)
     """As nothing is a share of them."""
     gradients = {"dead": jnp.zeros(4), "alive": jnp.array([1.0, -1.0, 0.5, 0.25])}
     monkeypatch.setattr(gradient_noise, "draw_gradients", lambda *_: iter([gradients] * 4))
-    sums = gradient_noise.add_up(object(), 0, ["ternary"], 2, 2)
+    sums = gradient_noise.add_up(object(), None, ["ternary"], 2, 2)
     assert list(sums) == ["alive"]
     assert "| alive " in gradient_noise.make_table(sums, ["ternary"], 2)
 
