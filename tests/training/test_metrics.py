@@ -152,10 +152,12 @@ def test_metrics_have_the_norm_of_the_mean_gradient(take_steps: Callable):
     assert run.metrics[0]["gradient_norm"] == pytest.approx(norm, rel=1e-4)
 
 
-def test_tensorboard_has_the_recipe(prepare: Callable, tmp_path: Path):
+def test_tensorboard_has_the_recipe_and_the_first_inputs(prepare: Callable, tmp_path: Path):
     run = prepare(num_steps=1, evaluate_every=0, batch_size=8)
     loop.train(run)
     found = {value.tag: value for step, value in read_summaries(tmp_path / "run" / "tensorboard") if step == 0}
+    image = found["inputs"].image
+    assert (image.height, image.width) == (2 * 8, 4 * 8)
     (text,) = found["recipe/text_summary"].tensor.string_val
     assert b"    run.num_steps = 1\n" in text
     assert "_hparams_/session_start_info" in found

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from jaxtern.data.rendering import Batch
 from jaxtern.hosts.messages import meet
 from jaxtern.training.recipe.selection import by_path
 from jaxtern.training.run.calls import Call, plan_calls
@@ -18,9 +19,12 @@ from jaxtern.training.run.divergence import DivergenceError
 from jaxtern.training.run.evaluation import Evaluation
 from jaxtern.training.run.metrics import MetricWriter, Scalars
 from jaxtern.training.run.run import Run
+from jaxtern.training.run.sheet import augment, tile
 from jaxtern.training.run.stopping import Stopped, StopSignals
 from jaxtern.training.step.loss import describe_loss
 from jaxtern.training.step.step import Metrics
+
+_SHOWN = 16  # of the first batch, in TensorBoard
 
 
 class NonFiniteError(Exception):
@@ -101,6 +105,8 @@ class _Loop:
         """Runs a call's steps; evaluates and saves where that is due, after the last one, and before a stop."""
         run, recipe, stops = self._run, self._run.recipe, self._signals.tell()
         batch = next(self._batches)
+        if self.taken == 0 and self._writer is not None and run.inputs.task.of_images:
+            self._show(batch, call, self._writer)
         run.state, metrics = run.train_step(run.state, run.feed.examples, batch, call, stops)
         run.examples_seen += call.num_steps * recipe.run.batch_size
         self._read_pending()
@@ -213,6 +219,15 @@ class _Loop:
         )
         self._since.clear()
         self._seconds = 0.0
+
+    def _show(self, batch: Batch, call: Call, writer: MetricWriter) -> None:
+        """Some of this host's first inputs, as TensorBoard shows them."""
+        first = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), batch)
+        rows = jax.tree.map(lambda leaf: (leaf if call.num_steps == 1 else leaf[0])[:_SHOWN], first)
+        resident = self._run.feed.examples
+        examples = None if resident is None else resident.addressable_data(0)
+        images, _ = augment(self._run.recipe, self._run.inputs.task, examples, rows)
+        writer.write_image(0, "inputs", tile(images))
 
     def _say(self, line: str) -> None:
         """A line above the bar, in one process."""

@@ -94,6 +94,10 @@ class MetricWriter:
             made = summary.histogram_raw(name, least, greatest, number, *moments, limits[1:], counts)
             self._events.add(step, made)
 
+    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
+        """Writes a picture, float32[height, width, channels] from 0 to 1, of TensorBoard only."""
+        self._events.add(step, summary.image(name, image, dataformats="HWC"))
+
     def sync(self) -> None:
         """Waits until all records are on the disk, as they should be before a checkpoint that comes after them."""
         sync(self._file)

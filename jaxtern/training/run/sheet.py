@@ -4,12 +4,14 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxtern.data.feed import evaluation_batches
+from jaxtern.data.rendering import Batch
 from jaxtern.data.sources import load_dataset
-from jaxtern.data.tasks import ImageTask
+from jaxtern.data.tasks import ImageTask, Task
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.inputs import Feed, Inputs, open_inputs
 from jaxtern.training.step.gradients import example_keys
@@ -49,11 +51,29 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
 def _augmented(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     feed = Feed(recipe.data, recipe.run, inputs, create_mesh(recipe))
     with contextlib.closing(feed.batches(0)) as batches:
-        batch = next(batches)
-    images = batch.examples if feed.examples is None else feed.examples[batch.examples]
+        return augment(recipe, inputs.task, feed.examples, jax.tree.map(np.asarray, next(batches)))
+
+
+def augment(recipe: Recipe, task: Task, examples: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs, as the model is given them in training, and targets of a batch on the host.
+
+    Args:
+      recipe: of the run.
+      task: likewise.
+      examples: all that lie on the devices, or None.
+      batch: of as many rows as are wanted.
+    """
+    images = batch.examples if examples is None else np.asarray(examples[batch.examples])
     keys = example_keys(recipe.run.seed, batch.epochs, batch.places)
-    shown, labels = inputs.task.in_training(images, batch.labels, keys)
+    shown, labels = task.in_training(jnp.asarray(images), batch.labels, keys)
     return np.asarray(shown), np.asarray(labels)
+
+
+def tile(images: np.ndarray, columns: int = 4) -> np.ndarray:
+    """Images side by side in one, each stretched as in `draw_sheet`; those of a row that is not full are left out."""
+    columns = min(columns, len(images))
+    starts = range(0, len(images) - columns + 1, columns)
+    return np.concatenate([np.concatenate(list(map(_stretch, images[i : i + columns])), axis=1) for i in starts])
 
 
 def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
