@@ -49,6 +49,13 @@ def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(taken: Path,
     assert read_recipe(taken) == other
 
 
+def test_workdir_of_before_recipes_had_sections_is_told(taken: Path, small_recipe: Callable[..., Recipe]):
+    (taken / "config.json").write_text('{"dataset": "digits", "num_workers": 4}')
+    with pytest.raises(ValueError, match="written before recipes had sections; training goes on with --allow_config_"):
+        claim(taken, small_recipe(), allow_change=False)
+    claim(taken, small_recipe(), allow_change=True)
+
+
 def test_workdir_of_before_rotation_does_not_go_on_rotated_unawares(taken: Path, small_recipe: Callable[..., Recipe]):
     values = json.loads((taken / "config.json").read_text())
     for name in ("rotation", "rounding"):

@@ -2,8 +2,9 @@
 
 An entry of `freeze` is a regular expression of whole paths, or one with a slice behind it, as NumPy writes it:
 "conv2/kernel[:, :, 29, 13]", "fc1/kernel[..., ::2]" (a dot in place of the slash matches, too). What follows the last
-"[" is a slice if all of it, up to a "]" at the end, reads as integers, start:stop:step and "...", with commas between
-them. A class of characters that reads as one, "w[12]", is therefore put in parentheses, "(w[12])".
+"[" is a slice if all of it, up to a "]" at the end, reads as integers, start:stop:step and at most one "...", with
+commas between them. A class of characters that reads as one, "w[12]", is therefore put in parentheses, "(w[12])". An
+entry that, as a whole, also matches a tensor is refused, not guessed.
 """
 
 import re
@@ -19,24 +20,32 @@ from jaxtern.training.recipe.selection import by_path, matches, path_of, require
 
 Index = tuple[int | slice | EllipsisType, ...]
 
-_NUMBER = r"\s*[-+]?[0-9]{1,9}\s*"
-_BOUND = rf"(?:{_NUMBER}|\s*)"
-_PART = rf"(?:\s*\.\.\.\s*|{_NUMBER}|{_BOUND}:{_BOUND}(?::{_BOUND})?)"
-_ENTRY = re.compile(rf"(.*[^\\])\[({_PART}(?:,{_PART})*)\]", re.DOTALL)
+_NUMBER = r"[-+]?[0-9]{1,9}"
+_ENTRY = re.compile(r"(.*[^\\])\[([-+0-9:., ]+)\]", re.DOTALL)
+_RANGE = re.compile(rf"({_NUMBER})?\s*:\s*({_NUMBER})?(?:\s*:\s*({_NUMBER})?)?")
 
 
 def split_slice(entry: str) -> tuple[str, Index | None]:
     """An entry of `freeze` as its regular expression and its slice, None for whole tensors."""
     match = _ENTRY.fullmatch(entry)
-    return (entry, None) if match is None else (match[1], tuple(map(_parse_part, match[2].split(","))))
+    if match is None:
+        return entry, None
+    index = tuple(_parse_part(part.strip()) for part in match[2].split(","))
+    if None in index or index.count(...) > 1:
+        return entry, None
+    return match[1], index  # pyright: ignore[reportReturnType]
 
 
-def _parse_part(text: str) -> int | slice | EllipsisType:
-    """One of the parts between commas."""
-    if text.strip() == "...":
+def _parse_part(text: str) -> int | slice | EllipsisType | None:
+    """One of the parts between commas; None if it is none."""
+    if text == "...":
         return ...
-    start, *others = (int(number) if number.strip() else None for number in text.split(":"))
-    return slice(start, *others) if others or start is None else start
+    if re.fullmatch(_NUMBER, text):
+        return int(text)
+    match = _RANGE.fullmatch(text)
+    if match is None or (match[3] and int(match[3]) == 0):
+        return None
+    return slice(*(int(number) if number else None for number in match.groups()))
 
 
 def is_trained(train_only: Sequence[str], freeze: Sequence[str], path: str) -> bool:
@@ -48,8 +57,12 @@ def is_trained(train_only: Sequence[str], freeze: Sequence[str], path: str) -> b
 def slice_masks(freeze: Sequence[str], params: Any) -> dict[str, np.ndarray]:
     """False where a slice is frozen, by path, for the tensors that have one.
 
-    The leaves of `params` need only a shape. Each mask is a bool array that broadcasts to it: axes along which nothing
-    changes have length 1.
+    Args:
+      freeze: a recipe's.
+      params: a tree; its leaves need only a shape.
+
+    Returns:
+      Of each such tensor a bool array that broadcasts to its shape: axes along which nothing changes have length 1.
 
     Raises:
       ValueError: for a slice that does not fit its tensor.
@@ -78,10 +91,11 @@ def mask_slices(tree: Any, masks: dict[str, np.ndarray]) -> Any:
 
 
 def require_trainable(train_only: Sequence[str], freeze: Sequence[str], params: Any) -> None:
-    """Refuses a recipe's entries that do not fit a network, or that leave nothing to train.
+    """Refuses entries of `train_only` and `freeze` that do not fit a network, or that leave nothing to train.
 
     Args:
-      train_only, freeze: the recipe's.
+      train_only: a recipe's.
+      freeze: a recipe's.
       params: a tree of all weights, trained or not; its leaves need only a shape.
 
     Raises:
@@ -91,23 +105,47 @@ def require_trainable(train_only: Sequence[str], freeze: Sequence[str], params: 
     for pattern in train_only:
         require_match("model.train_only", pattern, paths)
     for entry in freeze:
-        require_match("model.freeze", split_slice(entry)[0], paths, entry)
+        pattern, index = split_slice(entry)
+        if index is not None and (both := [path for path in paths if _reads_as_class(entry, path)]):
+            raise ValueError(
+                f"model.freeze={entry!r}: must not be both a slice and a regular expression of {both[0]}; for that,"
+                f" write {f'({entry})'!r}"
+            )
+        require_match("model.freeze", pattern, paths, entry)
     masks = slice_masks(freeze, params)
     if not any(is_trained(train_only, freeze, path) and masks.get(path, np.bool_(True)).any() for path in paths):
         given = f"model.train_only={tuple(train_only)!r}, model.freeze={tuple(freeze)!r}"
         raise ValueError(f"{given}: must leave a tensor to train")
 
 
-def _select(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Where the slice is: True there; axes along which nothing changes have length 1."""
-    selected = np.zeros(shape, bool)
+def _reads_as_class(entry: str, path: str) -> bool:
+    """Whether an entry with a slice also matches a path as one regular expression."""
     try:
-        selected[index] = True
-    except (IndexError, ValueError) as error:
-        raise ValueError(f"model.freeze={entry!r}: must be within {path}, of shape {shape}: {error}") from None
-    if not selected.any():
-        raise ValueError(f"model.freeze={entry!r}: must select some of {path}, of shape {shape}")
-    for axis in range(selected.ndim):
-        first = selected.take([0], axis)
-        selected = first if np.all(selected == first) else selected
+        return matches((entry,), path)
+    except re.error:  # such as [2:1]
+        return False
+
+
+def _select(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Where the slice is: True there; axes that it takes whole have length 1."""
+    selected = np.ones((1,) * len(shape), bool)
+    for axis, (part, size) in enumerate(zip(_expand(entry, index, path, shape), shape, strict=True)):
+        bounds = (part,) if isinstance(part, int) else (part.start, part.stop)
+        taken = np.zeros(size, bool)
+        if all(bound is None or -size <= bound < size + isinstance(part, slice) for bound in bounds):
+            taken[part] = True
+        if not taken.any():
+            raise ValueError(f"model.freeze={entry!r}: must be within {path}, of shape {shape}, and select some of it")
+        along = (1,) * axis + (-1,) + (1,) * (len(shape) - axis - 1)
+        selected = selected & (np.ones(1, bool) if taken.all() else taken).reshape(along)
     return selected
+
+
+def _expand(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> list[int | slice]:
+    """One part an axis: whole axes in place of "...", or behind the last part."""
+    given = len(index) - index.count(...)
+    if given > len(shape):
+        raise ValueError(f"model.freeze={entry!r}: must have no more indices than {path} has axes, of shape {shape}")
+    place = index.index(...) if ... in index else len(index)
+    whole = [slice(None)] * (len(shape) - given)
+    return [*index[:place], *whole, *index[place + 1 :]]  # pyright: ignore[reportReturnType]

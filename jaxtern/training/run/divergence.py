@@ -143,7 +143,9 @@ def find_difference(digests: np.ndarray, devices: Sequence[Any], hosts: Sequence
     parts = ", ".join(_PARTS[field] for field, differs in zip(TrainState._fields, changed, strict=True) if differs)
     most = counts.max()
     if np.sum(counts == most) > 1:
-        return f"devices differ in {parts}, and no majority tells which is right"
+        groups = sorted((np.flatnonzero(group_of.reshape(-1) == i).tolist() for i in range(len(rows))), key=min)
+        described = " and ".join(_describe(group, devices, hosts) for group in groups)
+        return f"{described} differ in {parts}, and no majority tells which is right"
     others = np.flatnonzero(group_of.reshape(-1) != counts.argmax())
     verb = "differs" if len(others) == 1 else "differ"
     return f"{_describe(others.tolist(), devices, hosts)} {verb} from the other {most} devices in {parts}"

@@ -34,6 +34,8 @@ def read_recipe(workdir: Path) -> Recipe:
         raise FileNotFoundError(f"workdir={str(workdir)!r}: holds no run (there is no config.json)")
     try:
         values = read_json(path)
+        if "num_workers" in values:
+            raise ValueError("it was written before recipes had sections; training goes on with --allow_config_change")
         before = {"rotation": False, "rounding": "stochastic"}  # of runs older than these fields
         return Recipe.from_dict(values | {"mean": before | values["mean"]} if "mean" in values else values)
     except (AttributeError, TypeError, ValueError) as error:  # no JSON, no object, or fields of another type
