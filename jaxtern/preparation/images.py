@@ -13,7 +13,7 @@ from jaxtern.data.images import require_few_pixels
 from jaxtern.preparation.source import Encoding
 
 _INKS = ("CMYK", "YCCK")
-_REVISION = re.compile(rb"(?<=JFIF\0).", re.DOTALL)  # its first byte, which is 1
+_MARKER = re.compile(rb"\xff+[^\x00\xff]")
 _UNNAMED_SAMPLING = "Could not determine subsampling"  # of which TurboJPEG decodes nothing
 _STRAY_BYTES = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 
@@ -79,23 +79,36 @@ def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
 def _decode_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
     """Pixels, and whether the file fits the rules.
 
-    Pillow decodes what is odd, but loses nothing: a revision of JFIF that there is not, bytes before the end, colours
-    sampled in a way without a name. Anything else that is wrong is raised, also what hides behind those.
+    Pillow decodes what is odd, but loses nothing: a revision of JFIF that there is not, bytes between segments, bytes
+    before the end, colours sampled in a way without a name. Anything else that is wrong is raised, also what hides
+    behind those.
     """
     try:
         return _decode_sound_jpeg(raw, rules)
     except ValueError:
-        mended = _REVISION.sub(b"\1", raw, count=1)
+        header, data = _mend_header(raw)
     try:
-        _decode_sound_jpeg(mended, rules)
+        _decode_sound_jpeg(header + data, rules)
     except ValueError as damage:
         stray = _STRAY_BYTES.search(str(damage))
         if stray:
-            end = mended.rfind(b"\xff\xd9")
-            _decode_sound_jpeg(mended[: end - int(stray[1])] + mended[end:], rules)
+            end = data.find(b"\xff\xd9")
+            _decode_sound_jpeg(header + data[: end - int(stray[1])] + data[end:], rules)
         elif _UNNAMED_SAMPLING not in str(damage):
             raise
     return decode_any(raw, rules.channels), False
+
+
+def _mend_header(raw: bytes) -> tuple[bytes, bytes]:
+    """All before the data, without bytes between segments and with the revision of JFIF that there is; and the data."""
+    segments, place = [raw[:2]], 2
+    while (marker := _MARKER.search(raw, place)) and marker[0][-1:] != b"\xda":
+        place = marker.end() + int.from_bytes(raw[marker.end() : marker.end() + 2], "big")
+        segment = raw[marker.start() : place]
+        if marker[0] == b"\xff\xe0" and segment[4:9] == b"JFIF\0":
+            segment = segment[:9] + b"\x01" + segment[10:]
+        segments.append(segment)
+    return b"".join(segments), raw[marker.start() :] if marker else b""
 
 
 def _decode_sound_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:

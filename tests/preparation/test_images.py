@@ -212,8 +212,9 @@ def set_revision(raw: bytes, revision: bytes) -> bytes:
 ODD_JPEGS = {
     "revision 0.00": lambda raw: set_revision(raw, b"\0\0"),
     "revision 2.01": lambda raw: set_revision(raw, b"\2\1"),
+    "bytes between segments": lambda raw: raw[:20] + b"\0\7\0" + raw[20:],
     "bytes before the end": lambda raw: raw[:-2] + bytes(range(99)) + raw[-2:],
-    "both": lambda raw: set_revision(raw[:-2], b"\2\0") + bytes(99) + raw[-2:],
+    "all of them": lambda raw: set_revision(raw[:20] + b"\0" + raw[20:-2], b"\2\0") + bytes(99) + raw[-2:],
 }
 
 
