@@ -252,7 +252,8 @@ def share_out(local: Any, layout: Layout, num_workers: int) -> Any:
         overlap = np.minimum(edges[1:, None], ends) - np.maximum(edges[:-1, None], starts)
         weights = np.maximum(overlap, 0) * num_workers
         weights[weights < 1e-9] = 0
-        return np.tensordot(weights, leaf.astype(np.float64), axes=1).astype(leaf.dtype)
+        shared = np.tensordot(weights, leaf.astype(np.float64), axes=1)
+        return (np.rint(shared) if np.issubdtype(leaf.dtype, np.integer) else shared).astype(leaf.dtype)
 
     return jax.tree.map(share, local)
 

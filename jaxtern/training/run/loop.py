@@ -21,6 +21,7 @@ from jaxtern.training.run.metrics import MetricWriter, Scalars
 from jaxtern.training.run.run import Run
 from jaxtern.training.run.sheet import augment, tile
 from jaxtern.training.run.stopping import Stopped, StopSignals
+from jaxtern.training.step.local import fetch_own
 from jaxtern.training.step.loss import describe_loss
 from jaxtern.training.step.step import Metrics
 
@@ -149,7 +150,8 @@ class _Loop:
         if self._pending is None:
             return
         (call, last, metrics, digests), self._pending = self._pending, None
-        fetched, digests = jax.device_get((metrics, digests))
+        fetched = fetch_own(metrics, call.num_steps) if self._run.recipe.local.steps else jax.device_get(metrics)
+        digests = jax.device_get(digests)
         self._require_same(last, digests)
         self._signals.agreed |= bool(np.any(fetched.pop("stops", False)))
         now = time.perf_counter()
