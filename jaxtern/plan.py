@@ -24,6 +24,7 @@ from absl import flags
 
 from jaxtern import recipe_flags
 from jaxtern.command_line import UsageError
+from jaxtern.compression.fragments import Timing, as_timing
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.radix.buckets import BUCKET_SIZE
 from jaxtern.compression.radix.quantizer import Quantizer
@@ -49,7 +50,13 @@ STEP_SECONDS = flags.DEFINE_string("step_seconds", None, "of a step without exch
 CODEC_SPEED = flags.DEFINE_string(
     "codec_speed", None, "seconds an element, as encode=2e-10,decode=4e-11; others cost nothing; or none [measured]"
 )
-OVERLAP = flags.DEFINE_bool("overlap", None, "the wire works beside the computation [a recipe's mean.delayed]")
+OVERLAP = flags.DEFINE_bool(
+    "overlap", None, "the wire works beside the computation [a recipe's mean.delayed or local.delay]"
+)
+LOCAL_STEPS = flags.DEFINE_integer(
+    "local_steps", None, "steps from one exchange to the next [a recipe's local.steps, or 1]"
+)
+FRAGMENTS = flags.DEFINE_integer("fragments", None, "parts that take turns in them [a recipe's local.fragments, or 1]")
 _BEHIND = "share of the shorter of codec and wire that runs behind the other; less than 1 where both want a core"
 HIDDEN = flags.DEFINE_float("hidden", 1.0, _BEHIND, 0.0, 1.0)
 OUT = flags.DEFINE_string("out", None, "file for a plot of speed-up against workers, .png, .svg or .pdf")
@@ -74,6 +81,7 @@ class Job(NamedTuple):
     num_floats: int
     compute_seconds: float
     overlap: bool
+    timing: Timing
     bucket_size: int | None
     others: dict[str, Method]
 
@@ -86,7 +94,7 @@ def main() -> int:
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
         speed = measure_quantizer_speed(job.quantizer) if speed is None else speed
         links = HOSTS.value, DEVICES.value, network, fast
-        scenario = Scenario(*links, job.compute_seconds, overlap=job.overlap, hidden=HIDDEN.value)
+        scenario = Scenario(*links, job.compute_seconds, job.overlap, HIDDEN.value, job.timing)
         methods = usual_methods(job.quantizer, job.layout, job.num_floats, speed, job.bucket_size)
         forecast = Forecast(methods | job.others, scenario)
     except (ValueError, OSError) as error:
@@ -102,14 +110,23 @@ def read_recipe() -> Job:
     work = read_workload(recipe, inputs)
     is_given = STEP_SECONDS.value is not None
     compute = parse(STEP_SECONDS, _TIMES) if is_given else measure_step_seconds(recipe, inputs)
-    overlap = recipe.mean.delayed if OVERLAP.value is None else OVERLAP.value
+    local = recipe.local
+    overlap = recipe.mean.delayed or local.delay > 0 if OVERLAP.value is None else OVERLAP.value
+    timing = read_timing(local.steps or 1, local.fragments)
     quantizer, bucket_size, reducer = read_mean(recipe.mean)
     others = {}
     if reducer is not None:
         took = measure_reduce_seconds(reducer, work.layout)
         others = {recipe.mean.method: measured_method(reducer, work.layout, took, work.num_floats)}
     name = f"{recipe.model.name}, {work.examples} examples a worker"
-    return Job(name, quantizer, work.layout, work.num_floats, compute, overlap, bucket_size, others)
+    return Job(name, quantizer, work.layout, work.num_floats, compute, overlap, timing, bucket_size, others)
+
+
+def read_timing(steps: int, fragments: int) -> Timing:
+    """That of the flags, or else of a recipe."""
+    given = LOCAL_STEPS.value, FRAGMENTS.value
+    steps, fragments = (own if flag is None else flag for flag, own in zip(given, (steps, fragments), strict=True))
+    return as_timing(steps, fragments)
 
 
 def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]:
@@ -131,7 +148,8 @@ def read_parameters() -> Job:
     if STEP_SECONDS.value is None:
         raise ValueError("--step_seconds is not set: --parameters has no step to measure")
     layout = describe(jax.ShapeDtypeStruct((int(count),), jnp.float32))
-    return Job("one tensor", Quantizer(), layout, 0, parse(STEP_SECONDS, _TIMES), bool(OVERLAP.value), BUCKET_SIZE, {})
+    compute, timing = parse(STEP_SECONDS, _TIMES), read_timing(1, 1)
+    return Job("one tensor", Quantizer(), layout, 0, compute, bool(OVERLAP.value), timing, BUCKET_SIZE, {})
 
 
 def read_links() -> Network:
@@ -191,7 +209,8 @@ def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
             f"{job.name}: {compressed:,} elements compressed, {job.num_floats:,} float\n"
             f"{scenario.hosts:,} hosts{devices}, {scenario.network.bandwidth / 125e6:.4g} Gbit/s,"
             f" {seconds(scenario.network.latency)} a message; a step without exchange takes"
-            f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}\n\n"
+            f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}"
+            f"{f'; an exchange in {scenario.timing.steps} steps' if scenario.timing.steps > 1 else ''}\n\n"
             f"{forecast}\n\n{forecast.recommendation()}"
         )
     if OUT.value:

@@ -37,6 +37,9 @@ class Timing(NamedTuple):
         return jnp.where((step > 0) & (step % self.period == 0), turn, self.fragments)
 
 
+EVERY_STEP = Timing(1)
+
+
 def as_timing(steps: Any, fragments: Any = 1, delay: Any = 0) -> Timing:
     """Checks numbers that must fit each other.
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxtern.compression.arguments import require_number
+from jaxtern.compression.fragments import EVERY_STEP, Timing
 from jaxtern.compression.network.links import Network, Traffic, all_gather, all_reduce, mean_in_order
 from jaxtern.compression.radix.buckets import plan_buckets
 from jaxtern.compression.radix.exchanges import EXCHANGES, Exchange
@@ -206,7 +207,13 @@ def _added(num_workers: int) -> float:
 
 
 def predict_step(
-    method: Method, placement: Placement, network: Network, compute: float, overlap: bool = False, hidden: float = 1.0
+    method: Method,
+    placement: Placement,
+    network: Network,
+    compute: float,
+    overlap: bool = False,
+    hidden: float = 1.0,
+    timing: Timing = EVERY_STEP,
 ) -> StepTime:
     """What a step takes, if nothing is in the way that is not in the model.
 
@@ -218,17 +225,18 @@ def predict_step(
       overlap: whether the wire is at work beside the computation (`delayed`), and only the rest of it is waited for.
       hidden: the share of the shorter of codec and wire that runs behind the other, 0 to 1: 1 where each has cores of
         its own, less where a network's own work and the codec share them.
+      timing: of local steps; the step is then an average one, and a fragment's wire is at work beside one step.
 
     Raises:
       ValueError: for a method that cannot carry so many workers.
     """
     if placement.num_workers > method.most_workers:
         raise ValueError(f"placement: {placement.num_workers} workers: must be at most {method.most_workers}")
+    links, parts = network if placement.hosts > 1 else placement.fast, timing.fragments
     wire, work = wire_seconds(method, placement, network), method.work(placement)
-    if overlap:
-        return StepTime(compute, work, max(0.0, wire - compute))
-    links = network if placement.hosts > 1 else placement.fast
-    return StepTime(compute, work, method.hide(placement, wire, links.latency, hidden))
+    wire += (parts - 1) * method.traffic(placement).messages * links.latency  # each fragment has messages of its own
+    waits = max(0.0, wire - parts * compute) if overlap else method.hide(placement, wire, links.latency, hidden)
+    return StepTime(compute, work / timing.steps, waits / timing.steps)
 
 
 def wire_seconds(method: Method, placement: Placement, network: Network) -> float:
