@@ -10,7 +10,9 @@ project = "jaxtern"
 author = "the authors of jaxtern"
 html_title = "jaxtern"
 html_theme = "furo"
-html_static_path = []
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
+html_show_copyright = False
 html_show_sourcelink = False
 exclude_patterns = ["Dockerfile"]
 
