@@ -40,11 +40,12 @@ class Drawing:
     def save(self, name: str) -> None:
         width, height = self.size
         markers = "".join(
-            f'<marker id="{color[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-            f'<path d="M0 0L8 4L0 8z" fill="{color}"/></marker>'
+            f'<marker id="{color[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"'
+            f' orient="auto"><path d="M0 0L8 4L0 8z" fill="{color}"/></marker>'
             for color in (GREY, *WORKERS)
         )
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}'
         style = ' font-family="DejaVu Sans, Verdana, sans-serif" font-size="14">'
         text = "\n".join([head + style, f"<defs>{markers}</defs>", *self.parts, "</svg>\n"])
         (FOLDER / name).write_text(text)
@@ -53,12 +54,12 @@ class Drawing:
 def draw_way() -> None:
     """What happens to a gradient."""
     drawing, width = Drawing(790, 210), 122
-    steps = [("gradient", GREY), ("rotate", BLUE), ("scale", BLUE), ("round with\na dither", BLUE), ("pack into\nwords", BLUE)]
-    back = [("mean of all", GREY), ("rotate back", GREEN), ("times scale", GREEN), ("take the\ndither off", GREEN), ("add the\ndigits", GREEN)]  # fmt: skip
-    for row, (boxes, y) in enumerate(((steps, 20), (back, 140))):
-        for place, (text, color) in enumerate(boxes):
+    there = "gradient", "rotate", "scale", "round with\na dither", "pack into\nwords"
+    back = "mean of all", "rotate back", "times scale", "take the\ndither off", "add the\ndigits"
+    for row, (texts, y, color) in enumerate([(there, 20, BLUE), (back, 140, GREEN)]):
+        for place, text in enumerate(texts):
             x = 4 + place * 150
-            drawing.box(x, y, width, 48, text, color)
+            drawing.box(x, y, width, 48, text, color if place else GREY)
             if place < 4:
                 ends = (x + width + 3, x + 147) if row == 0 else (x + 147, x + width + 3)
                 drawing.arrow(ends[0], y + 24, ends[1], y + 24)

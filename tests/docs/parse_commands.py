@@ -1,4 +1,4 @@
-"""Parses commands of doors: reads JSON, a list of [door, argument, ...], and writes the list of what is wrong with each.
+"""Parses commands of doors: reads JSON, a list of [door, argument, ...], and writes what is wrong with each.
 
 Each is `python -m jaxtern.DOOR` in a process forked from this one, up to what the door would do: flags and their own
 rules, positional arguments, and the recipe with its rules, unless it is a file of the user's own.

@@ -10,7 +10,9 @@ HELPER = Path(__file__).with_name("parse_commands.py")
 
 
 def parse(commands: list[list[str]]) -> list[str]:
-    done = subprocess.run([sys.executable, HELPER], input=json.dumps(commands), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, HELPER], input=json.dumps(commands), capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 

@@ -74,6 +74,6 @@ def test_notebooks_run(name: str, start: Callable, finish: Callable, tmp_path: P
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     notebook = Path(__file__).parents[2] / f"docs/notebooks/{name}.ipynb"
-    run = "import sys, nbclient, nbformat; nbclient.NotebookClient(nbformat.read(sys.argv[1], 4), timeout=900).execute()"
+    run = "import sys, nbclient, nbformat as f; nbclient.NotebookClient(f.read(sys.argv[1], 4), timeout=900).execute()"
     where = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     finish(start(run, tmp_path, notebook, **where))
