@@ -4,8 +4,7 @@
     python -m jaxtern.train --config=cifar10
     python -m jaxtern.train --config=cifar10 --config.mean.method=float --workdir=runs/cifar10_float
 
-Measured: float 77.89 %, TernGrad's gradients 76.64 %. In 10 epochs among 4 workers these gradients end at 73.69 %,
-float at 73.26 % and TernGrad's at 71.73 % (docs/results.md).
+Measured: in 10 epochs among 4 workers 73.69 %, float 73.26 % and TernGrad's gradients 71.73 % (docs/results.md).
 Hardware: 2 CPU cores.
 
 TernGrad's own recipe, of 768 epochs at one rate, is `cifar10_terngrad`.

@@ -6,7 +6,7 @@ same in plain jnp and inside a GPU kernel.
 
 The generator is Philox 2x32 with seven rounds, the fewest that pass BigCrush (Salmon et al., "Parallel random numbers:
 as easy as 1, 2, 3", SC 2011). Its 64 bits serve four elements with 16 bits each: the elements at the same place of four
-consecutive runs, a run being `RUN` elements (see radix.py). docs/performance.md has the tests, and why this generator.
+consecutive runs, a run being `RUN` elements (see radix.py). docs/benchmarks.md has the tests, and why this generator.
 """
 
 import jax
