@@ -15,7 +15,7 @@ from jaxtern.compression.arguments import as_integer, require_number
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.fragments import Timing, as_timing, split_layout
 from jaxtern.compression.methods import as_reducer
-from jaxtern.compression.reducer import Layout, Reducer, share_out
+from jaxtern.compression.reducer import Layout, Reducer, rounded, share_out
 from jaxtern.compression.transform import CompressedMeanState, PathPredicate, compressed_mean, describe, keep_float
 
 
@@ -233,6 +233,7 @@ class LocalSteps:
         own = []
         for number, gradient in enumerate(gradients):
             before = jax.tree.map(lambda leaf, w=number: leaf[w], state.local._replace(moments=(), reducers=()))
+            gradient = rounded(gradient, state.count)
             updates, inner = self.inner.update(gradient, before.inner, before.params)
             own.append(Worker(optax.apply_updates(before.params, updates), moments[number], inner, ()))
         local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
@@ -243,10 +244,11 @@ class LocalSteps:
         before, own = self._select(state.params, number), self._select(state.local.params, number)
         changes = [{path: before[path] - own[path][w] for path in own} for w in range(self.virtual_workers or 1)]
         carried = CompressedMeanState(state.count, state.reducers[number], state.local.reducers[number])
-        mean, carried = self.mean.update(changes, carried)  # pyright: ignore[reportArgumentType]
-        updates, outer = self.outer.update(mean, state.outer[number], before)
+        mean, carried = self.mean.update(rounded(changes, state.count), carried)  # pyright: ignore[reportArgumentType]
+        updates, outer = self.outer.update(rounded(mean, state.count), state.outer[number], before)
+        after = optax.apply_updates(before, updates)
         return state._replace(
-            params=_put(state.params, optax.apply_updates(before, updates)),
+            params=_put(state.params, after),
             outer=_replace(state.outer, number, outer),
             reducers=_replace(state.reducers, number, carried.shared),
             local=state.local._replace(reducers=_replace(state.local.reducers, number, carried.local)),

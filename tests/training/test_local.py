@@ -17,6 +17,7 @@ from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
 from jaxtern.training.saved.arrange import MisfitError
 from jaxtern.training.saved.digests import digest
+from jaxtern.training.step.step import create_train_step
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 
@@ -88,6 +89,17 @@ def test_shared_weights_move_at_exchanges_alone_and_are_what_is_evaluated(prepar
     own = states[7].compressor.local.params["fc1"]["kernel"]
     assert len({row.tobytes() for row in own}) == 4
     assert run.evaluate().num_examples == 360
+
+
+def test_nothing_is_sent_between_exchanges(prepare: Callable, collectives: Callable):
+    """Neither gradients nor metrics nor moments: all collectives stand in branches that few steps take."""
+    run = prepare(**FIELDS)
+    batches = run.feed.batches(0)
+    step = create_train_step(run.recipe, run.program, run.mesh)
+    program = step.lower(run.state, run.feed.examples, next(batches)).compile().as_text()
+    batches.close()
+    assert collectives(program)
+    assert not collectives(program[program.index("\nENTRY ") :])
 
 
 @pytest.mark.parametrize("num_workers", [2, 8])

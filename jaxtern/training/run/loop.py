@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxtern.data.rendering import Batch
-from jaxtern.hosts.messages import meet
+from jaxtern.hosts.messages import gather_json, meet
 from jaxtern.training.recipe.selection import by_path
 from jaxtern.training.run.calls import Call, plan_calls
 from jaxtern.training.run.divergence import DivergenceError
@@ -207,6 +207,9 @@ class _Loop:
     def _log(self, step: int, examples_per_second: float) -> None:
         """A line and a record: means since the last one."""
         means = {name: self._mean(name) for name in sorted({name for scalars in self._since for name in scalars})}
+        if self._run.recipe.local.steps:  # so far of this process's workers
+            of_all = gather_json(means)
+            means = {name: float(np.mean([each[name] for each in of_all])) for name in means}
         rate = self._since[-1].get("learning_rate")  # where steps may be skipped, the schedule lags behind
         record = {name: value for name, value in means.items() if math.isfinite(value)} | {
             "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))) if rate is None else rate,
