@@ -3,6 +3,8 @@
 import ast
 import importlib.metadata
 import inspect
+import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -10,11 +12,12 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import copy, copytree
+from shutil import copy, copytree, which
 
 import pytest
 
 import jaxtern
+from jaxtern.kernels.native.library import LEVELS
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("kernels", "configs")  # top-level folders, installed inside jaxtern
@@ -105,10 +108,12 @@ def test_links_and_mapping_lead_to_the_same_folders():
         assert [(ROOT / "jaxtern" / name).readlink() for name in LINKED] == [Path("..", name) for name in LINKED]
 
 
-def build(kind: str, tree: Path, folder: Path) -> Path:
+def build(kind: str, tree: Path, folder: Path, **variables: str) -> Path:
     """The sdist or the wheel of `tree`, built offline into `folder`."""
     call = f"import setuptools.build_meta as b; b.build_{kind}({str(folder)!r})"
-    done = subprocess.run([sys.executable, "-c", call], cwd=tree, capture_output=True, text=True, check=False)
+    environment = os.environ | variables
+    command = [sys.executable, "-c", call]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return next(folder.iterdir())
 
@@ -119,7 +124,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree, built, unpacked = (tmp_path_factory.mktemp(name) for name in ("tree", "sdist", "unpacked"))
     for name in ("jaxtern", *LINKED):
         copytree(ROOT / name, tree / name, symlinks=True)
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         copy(ROOT / name, tree)
     with tarfile.open(build("sdist", tree, built)) as archive:
         archive.extractall(unpacked, filter="data")
@@ -157,6 +162,32 @@ def test_wheel_from_sdist_holds_every_module_and_recipe(sdist, tmp_path):
     assert {name for name in held if ".dist-info/" not in name} == {*modules, *sources, "jaxtern/py.typed"}
     assert "jaxtern/kernels/native/native.h" in sources
     assert {"jaxtern/configs/digits.py", "jaxtern/configs/mnist.py"} <= modules
+
+
+@pytest.mark.skipif(not which("cc") or platform.machine() not in LEVELS, reason="compiles the kernels with cc")
+def test_native_wheel_carries_the_kernels_and_needs_no_compiler(sdist, tmp_path):
+    (tmp_path / "wheel").mkdir()
+    path = build("wheel", sdist, tmp_path / "wheel", JAXTERN_NATIVE="1", CC="cc")
+    assert path.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+    with zipfile.ZipFile(path) as wheel:
+        wheel.extractall(tmp_path / "installed")
+        held = {Path(name).name for name in wheel.namelist() if name.endswith(".so")}
+    assert held == {f"native-{level}.so" for level in LEVELS[platform.machine()]}
+    code = "from jaxtern.kernels import dispatch; print(dispatch.why_not_native())"
+    environment = os.environ | {"PATH": "/nowhere", "PYTHONPATH": str(tmp_path / "installed"), "JAX_PLATFORMS": "cpu"}
+    environment |= {"CC": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def why_not_native(**variables: str) -> str:
+        command = [sys.executable, "-c", code]
+        return subprocess.check_output(command, cwd=tmp_path, env=environment | variables, text=True).strip()
+
+    assert why_not_native() == ""
+    assert not (tmp_path / "cache").exists()
+    for library in (tmp_path / "installed").rglob("native-*.so"):
+        library.write_bytes(b"of another machine")
+    assert why_not_native() == "there is no C compiler: neither $CC nor cc, gcc or clang"
+    assert why_not_native(PATH=os.environ["PATH"]) == ""
+    assert (tmp_path / "cache").exists()
 
 
 def test_installed_version_equals_the_packages():
