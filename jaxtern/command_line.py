@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,14 +11,27 @@ import absl.logging
 from absl import flags
 
 from jaxtern.hosts.settings import to_line
-from jaxtern.hosts.watch import tell_failure
+from jaxtern.hosts.watch import is_kept, tell_failure
 
 USAGE_ERROR = 2
 HELP = flags.DEFINE_bool("help", False, "tell what there is to give", short_name="h")
 
 
+_OF_IMAGES = "array_record", "cv2", "dm_pix", "grain", "safetensors", "simplejpeg", "tensorflow_datasets"
+EXTRAS = {"matplotlib": "plots", "tensorflow": "tfds"} | dict.fromkeys(_OF_IMAGES, "images")  # that bring a package
+
+
 class UsageError(Exception):
     """The user asked for something that cannot be done; the message is one line."""
+
+
+@contextlib.contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Around the imports of a door, which take seconds: says so before, where the door, by its __name__, is run."""
+    if name == "__main__" and "jax" not in sys.modules and os.environ.get("JAXTERN_PROCESS_ID", "0") == "0":
+        print("loading JAX", file=sys.stderr, flush=True)
+    with _ending_in_a_line():
+        yield
 
 
 def run(
@@ -40,32 +54,54 @@ def run(
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, for names of files that are no text
-    try:
+    with _ending_in_a_line():
         rest = _parse(positionals)
         if HELP.value:
             print(sys.modules["__main__"].__doc__, flags.FLAGS.main_module_help() + more_help(), sep="\n")
             sys.exit(0)
         _require_positionals(rest, positionals)
-        status = main(*rest)
-    except UsageError as error:
-        line = to_line(str(error))
-        tell_failure(line, USAGE_ERROR)
-        print(f"error: {line}", file=sys.stderr)
-        status = USAGE_ERROR
-    sys.exit(status)
+        sys.exit(main(*rest))
 
 
 @contextlib.contextmanager
 def refusing(interrupted: str = "") -> Iterator[None]:
-    """Makes a UsageError of what refuses input, a ValueError or an OSError; after SIGINT says so, with status 130."""
+    """Makes a UsageError of what refuses input, a ValueError or an OSError; tells after Ctrl-C what is left."""
     try:
         yield
     except KeyboardInterrupt:
-        if interrupted:
-            print(interrupted, file=sys.stderr)
-        sys.exit(130)
+        raise KeyboardInterrupt(interrupted) from None
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from None
+
+
+@contextlib.contextmanager
+def naming_extras() -> Iterator[None]:
+    """Makes a UsageError of a missing package that an extra brings."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise UsageError(f"{package} is not installed: pip install 'jaxtern[{EXTRAS[package]}]'") from None
+
+
+@contextlib.contextmanager
+def _ending_in_a_line() -> Iterator[None]:
+    """Exits after a UsageError, or Ctrl-C, which it tells in one line."""
+    try:
+        with naming_extras():
+            yield
+    except UsageError as error:
+        line = to_line(str(error))
+        tell_failure(line, USAGE_ERROR)
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt as stopped:
+        if is_kept():  # the others are to be told
+            raise
+        print(str(stopped) or "stopped by Ctrl-C", file=sys.stderr)
+        sys.exit(130)
 
 
 def _parse(positionals: Sequence[str]) -> list[str]:

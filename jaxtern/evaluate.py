@@ -7,15 +7,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags
 
-from jaxtern import command_line, own_networks
-from jaxtern.artifact.predictions import rank, require_writable, write_predictions
-from jaxtern.training.run.evaluation import Evaluation, evaluate
-from jaxtern.training.run.metrics import EventFile, read_records
-from jaxtern.training.run.saved_run import open_run
-from jaxtern.training.step.state import TrainState, variables_of
+from jaxtern import command_line
+
+with command_line.loading(__name__):
+    import numpy as np
+
+    from jaxtern import own_networks
+    from jaxtern.artifact.predictions import rank, require_writable, write_predictions
+    from jaxtern.training.run.evaluation import Evaluation, evaluate
+    from jaxtern.training.run.metrics import EventFile, read_records
+    from jaxtern.training.run.saved_run import open_run
+    from jaxtern.training.step.state import TrainState, variables_of
 
 logger = logging.getLogger(__name__)
 

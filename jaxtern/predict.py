@@ -13,11 +13,13 @@ from pathlib import Path
 from absl import flags
 
 from jaxtern import command_line
-from jaxtern.artifact.image_files import ImageFiles
-from jaxtern.artifact.predictions import Predictions, format_table, rank, require_writable, write_predictions
-from jaxtern.artifact.predictor import Predictor
-from jaxtern.data.dataset import Records, Split
-from jaxtern.data.sources import load_dataset
+
+with command_line.loading(__name__):
+    from jaxtern.artifact.image_files import ImageFiles
+    from jaxtern.artifact.predictions import Predictions, format_table, rank, require_writable, write_predictions
+    from jaxtern.artifact.predictor import Predictor
+    from jaxtern.data.dataset import Records, Split
+    from jaxtern.data.sources import load_dataset
 
 OUT = flags.DEFINE_string("out", None, "file for the predictions, .csv [a table is printed]")
 TOP = flags.DEFINE_integer("top", 5, "labels of each image", lower_bound=1)

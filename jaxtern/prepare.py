@@ -16,11 +16,13 @@ from pathlib import Path
 from absl import flags
 
 from jaxtern import command_line
-from jaxtern.data.preprocessing.families import PREPROCESSINGS
-from jaxtern.preparation import detection
-from jaxtern.preparation.pipeline import Report, prepare
-from jaxtern.preparation.plan import Options
-from jaxtern.training.run.sheet import draw_sheet, sheet_recipe
+
+with command_line.loading(__name__):
+    from jaxtern.data.preprocessing.families import PREPROCESSINGS
+    from jaxtern.preparation import detection
+    from jaxtern.preparation.pipeline import Report, prepare
+    from jaxtern.preparation.plan import Options
+    from jaxtern.training.run.sheet import draw_sheet, sheet_recipe
 
 FORMAT = flags.DEFINE_enum("format", None, detection.FORMATS, "what SOURCE is [seen from what lies there]")
 NAME = flags.DEFINE_string("name", None, "of the dataset [SOURCE's]")

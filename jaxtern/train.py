@@ -7,18 +7,22 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-import jax
 from absl import flags
 
-from jaxtern import cluster, cluster_flags, command_line, recipe_flags
-from jaxtern.data.dataset import DataError
-from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.run import dry_run, loop
-from jaxtern.training.run.curves import plot_curves
-from jaxtern.training.run.divergence import DivergenceError
-from jaxtern.training.run.evaluation import Evaluation
-from jaxtern.training.run.run import Run, prepare_run
-from jaxtern.training.run.stopping import Stopped
+from jaxtern import command_line
+
+with command_line.loading(__name__):
+    import jax
+
+    from jaxtern import cluster, cluster_flags, recipe_flags
+    from jaxtern.data.dataset import DataError
+    from jaxtern.training.recipe.recipe import Recipe
+    from jaxtern.training.run import dry_run, loop
+    from jaxtern.training.run.curves import plot_curves
+    from jaxtern.training.run.divergence import DivergenceError
+    from jaxtern.training.run.evaluation import Evaluation
+    from jaxtern.training.run.run import Run, prepare_run
+    from jaxtern.training.run.stopping import Stopped
 
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")
 ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
@@ -102,7 +106,10 @@ def report(run: Run, result: Evaluation) -> None:
     )
     title = f"{recipe.model.name} on {recipe.data.name}, {recipe.run.num_workers} workers, {recipe.mean.method}"
     try:
-        curves = plot_curves(workdir, title, recipe.model.loss)
+        with command_line.naming_extras():
+            curves = plot_curves(workdir, title, recipe.model.loss)
+    except command_line.UsageError as missing:
+        print(f"no curves.png, as {missing}")
     except (OSError, ValueError, OverflowError) as error:  # the run is whole without its picture
         reason = describe_error(error, workdir) if isinstance(error, OSError) else error
         logger.warning("curves cannot be drawn: %s", reason)

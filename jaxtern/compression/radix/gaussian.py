@@ -4,7 +4,6 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 
 ROUNDINGS = ("stochastic", "dither", "nearest")
 MIN_SCALE = 1.5  # deviations; below sqrt(pi / 2) = 1.253 no stretch makes up for what is clipped
@@ -103,6 +102,13 @@ def stretches(levels: int, rounding: str, shape: np.ndarray, scale: np.ndarray) 
         is_low = present * _inner(levels, rounding, middle, largest, centre, deviation) < 1
         low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
     return low
+
+
+def ndtr(x: np.ndarray) -> np.ndarray:
+    """P(X <= x) of a normal variable."""
+    from scipy import special  # here, because importing it takes longer than the rest of compression
+
+    return special.ndtr(x)
 
 
 def _inner(
