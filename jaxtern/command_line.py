@@ -29,7 +29,7 @@ class UsageError(Exception):
 def loading(name: str) -> Iterator[None]:
     """Around the imports of a door, which take seconds: says so before, where the door, by its __name__, is run."""
     if name == "__main__" and "jax" not in sys.modules and os.environ.get("JAXTERN_PROCESS_ID", "0") == "0":
-        print("loading JAX", file=sys.stderr, flush=True)
+        tell("loading JAX")
     with _ending_in_a_line():
         yield
 
@@ -74,26 +74,24 @@ def refusing(interrupted: str = "") -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
-@contextlib.contextmanager
-def naming_extras() -> Iterator[None]:
-    """Makes a UsageError of a missing package that an extra brings."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        if package not in EXTRAS:
-            raise
-        raise UsageError(f"{package} is not installed: pip install 'jaxtern[{EXTRAS[package]}]'") from None
+def tell(line: str) -> None:
+    """Says what now takes its time; not on standard output, which has results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def describe(error: Exception) -> str:
+    """Its message; of a missing package that an extra has, the command that installs it."""
+    package = str(getattr(error, "name", "")).partition(".")[0]
+    return f"{package} is missing: pip install 'jaxtern[{EXTRAS[package]}]'" if package in EXTRAS else str(error)
 
 
 @contextlib.contextmanager
 def _ending_in_a_line() -> Iterator[None]:
-    """Exits after a UsageError, or Ctrl-C, which it tells in one line."""
+    """Exits with one line after a UsageError, a missing package, and Ctrl-C."""
     try:
-        with naming_extras():
-            yield
-    except UsageError as error:
-        line = to_line(str(error))
+        yield
+    except (UsageError, ModuleNotFoundError) as error:
+        line = to_line(describe(error))
         tell_failure(line, USAGE_ERROR)
         print(f"error: {line}", file=sys.stderr)
         sys.exit(USAGE_ERROR)

@@ -142,15 +142,10 @@ class Evaluator:
         """Of one checkpoint; where asked for, the predictions that it counts are written."""
         inputs, logits = self._inputs, []
         split = getattr(inputs.dataset, self._split_name)
-        result = evaluate(
-            self._run.graph,
-            variables_of(state, self._averaged),
-            split,
-            inputs.task,
-            inputs.threads,
-            collect=None if predictions is None else logits.append,
-            loss=self._run.recipe.model.loss,
-        )
+        command_line.tell(f"evaluating {split.size:,} examples")
+        collect, loss = None if predictions is None else logits.append, self._run.recipe.model.loss
+        what = self._run.graph, variables_of(state, self._averaged), split, inputs.task, inputs.threads
+        result = evaluate(*what, collect=collect, loss=loss)
         if predictions is not None:
             dataset = inputs.dataset
             labels = dataset.class_names or tuple(map(str, range(dataset.num_classes)))

@@ -35,6 +35,7 @@ def main() -> int:
         if BEST.value and STEP.value is not None:
             raise ValueError(f"--step={STEP.value}: leave it out where --best says which")
         require_new(out)
+        command_line.tell(f"exporting {WORKDIR.value}")
         artifact = export_run(Path(WORKDIR.value), STEP.value, AVERAGED.value, DATA_DIR.value, BEST.value)
         write_artifact(out, artifact)
     print(f"{describe(artifact)}\nin {out}")

@@ -87,6 +87,8 @@ def main() -> int:
         network = read_links()
         speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse(FAST_RATE, _RATES, 1))
+        if None in (STEP_SECONDS.value, CODEC_SPEED.value):
+            command_line.tell("measuring this machine")
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
         speed = measure_quantizer_speed(job.quantizer) if speed is None else speed
         links = HOSTS.value, DEVICES.value, network, fast

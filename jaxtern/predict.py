@@ -40,6 +40,7 @@ def main(artifact: str, *paths: str) -> int:
             raise ValueError(f"ARTEFACT={artifact!r}: is a network of text; Predictor.predict takes characters")
         named = DATASET.value
         split, classes = _open_files(paths) if named is None else _open_split(named, DATA_DIR.value, SPLIT.value)
+        command_line.tell(f"predicting {split.size:,} images")
         predictions, bad = predict(predictor, split, classes == predictor.labels)
         if OUT.value is not None:
             write_predictions(Path(OUT.value), predictions)

@@ -106,10 +106,9 @@ def report(run: Run, result: Evaluation) -> None:
     )
     title = f"{recipe.model.name} on {recipe.data.name}, {recipe.run.num_workers} workers, {recipe.mean.method}"
     try:
-        with command_line.naming_extras():
-            curves = plot_curves(workdir, title, recipe.model.loss)
-    except command_line.UsageError as missing:
-        print(f"no curves.png, as {missing}")
+        curves = plot_curves(workdir, title, recipe.model.loss)
+    except ModuleNotFoundError as error:
+        print(f"no curves.png: {command_line.describe(error)}")
     except (OSError, ValueError, OverflowError) as error:  # the run is whole without its picture
         reason = describe_error(error, workdir) if isinstance(error, OSError) else error
         logger.warning("curves cannot be drawn: %s", reason)

@@ -5,6 +5,7 @@ import importlib.metadata
 import inspect
 import os
 import platform
+import re
 import subprocess
 import sys
 import tarfile
@@ -17,6 +18,7 @@ from shutil import copy, copytree, which
 import pytest
 
 import jaxtern
+from jaxtern import command_line
 from jaxtern.kernels.native.library import LEVELS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -222,14 +224,50 @@ def test_public_names_are_those_that_type_checkers_see():
 
 
 def test_public_names_are_imported_when_they_are_asked_for():
-    """In a process that has imported nothing else of jaxtern."""
+    """In a process that has imported nothing else of jaxtern; beside JAX and optax the mean itself needs NumPy alone."""
     code = """
 import sys, jaxtern
 assert not {"jax", "optax", "jaxtern.cluster"} & set(sys.modules)
 assert callable(jaxtern.cluster.join) and callable(jaxtern.cluster.create_mesh)
-assert "optax" not in sys.modules and callable(jaxtern.ternary_mean)
+assert "optax" not in sys.modules
+import optax
+before = set(sys.modules)
+assert callable(jaxtern.ternary_mean)
+print(*{name for name in set(sys.modules) - before if not name.startswith("jaxtern.")})
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    new = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
+    others = {name for name in new if name.partition(".")[0] not in (*sys.stdlib_module_names, "jax", "scipy")}
+    assert not others
+    assert "scipy.special" not in new  # which takes longer than all the others
+
+
+def read_project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    """The names of packages, as they are imported where that is another."""
+    names = {re.split(r"[\[>=;]", each)[0].lower().replace("-", "_") for each in requirements}
+    return {IMPORTED_AS.get(name, name) for name in names}
+
+
+IMPORTED_AS = {
+    "absl_py": "absl", "orbax_checkpoint": "orbax", "pillow": "pil", "scikit_learn": "sklearn",
+    "opencv_python_headless": "cv2",
+}  # fmt: skip
+THIRD_PARTY = {name.partition(".")[0] for _, name in IMPORTS} - set(sys.stdlib_module_names) - {"jaxtern"}
+
+
+def test_every_import_is_a_dependency_or_of_an_extra_that_messages_name():
+    extras = read_project()["optional-dependencies"]
+    needed = names_of(read_project()["dependencies"])
+    assert needed - {"flatbuffers"} <= {name.lower() for name in THIRD_PARTY}  # which jax.export imports
+    assert {name for name in THIRD_PARTY if name.lower() not in needed} == {*command_line.EXTRAS, "etils"} - {
+        "tensorflow"
+    }
+    assert "etils" not in extras  # which tensorflow-datasets and orbax need
+    for name, extra in command_line.EXTRAS.items():
+        assert name in names_of(extras[extra])
 
 
 def test_configs_are_known_to_the_doors_alone():
