@@ -57,6 +57,8 @@ def become_evaluator(recipe: Recipe, workdir: Path) -> NoReturn:
 
 def train_and_report(recipe: Recipe, workdir: Path) -> int:
     """Trains to the end and says what came of it; the exit status."""
+    if jax.process_index() == 0:
+        command_line.tell(f"opening the data: {recipe.data.name}")
     try:
         run = prepare_run(recipe, workdir, ALLOW_CONFIG_CHANGE.value)
     except (ValueError, OSError) as error:

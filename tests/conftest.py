@@ -346,7 +346,15 @@ def recipe_of(full_names: Callable) -> Callable[..., Any]:
 
 
 # What commands say of themselves on stderr while they work; how long that takes, and so whether it is said, may differ.
-PROGRESS = ("loading JAX", "evaluating ", "predicting ", "exporting ", "drawing the sheet", "measuring this machine")
+PROGRESS = (
+    "loading JAX",
+    "opening the data: ",
+    "evaluating ",
+    "predicting ",
+    "exporting ",
+    "drawing the sheet",
+    "measuring this machine",
+)
 
 
 def without_progress(err: str) -> str:

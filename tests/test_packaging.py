@@ -138,8 +138,8 @@ def test_dockerfile_takes_all_that_the_wheel_is_made_of(sdist, tmp_path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     base = next(line for line in lines if line.startswith("FROM python:")).removeprefix("FROM python:")
     assert tuple(map(int, base.removesuffix("-slim").split("."))) >= (3, 11)
-    assert "RUN pip install --no-cache-dir '.[cuda]'" in lines
-    assert "cuda" in project["optional-dependencies"]
+    assert "RUN pip install --no-cache-dir '.[cuda,images,plots]'" in lines
+    assert {"cuda", "images", "plots"} <= set(project["optional-dependencies"])
     tree = tmp_path / "tree"
     tree.mkdir()
     for *sources, target in (line.split()[1:] for line in lines if line.startswith("COPY ")):
