@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -30,8 +31,19 @@ def loading(name: str) -> Iterator[None]:
     """Around the imports of a door, which take seconds: says so before, where the door, by its __name__, is run."""
     if name == "__main__" and "jax" not in sys.modules and os.environ.get("JAXTERN_PROCESS_ID", "0") == "0":
         tell("loading JAX")
+    before = signal.getsignal(signal.SIGINT)
+    if name == "__main__" and before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
     with _ending_in_a_line():
         yield
+    if signal.getsignal(signal.SIGINT) is _stop:
+        signal.signal(signal.SIGINT, before)
+
+
+def _stop(*_: object) -> None:
+    """After Ctrl-C while modules are imported, some of whose callbacks would swallow an exception."""
+    tell("stopped by Ctrl-C")
+    os._exit(130)
 
 
 def run(
