@@ -101,16 +101,12 @@ def _start_where_told(cluster: Cluster, start_timeout: float, peer_timeout: floa
     if cluster.process_id > 0:
         watch.start_spoke([parse_address("coordinator", cluster.coordinator)[0]], told, cluster.process_id)
     _start(
-        max(deadline - time.monotonic(), 30.0),
-        told["timeout"],
-        cluster.coordinator,
-        coordinator_address=cluster.coordinator,
-        num_processes=cluster.num_processes,
-        process_id=cluster.process_id,
+        max(deadline - time.monotonic(), 30.0), told["timeout"], cluster.coordinator,
+        coordinator_address=cluster.coordinator, num_processes=cluster.num_processes, process_id=cluster.process_id,
         local_device_ids=cluster.local_devices,
         coordinator_bind_address=bind_address if cluster.process_id == 0 else None,
         cluster_detection_method="deactivate",
-    )
+    )  # fmt: skip
 
 
 def find_cluster(

@@ -7,15 +7,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags
 
-from jaxtern import command_line, own_networks
-from jaxtern.artifact.predictions import rank, require_writable, write_predictions
-from jaxtern.training.run.evaluation import Evaluation, evaluate
-from jaxtern.training.run.metrics import EventFile, read_records
-from jaxtern.training.run.saved_run import open_run
-from jaxtern.training.step.state import TrainState, variables_of
+from jaxtern import command_line
+
+with command_line.loading(__name__):
+    import numpy as np
+
+    from jaxtern import own_networks
+    from jaxtern.artifact.predictions import rank, require_writable, write_predictions
+    from jaxtern.training.run.evaluation import Evaluation, evaluate
+    from jaxtern.training.run.metrics import EventFile, read_records
+    from jaxtern.training.run.saved_run import open_run
+    from jaxtern.training.step.state import TrainState, variables_of
 
 logger = logging.getLogger(__name__)
 
@@ -138,15 +142,10 @@ class Evaluator:
         """Of one checkpoint; where asked for, the predictions that it counts are written."""
         inputs, logits = self._inputs, []
         split = getattr(inputs.dataset, self._split_name)
-        result = evaluate(
-            self._run.graph,
-            variables_of(state, self._averaged),
-            split,
-            inputs.task,
-            inputs.threads,
-            collect=None if predictions is None else logits.append,
-            loss=self._run.recipe.model.loss,
-        )
+        command_line.tell(f"evaluating {split.size:,} examples")
+        collect, loss = None if predictions is None else logits.append, self._run.recipe.model.loss
+        what = self._run.graph, variables_of(state, self._averaged), split, inputs.task, inputs.threads
+        result = evaluate(*what, collect=collect, loss=loss)
         if predictions is not None:
             dataset = inputs.dataset
             labels = dataset.class_names or tuple(map(str, range(dataset.num_classes)))

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxtern import command_line, own_networks
-from jaxtern.artifact.storage import Artifact, require_new, write_artifact
-from jaxtern.training.run.exporting import export_run
+from jaxtern import command_line
+
+with command_line.loading(__name__):
+    from jaxtern import own_networks
+    from jaxtern.artifact.storage import Artifact, require_new, write_artifact
+    from jaxtern.training.run.exporting import export_run
 
 WORKDIR = flags.DEFINE_string("workdir", "runs/digits", "folder of the run")
 OUT = flags.DEFINE_string("out", None, "folder to be made")
@@ -32,6 +35,7 @@ def main() -> int:
         if BEST.value and STEP.value is not None:
             raise ValueError(f"--step={STEP.value}: leave it out where --best says which")
         require_new(out)
+        command_line.tell(f"exporting {WORKDIR.value}")
         artifact = export_run(Path(WORKDIR.value), STEP.value, AVERAGED.value, DATA_DIR.value, BEST.value)
         write_artifact(out, artifact)
     print(f"{describe(artifact)}\nin {out}")

@@ -18,26 +18,30 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 from absl import flags
 
-from jaxtern import recipe_flags
+from jaxtern import command_line
 from jaxtern.command_line import UsageError
-from jaxtern.compression.fragments import Timing, as_timing
-from jaxtern.compression.network.links import Network
-from jaxtern.compression.radix.buckets import BUCKET_SIZE
-from jaxtern.compression.radix.quantizer import Quantizer
-from jaxtern.compression.reducer import Layout, Reducer
-from jaxtern.compression.transform import describe
-from jaxtern.data.json_files import read_json
-from jaxtern.planning.forecast import Forecast, Scenario, seconds
-from jaxtern.planning.model import INSIDE_HOST, Method, QuantizerSpeed, measured_method, usual_methods
-from jaxtern.planning.speed import measure_quantizer_speed, measure_reduce_seconds
-from jaxtern.training.recipe.mean import MeanSection
-from jaxtern.training.run.curves import plot_speed_up
-from jaxtern.training.run.inputs import open_inputs
-from jaxtern.training.run.workload import measure_step_seconds, read_workload
+
+with command_line.loading(__name__):
+    import jax
+    import jax.numpy as jnp
+
+    from jaxtern import recipe_flags
+    from jaxtern.compression.fragments import Timing, as_timing
+    from jaxtern.compression.network.links import Network
+    from jaxtern.compression.radix.buckets import BUCKET_SIZE
+    from jaxtern.compression.radix.quantizer import Quantizer
+    from jaxtern.compression.reducer import Layout, Reducer
+    from jaxtern.compression.transform import describe
+    from jaxtern.data.json_files import read_json
+    from jaxtern.planning.forecast import Forecast, Scenario, seconds
+    from jaxtern.planning.model import INSIDE_HOST, Method, QuantizerSpeed, measured_method, usual_methods
+    from jaxtern.planning.speed import measure_quantizer_speed, measure_reduce_seconds
+    from jaxtern.training.recipe.mean import MeanSection
+    from jaxtern.training.run.curves import plot_speed_up
+    from jaxtern.training.run.inputs import open_inputs
+    from jaxtern.training.run.workload import measure_step_seconds, read_workload
 
 PARAMETERS = flags.DEFINE_string("parameters", None, "elements of the gradient, as 61_000_000, 61M or 250k; one tensor")
 HOSTS = flags.DEFINE_integer("hosts", 2, "hosts that the links join", lower_bound=1)
@@ -91,6 +95,8 @@ def main() -> int:
         network = read_links()
         speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse(FAST_RATE, _RATES, 1))
+        if None in (STEP_SECONDS.value, CODEC_SPEED.value):
+            command_line.tell("measuring this machine")
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
         speed = measure_quantizer_speed(job.quantizer) if speed is None else speed
         links = HOSTS.value, DEVICES.value, network, fast

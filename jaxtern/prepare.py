@@ -16,11 +16,13 @@ from pathlib import Path
 from absl import flags
 
 from jaxtern import command_line
-from jaxtern.data.preprocessing.families import PREPROCESSINGS
-from jaxtern.preparation import detection
-from jaxtern.preparation.pipeline import Report, prepare
-from jaxtern.preparation.plan import Options
-from jaxtern.training.run.sheet import draw_sheet, sheet_recipe
+
+with command_line.loading(__name__):
+    from jaxtern.data.preprocessing.families import PREPROCESSINGS
+    from jaxtern.preparation import detection
+    from jaxtern.preparation.pipeline import Report, prepare
+    from jaxtern.preparation.plan import Options
+    from jaxtern.training.run.sheet import draw_sheet, sheet_recipe
 
 FORMAT = flags.DEFINE_enum("format", None, detection.FORMATS, "what SOURCE is [seen from what lies there]")
 NAME = flags.DEFINE_string("name", None, "of the dataset [SOURCE's]")
@@ -58,6 +60,7 @@ def main(source: str, out: str) -> int:
         print(f"to train: python -m jaxtern.train --config=RECIPE --config.data.name={as_path(out)}", flush=True)
         if SHEET.value:
             test_split = None if report.has_test_split else "train"
+            command_line.tell("drawing the sheet")
             draw_sheet(sheet_recipe(as_path(out), PREPROCESSING.value, test_split), Path(SHEET.value))
             print(f"sheet in {SHEET.value}")
     return 0
@@ -70,21 +73,9 @@ def as_path(folder: str) -> str:
 
 def run(source: str, out: Path) -> Report:
     """Prepares a path by the flags."""
-    reading = detection.Reading(
-        format=FORMAT.value,
-        validation_fraction=VALIDATION_FRACTION.value,
-        seed=SEED.value,
-        coarse_labels=COARSE_LABELS.value,
-        labels=Path(LABELS.value) if LABELS.value else None,
-        boxes=tuple(map(Path, BOXES.value)),
-    )
-    options = Options(
-        name=NAME.value,
-        shards=SHARDS.value,
-        resize_shortest=RESIZE_SHORTEST.value,
-        quality=QUALITY.value,
-        seed=SEED.value,
-    )
+    labels, boxes = Path(LABELS.value) if LABELS.value else None, tuple(map(Path, BOXES.value))
+    reading = detection.Reading(FORMAT.value, VALIDATION_FRACTION.value, SEED.value, COARSE_LABELS.value, labels, boxes)
+    options = Options(NAME.value, SHARDS.value, RESIZE_SHORTEST.value, QUALITY.value, SEED.value)
     say = functools.partial(print, flush=True)
     return prepare(Path(source), out, reading, options, WORKERS.value, MAX_BAD.value, say)
 

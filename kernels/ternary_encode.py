@@ -7,17 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from . import dither, noise, radix as radix_lib
+from . import dispatch, dither, noise, radix as radix_lib
 from .barriers import concatenate
-from .dispatch import (
-    pick_implementation,
-    require_floating,
-    require_levels,
-    require_shape,
-    require_tensors,
-    tuned,
-    why_not_float32,
-)
 from .native.calls import ternary_encode_native
 from .radix import RUN
 from .rounding import to_digits
@@ -62,17 +53,17 @@ def ternary_encode(
     Raises:
       ValueError: if a shape, dtype, the radix, the levels or the implementation do not fit.
     """
-    require_floating(gradient, segments)
+    dispatch.require_floating(gradient, segments)
     steps, key = _prepare(scales, key, segments, gradient.size, radix, levels, offset)
     arguments = steps, key, segments, radix, levels, offset
-    not_native = why_not_float32("gradient.dtype", gradient.dtype)
-    picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)
+    not_native = dispatch.why_not_float32("gradient.dtype", gradient.dtype)
+    picked = dispatch.pick_implementation("ternary_encode", implementation, gradient.size, not_native)
     if picked == "native":
         return ternary_encode_native([gradient], *arguments)[0]
     if picked == "mosaic":
         from .mosaic.ternary_encode import ternary_encode_mgpu
 
-        return ternary_encode_mgpu(gradient, *arguments, tuned("ternary_encode"))
+        return ternary_encode_mgpu(gradient, *arguments, dispatch.tuned("ternary_encode"))
     return _reference(gradient, *arguments)
 
 
@@ -111,9 +102,9 @@ def encode_span(
     Raises:
       ValueError: if a shape, dtype, the span, the radix, the levels or the implementation do not fit.
     """
-    require_tensors(tensors, segments, start, size)
+    dispatch.require_tensors(tensors, segments, start, size)
     steps, key = _prepare(scales, key, segments, size, radix, levels, offset)
-    if pick_implementation("ternary_encode", implementation, size) == "native":
+    if dispatch.pick_implementation("ternary_encode", implementation, size) == "native":
         options = segments, radix, levels, offset, (start, size), after
         words, *tensors = ternary_encode_native(tensors, steps, key, *options)
         return words, tensors
@@ -125,8 +116,8 @@ def _prepare(
     scales: jax.Array, key: jax.Array, segments: Segments, size: int, radix: int, levels: int, offset: int
 ) -> tuple[jax.Array, jax.Array]:
     """The steps and the complete key, once what both functions are given is checked."""
-    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    require_levels(levels, radix, num_workers=1)
+    dispatch.require_shape("scales", scales, (segments.num_scales,), jnp.float32)
+    dispatch.require_levels(levels, radix, num_workers=1)
     multiple = noise.LANES * RUN
     if offset % multiple or not 0 <= offset <= 2**32 - size:
         raise ValueError(f"offset={offset}: must be a multiple of {multiple} from which {size} elements end below 2^32")

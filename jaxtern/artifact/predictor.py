@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import cv2
 import jax
 import jax.export
 import numpy as np
@@ -81,7 +80,8 @@ class Predictor:
         A damaged example leaves its place empty, so that others have the bits that they would have beside it whole.
         `on_damage` is told which ones cannot be read, and why.
         """
-        cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
+        import cv2
+
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # who calls is told of damage
         batch_size = batch_size or self._batch_size(split.size)
         logits = [self._none()]

@@ -13,8 +13,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-import cv2
-import grain
 import numpy as np
 from absl import flags
 
@@ -139,7 +137,10 @@ def evaluation_batches(
         images = np.pad(images, [(0, missing), (0, 0), (0, 0), (0, 0)])
         return images, np.pad(labels, (0, missing)), np.arange(batch_size) < count
 
-    return _stream(make, math.ceil(num_examples / batch_size), threads)
+    count = math.ceil(num_examples / batch_size)
+    if isinstance(split, Split) and (preprocessing is None or preprocessing.takes_whole_images):
+        return (make(number) for number in range(count))  # nothing to decode
+    return _stream(make, count, threads)
 
 
 def require_shares(num_examples: int, share: Share) -> Share:
@@ -171,7 +172,8 @@ def load_split(split: Split | Records, threads: int) -> Split:
 
 def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int = 0) -> Generator[Any]:
     """What is made of each number from 0 on, in order, ahead of its use; the workers end with the iterator."""
-    cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
+    import grain  # here, because importing it takes a second, and images in memory do without
+
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, _READ_AHEAD))
     dataset = grain.MapDataset.range(count).map(make).to_iter_dataset(options)
     if processes:
@@ -197,4 +199,3 @@ def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int
 def _start_worker(*_: int) -> None:
     """Runs first in a process."""
     follow_parent()
-    cv2.setNumThreads(0)

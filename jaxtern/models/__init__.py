@@ -17,25 +17,12 @@ from jaxtern.models.transformer import Transformer
 from jaxtern.models.vgg import VGG16, VGG19, VGGA, VGGF
 
 MODELS: dict[str, type[Model]] = {
-    "lenet": LeNet,
-    "cifarnet": CifarNet,
-    "mnistnet": MnistNet,
-    "alexnet": AlexNet,
-    "alexnet_v2": AlexNetV2,
-    "vgg_a": VGGA,
-    "vgg_16": VGG16,
-    "vgg_19": VGG19,
-    "vgg_f": VGGF,
-    "googlenet": GoogLeNet,
-    "googlenet_terngrad": TernGradGoogLeNet,
-    "inception_v3": InceptionV3,
-    "resnet_20": ResNet20,
-    "resnet_56": ResNet56,
-    "resnet_50": ResNet50,
-    "resnet_101": ResNet101,
-    "resnet_152": ResNet152,
-    "transformer": Transformer,
-}
+    "lenet": LeNet, "cifarnet": CifarNet, "mnistnet": MnistNet, "alexnet": AlexNet, "alexnet_v2": AlexNetV2,
+    "vgg_a": VGGA, "vgg_16": VGG16, "vgg_19": VGG19, "vgg_f": VGGF,
+    "googlenet": GoogLeNet, "googlenet_terngrad": TernGradGoogLeNet, "inception_v3": InceptionV3,
+    "resnet_20": ResNet20, "resnet_56": ResNet56, "resnet_50": ResNet50, "resnet_101": ResNet101,
+    "resnet_152": ResNet152, "transformer": Transformer,
+}  # fmt: skip
 _KINDS = {True: "text", False: "images"}
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what runs but once
 

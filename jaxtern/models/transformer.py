@@ -27,16 +27,9 @@ class Transformer(Model):
     takes_text: ClassVar[bool] = True
 
     def __init__(
-        self,
-        input_shape: tuple[int, ...],
-        num_classes: int,
-        *,
-        dropout_rate: float = 0.1,
-        depth: int = 4,
-        width: int = 128,
-        heads: int = 4,
-        rngs: nnx.Rngs,
-    ):
+        self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float = 0.1, depth: int = 4,
+        width: int = 128, heads: int = 4, rngs: nnx.Rngs,
+    ):  # fmt: skip
         """Draws the weights.
 
         Args:

@@ -49,14 +49,9 @@ class Report:
 
 
 def prepare(
-    path: Path,
-    out: Path,
-    reading: Reading | None = None,
-    options: Options | None = None,
-    workers: int = 1,
-    max_bad: int = 0,
-    say: Callable[[str], None] = logger.info,
-) -> Report:
+    path: Path, out: Path, reading: Reading | None = None, options: Options | None = None, workers: int = 1,
+    max_bad: int = 0, say: Callable[[str], None] = logger.info,
+) -> Report:  # fmt: skip
     """Writes the dataset of `path` to the folder `out`, or finishes what an earlier call with the same plan began.
 
     Args:

@@ -25,13 +25,9 @@ _NO_BOUND = np.iinfo(np.int32).max
 
 
 def launch(
-    body: Callable[..., None],
-    operands: Sequence[jax.Array],
-    outputs: Sequence[tuple[int, Any]],
-    items: int,
-    tuning: Tuning,
-    interpret: Any = None,
-) -> list[jax.Array]:
+    body: Callable[..., None], operands: Sequence[jax.Array], outputs: Sequence[tuple[int, Any]], items: int,
+    tuning: Tuning, interpret: Any = None,
+) -> list[jax.Array]:  # fmt: skip
     """Runs `body(item, *operand_refs, *output_refs)` for every item, all in one launch.
 
     Args:

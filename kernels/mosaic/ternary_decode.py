@@ -26,15 +26,9 @@ _UNROLLED_ROWS = 8
 
 
 def ternary_decode_mgpu(
-    words: jax.Array,
-    units: jax.Array,
-    segments: Segments,
-    zero: int,
-    radix: int,
-    dither: Dither | None,
-    tuning: Tuning,
-    interpret: Any = None,
-) -> jax.Array:
+    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int, dither: Dither | None,
+    tuning: Tuning, interpret: Any = None,
+) -> jax.Array:  # fmt: skip
     """`ternary_decode`, its arguments checked; the others are those of `ternary_decode_reference`."""
     rows, width = words.shape
     depth, runs = radix_lib.digits_per_word(radix), segments.num_runs
@@ -86,13 +80,9 @@ def _dither_planes(dither: Dither, first_run: jax.Array, depth: int) -> list[jax
 
 
 def sum_planes(
-    words: Any,
-    rows: int,
-    width: int,
-    tile: jax.Array,
-    radix: int,
+    words: Any, rows: int, width: int, tile: jax.Array, radix: int,
     complete: Callable[[jax.Array], jax.Array] = lambda word: word,
-) -> list[jax.Array]:
+) -> list[jax.Array]:  # fmt: skip
     """The digits of a tile's planes, added over the rows of flat words; uint32[RUN] each.
 
     `complete` may replace the words of a tile that is not there.

@@ -42,16 +42,9 @@ class _Job(NamedTuple):
 
 @partial(jax.jit, static_argnums=range(3, 9))  # lowered once, however many workers of a device encode
 def ternary_encode_mgpu(
-    gradient: jax.Array,
-    steps: jax.Array,
-    key: jax.Array,
-    segments: Segments,
-    radix: int,
-    levels: int,
-    offset: int,
-    tuning: Tuning,
-    interpret: Any = None,
-) -> jax.Array:
+    gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int,
+    tuning: Tuning, interpret: Any = None,
+) -> jax.Array:  # fmt: skip
     """`ternary_encode`, its arguments checked; steps turn g into fixed point."""
     depth, tiles = radix_lib.digits_per_word(radix), segments.num_words(radix) // RUN
     tiles_per_item = noise.LANES // math.gcd(depth, noise.LANES)

@@ -32,16 +32,9 @@ def moments_native(
 
 
 def ternary_encode_native(
-    tensors: Sequence[jax.Array],
-    steps: jax.Array,
-    key: jax.Array,
-    segments: Segments,
-    radix: int,
-    levels: int,
-    offset: int,
-    span: tuple[int, int] | None = None,
-    after: Sequence[jax.Array] = (),
-) -> list[jax.Array]:
+    tensors: Sequence[jax.Array], steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int,
+    offset: int, span: tuple[int, int] | None = None, after: Sequence[jax.Array] = (),
+) -> list[jax.Array]:  # fmt: skip
     """The words of one vector; or, with the start and the size of a span, of its elements in tensors that lie apart.
 
     The arguments are checked. Behind the words of a span come the tensors, handed on where they lie.
@@ -56,17 +49,10 @@ def ternary_encode_native(
 
 
 def ternary_decode_native(
-    words: jax.Array,
-    units: jax.Array,
-    segments: Segments,
-    zero: int,
-    radix: int,
-    dither: Dither | None,
-    into: Sequence[jax.Array] = (),
-    span: tuple[int, int] | None = None,
-    total: jax.Array | None = None,
+    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int, dither: Dither | None,
+    into: Sequence[jax.Array] = (), span: tuple[int, int] | None = None, total: jax.Array | None = None,
     after: Sequence[jax.Array] = (),
-) -> list[jax.Array]:
+) -> list[jax.Array]:  # fmt: skip
     """One vector of means; or, with the start and the size of a span, the tensors that its means are decoded into.
 
     The arguments are checked. Tensors are decoded into where they lie, if nobody else needs them.

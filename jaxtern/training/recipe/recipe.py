@@ -5,8 +5,6 @@ import difflib
 import json
 from typing import Any
 
-from flax.traverse_util import flatten_dict
-
 from jaxtern.training.recipe.data import DataSection
 from jaxtern.training.recipe.local import LocalSection
 from jaxtern.training.recipe.mean import MeanSection
@@ -82,7 +80,7 @@ class Recipe:
 
     def by_name(self) -> dict[str, Any]:
         """The same by whole names, "run.num_workers"."""
-        return flatten_dict(self.to_dict(), sep=".")
+        return {f"{name}.{field}": value for name, own in self.to_dict().items() for field, value in own.items()}
 
 
 def _require_field(name: str) -> None:

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import jax
@@ -95,6 +95,7 @@ class _Loop:
         self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
         self._since: list[Scalars] = []
         self._seconds = 0.0  # of all of them
+        self._compiled: set[Call] = set()
         self._clock = time.perf_counter()
 
     def calls(self) -> Iterator[Call]:
@@ -108,7 +109,8 @@ class _Loop:
         batch = next(self._batches)
         if self.taken == 0 and self._writer is not None and run.inputs.task.of_images:
             self._show(batch, call, self._writer)
-        run.state, metrics = run.train_step(run.state, run.feed.examples, batch, call, stops)
+        with self._telling_what_compiles(call):
+            run.state, metrics = run.train_step(run.state, run.feed.examples, batch, call, stops)
         run.examples_seen += call.num_steps * recipe.run.batch_size
         self._read_pending()
         before, self.taken = self.taken, self.taken + call.num_steps
@@ -135,6 +137,19 @@ class _Loop:
         self._bar.close()
         if self._writer is not None:
             self._writer.close()
+
+    @contextmanager
+    def _telling_what_compiles(self, call: Call) -> Iterator[None]:
+        """Around the first call of a kind, which waits for its program: says so, and how long it took."""
+        start, is_new = time.perf_counter(), call not in self._compiled
+        if is_new:
+            self._compiled.add(call)
+            self._say(f"compiling {'a step' if call.num_steps == 1 else f'{call.num_steps:,} steps at once'}")
+        yield
+        if is_new:
+            seconds = time.perf_counter() - start
+            self._say(f"compiled in {seconds:.1f} s")
+            self._clock += seconds
 
     def _evaluate(self, step: int) -> Evaluation:
         """Evaluates the weights as they are now, at `step`, on the test split."""
