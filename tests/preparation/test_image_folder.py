@@ -41,7 +41,7 @@ def test_folders_of_classes_come_back_once_byte_for_byte(
         ("train", "1", "15", "3", "5", "0", "0"),
         ("test", "1", "6", "3", "2", "0", "0"),
     ]
-    assert report.remarks == ("1 files not taken, which are no images by their names",)
+    assert report.remarks == ("1 files left out, as their names are not those of images",)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_images_of_any_format_are_taken(tmp_path: Path, make, read_back: Callabl
         for suffix, kind in kinds.items()
     }
     report = prepare(make.folder(tmp_path / "source", files), tmp_path / "out", Reading(validation_fraction=0))
-    assert not any("not taken" in remark for remark in report.remarks)
+    assert not any("left out" in remark for remark in report.remarks)
     examples = read_back(tmp_path / "out", decode=True)["train"]
     assert set(examples) == set(files)
     for name, example in examples.items():
