@@ -1,7 +1,7 @@
-"""Chunks of moments as one Mosaic GPU kernel: every element is read once.
+"""Partial moments of chunks as one Mosaic GPU kernel, which reads every element once.
 
-An item is one chunk of one segment. Its runs start where the segment starts, and a short last run is read so that it
-ends where the segment ends; what it then holds of the run before is left out.
+An item is one chunk of one segment. Runs are aligned to the segment's start. A short last run is read so that it ends
+with the segment; the elements that it then shares with the run before are masked.
 """
 
 import functools
@@ -32,7 +32,7 @@ from ..tuning import Tuning
 from . import mgpu
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))  # lowered once, however many workers of a device measure
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))  # lowered once for all workers of a device
 def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, interpret: Any = None) -> Partials:
     """As `partials_reference`."""
     starts, ends, firsts = (jnp.asarray(table) for table in _chunk_tables(segments))
@@ -45,7 +45,7 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
         elements = jnp.minimum(end - first, CHUNK)
 
         def run_values(run: jax.Array) -> tuple[jax.Array, jax.Array]:
-            """Bits of the magnitudes, and deviations; zero where the segment has no element."""
+            """Bits of the magnitudes, and deviations; zero outside the segment."""
             nominal = first + run * RUN
             begin = jnp.maximum(jnp.minimum(nominal, end - RUN), 0)
             x = mgpu.load(gradient, begin).astype(jnp.float32)
@@ -57,7 +57,7 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
             largest, (sums, other_sums), (squares, other_squares) = carry
             largest = functools.reduce(jnp.maximum, bits, largest)
             sums, squares = sums + add_runs(deviations), squares + add_runs([x * x for x in deviations])
-            return largest, (other_sums, sums), (other_squares, squares)  # even and odd groups take turns
+            return largest, (other_sums, sums), (other_squares, squares)  # even and odd groups alternate
 
         def add_whole_group(group: jax.Array, carry: tuple) -> tuple:
             runs = mgpu.window(gradient, first + group * (FAN_IN * RUN), FAN_IN)
@@ -79,7 +79,7 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
             largest_out[chunk] = largest
             total_out[chunk] = jnp.sum(as_multiples(x, mgpu.filled(largest, jnp.int32), RUN))
 
-    operands = [fill_up(gradient, RUN), starts, ends, firsts]  # filled up as encode needs it, so that one copy does
+    operands = [fill_up(gradient, RUN), starts, ends, firsts]  # filled up as for encode, so that both share the copy
     outputs = [(starts.size, np.int32)] * 5
     max_abs, *sums = mgpu.launch(moments, operands, outputs, starts.size, tuning, interpret)
     first, second = (as_float(largest, total, RUN) for largest, total in zip(sums[::2], sums[1::2], strict=True))
@@ -87,7 +87,7 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
 
 
 def _chunk_tables(segments: Segments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First element and end of every chunk's segment, and first element of the chunk; int32[num_chunks] each."""
+    """Start and end of every chunk's segment, and start of the chunk; int32[num_chunks] each."""
     bounds, counts = segments.bounds(), chunk_counts(segments)
     owner = np.repeat(np.arange(counts.size), counts)
     number = np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -86,7 +86,7 @@ def test_a_tenth_is_for_validation_unless_told(tmp_path: Path, make, read_back: 
     assert {name: len(e) for name, e in read_back(tmp_path / "out").items()} == {"train": 54, "validation": 6}
     report = prepare(source, tmp_path / "all", Reading(validation_fraction=0))
     assert len(report.remarks) == 1
-    assert str(report).splitlines()[-1].startswith("no split to evaluate on: training wants test or validation; ")
+    assert str(report).splitlines()[-1].startswith("no split to evaluate on: training needs test or validation; ")
     assert "--config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]'" in str(report)
     assert {name: len(e) for name, e in read_back(tmp_path / "all").items()} == {"train": 60}
 
