@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NAMES = {  # by the module of jaxtern.compression that has them
+_NAMES = {  # public names by their module in jaxtern.compression
     "dgc": ("dgc", "momentum_correction"),
     "float_mean": ("float_mean",),
     "low_rank": ("low_rank",),
@@ -43,7 +43,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are asked for: what only predicts needs no optax, nor the time it takes."""
+    """Imports a public name when it is first used, so that prediction need not import optax."""
     if name == "cluster":
         return importlib.import_module("jaxtern.cluster")
     if name not in _HOMES:

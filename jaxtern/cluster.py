@@ -128,10 +128,7 @@ def create_mesh() -> Mesh:
     """A mesh of all devices, {"host": P, "device": D}: P processes (slow axis) of D devices each (fast axis).
 
     `jaxtern.ternary_mean("host", fast_axis_name="device")` averages as floats within a process, and sends trits between
-    processes.
-
-    Raises:
-      ValueError: if processes have different numbers of devices.
+    processes. Raises ValueError if processes have different numbers of devices.
     """
     return Mesh(devices_by_process(), ("host", "device"))
 

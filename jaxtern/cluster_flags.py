@@ -19,11 +19,9 @@ PEER_TIMEOUT = flags.DEFINE_float(
 
 
 def join() -> cluster.Cluster:
-    """Calls `cluster.join` with the flags; exits if the start fails, or if this process is not needed.
+    """Calls `cluster.join` with the flags; raises UsageError for invalid settings, Evaluates as that does.
 
-    Raises:
-      Evaluates: in an evaluator of TF_CONFIG.
-      UsageError: for invalid settings.
+    Exits if the start fails, or if this process is not needed.
     """
     try:
         return cluster.join(

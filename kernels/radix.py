@@ -21,11 +21,7 @@ MIN_RADIX, MAX_RADIX = 3, 2**16
 
 
 def digits_per_word(radix: int) -> int:
-    """The number of digits in a word: the largest D with radix^D <= 2^32.
-
-    Raises:
-      ValueError: if `radix` is not an integer in [3, 65536].
-    """
+    """Digits of a word: the largest D with radix^D <= 2^32; ValueError unless radix is an integer in [3, 65536]."""
     if not isinstance(radix, int) or not MIN_RADIX <= radix <= MAX_RADIX:
         raise ValueError(f"radix={radix!r}: must be an integer from {MIN_RADIX} to {MAX_RADIX}")
     digits = 1

@@ -28,10 +28,8 @@ class DamagedImage(ValueError):
 def decode_any(encoded: bytes, channels: int) -> np.ndarray:
     """Decodes the first frame to uint8[H, W, channels], upright by its EXIF tag: grey with 1 channel, RGB with 3.
 
-    Drops alpha, as the decoders of training do, and reduces 16 bits a channel to 8.
-
-    Raises:
-      DamagedImage: if the file is not an image, or damaged.
+    Drops alpha, as the decoders of training do, and reduces 16 bits a channel to 8. Raises DamagedImage if the file is
+    not an image, or damaged.
     """
     if encoded.startswith(PNG):
         with _opened(encoded) as image:
@@ -45,11 +43,7 @@ def decode_any(encoded: bytes, channels: int) -> np.ndarray:
 
 
 def as_plain(encoded: bytes) -> bytes | np.ndarray:
-    """The file itself if training's decoders show it correctly, else its pixels, uint8[H, W, 3].
-
-    Raises:
-      DamagedImage: if the file is not an image, or damaged.
-    """
+    """The file if training's decoders show it correctly, else its pixels, uint8[H, W, 3]; raises DamagedImage."""
     with _opened(encoded) as image:
         plain = is_plain_png(encoded) or (encoded.startswith(JPEG) and image.mode != "CMYK")
     return encoded if plain and is_upright(encoded) else decode_any(encoded, 3)

@@ -19,11 +19,7 @@ def require_writable(name: str, path: Path, suffixes: Sequence[str], new_folder:
 
 
 def replace_durably(path: Path, text: str) -> None:
-    """Replaces a file's content; after a power failure the file holds either the old text or the new one.
-
-    Raises:
-      OSError: with the file's name, if it cannot be written.
-    """
+    """Replaces a file's text, so that it is the old or the new one after a power failure; raises OSError, naming it."""
     temporary = path.with_suffix(".tmp")
     try:
         with temporary.open("w") as file:

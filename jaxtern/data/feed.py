@@ -83,11 +83,7 @@ class StreamingFeed:
         self._pieces = min(self.batch_size // self._share.num_hosts, math.ceil(workers / 2))
 
     def batches(self, start: int) -> Generator[Batch]:
-        """Yields this host's part of every batch, without end, from the example after the first `start` on.
-
-        Raises:
-          DataError: if an example cannot be read, or a decoding process was killed.
-        """
+        """As `ResidentFeed.batches`; raises DataError if an example cannot be read, or a process was killed."""
         make = functools.partial(self._make_piece, start)
         with contextlib.closing(_stream(make, _ENDLESS, self.threads, self.processes)) as made:
             while True:
@@ -153,11 +149,7 @@ def require_shares(num_examples: int, share: Share) -> Share:
 
 
 def load_split(split: Split | Records, threads: int) -> Split:
-    """Loads a split into memory.
-
-    Raises:
-      DataError: if an example cannot be read, or has another shape than the first; it is named.
-    """
+    """Loads a split into memory; raises DataError for an example that cannot be read or has another shape."""
     if isinstance(split, Split):
         return split
     images = np.empty((split.size, *whole_image_shape(split)), np.uint8)

@@ -13,10 +13,7 @@ _SAMPLES = 64  # records read from a split on disk
 def fingerprint(dataset: Dataset) -> dict[str, int | str]:
     """The number of classes and, for each split, its size and a digest.
 
-    The digest covers all examples of a split in memory, and some records of one on disk.
-
-    Raises:
-      DataError: if one of these records cannot be read.
+    The digest covers all examples in memory, or some records on disk. Raises DataError if one cannot be read.
     """
     facts: dict[str, int | str] = {"classes": dataset.num_classes}
     for name, split in (("training", dataset.train), ("test", dataset.test)):

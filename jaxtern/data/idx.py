@@ -25,21 +25,18 @@ def load_mnist(folder: str | Path) -> Dataset:
       FileNotFoundError: if the folder or a file is missing.
       ValueError: if a file is damaged or cut short, or does not fit the others.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"data_dir={str(folder)!r}: no such folder")
-    train, test = _load_split(folder, "train"), _load_split(folder, "test")
-    sizes = train.images.shape[1:], test.images.shape[1:]
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"data_dir={str(folder)!r}: training images are {sizes[0]}, test images {sizes[1]}")
+    given, splits = f"data_dir={str(folder)!r}", []
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"{given}: no such folder")
+    for split in FILES:
+        paths, images, labels = read_pair(Path(folder), split, given)
+        if labels.max() >= _NUM_CLASSES:
+            raise ValueError(f"{paths[1]}: must hold labels from 0 to {_NUM_CLASSES - 1}")
+        splits.append(Split(images[..., None], labels.astype(np.int32)))
+    train, test = splits
+    if train.image_shape != test.image_shape:
+        raise ValueError(f"{given}: training images are {train.image_shape}, test images {test.image_shape}")
     return Dataset(train, test, _NUM_CLASSES)
-
-
-def _load_split(folder: Path, split: str) -> Split:
-    paths, images, labels = read_pair(folder, split, f"data_dir={str(folder)!r}")
-    if labels.max() >= _NUM_CLASSES:
-        raise ValueError(f"{paths[1]}: must hold labels from 0 to {_NUM_CLASSES - 1}")
-    return Split(images[..., None], labels.astype(np.int32))
 
 
 def read_pair(folder: Path, split: str, given: str) -> tuple[list[Path], np.ndarray, np.ndarray]:
@@ -68,11 +65,7 @@ def find_idx(folder: Path, name: str) -> Path | None:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Reads an idx file of unsigned bytes, plain or gzipped, as a uint8 array of this many dimensions.
-
-    Raises:
-      ValueError: if it is not such a file, or its length differs from what its header says.
-    """
+    """Reads an idx file of unsigned bytes, plain or gzipped, as uint8; raises ValueError if it is anything else."""
     magic, data = bytes([0, 0, _UNSIGNED_BYTE, dimensions]), bytearray()
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:

@@ -10,10 +10,7 @@ _VIEW_STREAM = 1  # Philox stream of the views of examples; stream 0 draws the o
 
 
 class ExampleOrder:
-    """An endless sequence of examples: a permutation for epoch 0, then one for epoch 1, and so on.
-
-    A batch may span two epochs.
-    """
+    """An endless sequence of examples: a permutation for epoch 0, then one for epoch 1; batches may span epochs."""
 
     def __init__(self, num_examples: int, seed: int):
         if num_examples < 1:

@@ -42,11 +42,7 @@ class Share(NamedTuple):
 
 
 def whole_image_shape(split: Split | Records) -> tuple[int, int, int]:
-    """The common shape of a split's images: as the dataset says, else that of the first image.
-
-    Raises:
-      ValueError: if that image cannot be read.
-    """
+    """The shape of a split's images: the dataset's, else that of the first image; ValueError if it cannot be read."""
     height, width, channels = split.image_shape
     if height is None or width is None:
         height, width = read_shape(split.read(0).image)

@@ -112,11 +112,7 @@ Task = ImageTask | TextTask
 
 
 def create_task(preprocessing: str, size: int | None = None, sequence_length: int = 1) -> Task:
-    """The task for a recipe's preprocessing, "text" or the name of a family; `size` and `sequence_length` as its own.
-
-    Raises:
-      ValueError: for an unknown name, or a size given for text.
-    """
+    """The task for a preprocessing, "text" or a family's name; raises ValueError if unknown, or for text of a size."""
     if preprocessing != TEXT:
         return ImageTask(get_preprocessing(preprocessing), size)
     if size is not None:

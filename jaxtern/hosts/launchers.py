@@ -21,10 +21,7 @@ def read_open_mpi(environment: Mapping[str, str], coordinator: str | None = None
 
     Without a given coordinator, processes on a single host use the loopback address, and JAX_COORDINATOR_PORT or a port
     made from the job's name. If a host has several processes, each takes the GPU of its local rank, unless
-    JAX_LOCAL_DEVICE_IDS is set.
-
-    Raises:
-      ValueError: if a variable or the coordinator is malformed.
+    JAX_LOCAL_DEVICE_IDS is set. Raises ValueError for a malformed variable or coordinator.
     """
     size, job = count_of(environment, "OMPI_COMM_WORLD_SIZE"), environment.get("PMIX_NAMESPACE")
     if coordinator is not None:
@@ -40,10 +37,8 @@ def read_torchrun(environment: Mapping[str, str]) -> Cluster | None:
     """Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; None without the first two, or for a single process.
 
     The coordinator is at MASTER_ADDR and MASTER_PORT. If torchrun itself listens there, the port is
-    JAX_COORDINATOR_PORT or made from MASTER_PORT. GPUs are assigned as by `read_open_mpi`.
-
-    Raises:
-      ValueError: if a variable is malformed, or one of the last two is missing.
+    JAX_COORDINATOR_PORT or made from MASTER_PORT. GPUs are assigned as by `read_open_mpi`. Raises ValueError for a
+    malformed variable, or if one of the last two is missing.
     """
     if not {"RANK", "WORLD_SIZE"} <= environment.keys() or environment["WORLD_SIZE"] == "1":
         return None

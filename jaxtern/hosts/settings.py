@@ -29,11 +29,7 @@ ALONE = Cluster(0, 1, None)
 
 
 def from_flags(coordinator: str | None, process_id: int | None, num_processes: int | None) -> Cluster | None:
-    """Reads the flags --coordinator, --process_id and --num_processes; None if none is given.
-
-    Raises:
-      ValueError: if they are incomplete or contradict each other.
-    """
+    """Reads --coordinator, --process_id and --num_processes; None without any, ValueError if they do not fit."""
     return _fit(coordinator, process_id, num_processes, [f"--{name}" for name in _NAMES])
 
 
@@ -51,8 +47,7 @@ def for_process(coordinator: str, process_id: int, num_processes: int) -> dict[s
 def detects(environment: Mapping[str, str]) -> str | None:
     """Names the launcher of several processes that JAX detects by itself; None if there is none.
 
-    Raises:
-      ValueError: for Open MPI from 5 on over several hosts, as it does not say where its first process is.
+    Raises ValueError for Open MPI from 5 on over several hosts, as it does not say where its first process is.
     """
     if count_of(environment, "OMPI_COMM_WORLD_SIZE") > 1:
         if "OMPI_MCA_orte_hnp_uri" not in environment:
@@ -70,11 +65,7 @@ def detects(environment: Mapping[str, str]) -> str | None:
 
 
 def parse_address(name: str, value: object) -> tuple[str, int]:
-    """Parses "host:port", or "[address]:port" for an address with colons.
-
-    Raises:
-      ValueError: for anything else.
-    """
+    """Parses "host:port", or "[address]:port" for an address with colons; raises ValueError for anything else."""
     host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not _is_host(bare):
@@ -96,11 +87,7 @@ def _is_host(name: str) -> bool:
 
 
 def parse_count(name: str, value: object) -> int:
-    """Parses a whole number, or a string of decimal digits.
-
-    Raises:
-      ValueError: for anything else.
-    """
+    """Parses a whole number, or a string of decimal digits; raises ValueError for anything else."""
     digits = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10
     if isinstance(value, bool) or not (digits or isinstance(value, int)):
         raise ValueError(f"{name}={shorten(value)}: must be a whole number")

@@ -188,10 +188,7 @@ def say_goodbye(awaits_others: bool = False) -> None:
 
 
 def before_leaving(hook: Callable[[], Any]) -> None:
-    """Registers a function to call before this process leaves because another failed; all have 20 seconds.
-
-    It runs in the watch's thread, while the main thread may hang.
-    """
+    """Calls a function, in the watch's thread, before this process leaves because another failed; all have 20 s."""
     if _watch is not None:
         _watch.hooks.append(hook)
 

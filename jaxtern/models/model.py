@@ -37,11 +37,7 @@ class Model(nnx.Module):
 
 
 def unpack_image_shape(input_shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
-    """Height, width and channels of images with sides of at least `least` pixels.
-
-    Raises:
-      ValueError: for any other shape.
-    """
+    """Height, width and channels of images with sides of at least `least` pixels; ValueError for other shapes."""
     if len(input_shape) != 3 or min(input_shape) < 1 or min(input_shape[:2]) < least:
         raise ValueError(
             f"input_shape={input_shape}: must be height, width and channels, height and width {least} or more"

@@ -39,11 +39,7 @@ _PICKLED = ({"test_batch", "batches.meta"}, {"train", "test", "meta"})  # some f
 
 
 def find_layout(path: Path) -> Layout | None:
-    """The layout of the files in a folder, at its top or one level below, or in a tar; None if it is not CIFAR.
-
-    Raises:
-      ValueError: for the Python version of CIFAR, which is pickled.
-    """
+    """The layout of the files in a tar or folder, up to one level deep; None if not CIFAR, ValueError if pickled."""
     present = set(_list_names(path))
     if any(names <= present for names in _PICKLED):
         remedy = "take the binary version, as cifar-10-binary.tar.gz, which holds the same"
@@ -52,11 +48,7 @@ def find_layout(path: Path) -> Layout | None:
 
 
 def open_cifar(path: Path, coarse_labels: bool) -> Source:
-    """Opens the splits train and test.
-
-    Raises:
-      ValueError: if files are missing or damaged, or coarse labels are asked of CIFAR-10.
-    """
+    """Opens the splits train and test; ValueError for missing or damaged files, or coarse labels of CIFAR-10."""
     given = f"SOURCE={str(path)!r}"
     files = _read_files(path, given)  # first, as it names the damage of an archive
     layout = find_layout(path)

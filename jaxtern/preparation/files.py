@@ -40,10 +40,8 @@ class Member(NamedTuple):
 def list_container(path: Path) -> tuple[list[Member], Callable[[tuple], bytes]]:
     """Lists the members of a folder, a zip or a tar, sorted; also returns the function that reads a location.
 
-    A compressed tar is unpacked into a temporary folder, which is deleted when the process ends.
-
-    Raises:
-      ValueError: if it is none of these, or damaged.
+    A compressed tar is unpacked into a temporary folder, which is deleted when the process ends. Raises ValueError if
+    the path is none of these, or damaged.
     """
     if path.is_dir():
         members, read = _list_folder(path), read_span
@@ -96,11 +94,7 @@ def _list_zip(path: Path) -> list[Member]:
 
 
 def list_tar(path: Path, within: Member | None = None) -> Iterator[Member]:
-    """Lists an uncompressed tar, or the tar `within` it, with the places of its members in the file at `path`.
-
-    Raises:
-      ValueError: if it is cut short or damaged.
-    """
+    """Lists an uncompressed tar, or one `within` it, with members' places in the file; ValueError if damaged."""
     start, size = within.location[1:] if within else (0, path.stat().st_size)
     name = f"{path}: {within.name}" if within else str(path)
     try:
@@ -124,8 +118,7 @@ def list_tar(path: Path, within: Member | None = None) -> Iterator[Member]:
 def read_tar(path: Path, given: str, suffixes: tuple[str, ...] = ("",)) -> Iterator[tuple[str, bytes]]:
     """Yields names and contents of the files in a tar, compressed or not, whose names end in one of the suffixes.
 
-    Raises:
-      ValueError: if it is cut short or damaged; the message starts with `given`.
+    Raises ValueError, which starts with `given`, if the tar is cut short or damaged.
     """
     try:
         with tarfile.open(path) as archive:

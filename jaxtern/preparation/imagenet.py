@@ -103,8 +103,7 @@ def _read_devkit(path: Path) -> list[str]:
 def read_boxes(paths: Iterable[Path]) -> tuple[Boxes, int]:
     """Reads the annotations in folders or tars; also returns how many boxes were dropped, as they have no area.
 
-    Raises:
-      ValueError: if a file is missing, damaged, or not an annotation.
+    Raises ValueError if a file is missing, damaged, or not an annotation.
     """
     found: Boxes = {}
     dropped = 0

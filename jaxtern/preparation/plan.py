@@ -73,11 +73,7 @@ class Plan:
 
 
 def make_plan(source: Source, path: str, options: Options) -> Plan:
-    """Plans the shards: shuffles the examples of each split over them.
-
-    Raises:
-      ValueError: if a split has fewer images than shards, or no image can be read.
-    """
+    """Shuffles each split over its shards; ValueError if that has fewer images than shards, or none can be read."""
     name = options.name or name_dataset(path)
     grey = _is_all_grey(source, path) if source.grey is None else source.grey
     rules = Rules(source.encoding, 1 if grey else 3, options.resize_shortest, options.quality)

@@ -60,11 +60,7 @@ def read_pixels(location: tuple) -> np.ndarray:
 
 
 def require_sound(source: Source, path: str, whole: bool) -> Source:
-    """Checks that a source has images of every class; returns it with remarks on what its splits lack.
-
-    Raises:
-      ValueError: if there are no images, or none of a class; if `whole`, also if a split lacks a class.
-    """
+    """Requires images of every class, if `whole` in every split; returns the source with remarks on what it lacks."""
     remarks, seen = source.remarks, set()
     for split, items in source.splits.items():
         present = {item.label for item in items}
