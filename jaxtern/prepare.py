@@ -18,6 +18,7 @@ from absl import flags
 from jaxtern import command_line
 from jaxtern.data.durable import require_writable
 from jaxtern.data.preprocessing.families import PREPROCESSINGS
+from jaxtern.data.records import TEST_SPLITS
 from jaxtern.preparation import detection
 from jaxtern.preparation.pipeline import Report, prepare
 from jaxtern.preparation.plan import Options
@@ -55,7 +56,7 @@ def main(source: str, out: str) -> int:
         dataset = out if "/" in out else f"./{out}"  # a slash tells a path from a name
         print(f"to train: python -m jaxtern.train --config=RECIPE --config.data.name={dataset}", flush=True)
         if SHEET.value:
-            test_split = None if report.has_test_split else "train"
+            test_split = "train" if set(TEST_SPLITS).isdisjoint(report.splits) else None
             draw_sheet(sheet_recipe(dataset, PREPROCESSING.value, test_split), Path(SHEET.value))
             print(f"sheet in {SHEET.value}")
     return 0

@@ -81,10 +81,7 @@ def moments(
 
 
 def finish(partials: Partials, centres: jax.Array, segments: Segments) -> Moments:
-    """Combines the partials of chunks to moments of segments, by repeated folds of neighbouring chunks.
-
-    A segment's result does not depend on the other segments: each is folded as often as it needs.
-    """
+    """Combines partials to moments: folds the neighbouring chunks of each segment, as often as that one needs."""
     max_abs, first, second = partials
     counts = chunk_counts(segments)
     while np.any(counts > 1):

@@ -88,10 +88,7 @@ def add_runs(runs: list[jax.Array]) -> jax.Array:
 
 
 def _small_tensors(tensors: list[tuple[jax.Array, int]]) -> tuple[list[Partials], list[int]]:
-    """Partials of tensors, each given with its first chunk's number; returns the chunks' numbers, in any order, too.
-
-    Chunks of about equal length share one program, as there may be hundreds of tensors.
-    """
+    """Partials of small tensors and their chunks' numbers; chunks of about equal length share one program."""
     rows: dict[int, list[tuple[int, jax.Array, jax.Array]]] = {}  # number, runs and centre of chunks, by length
     for tensor, first in tensors:
         centre = centres_of(tensor, Segments((tensor.size,)))[0]
@@ -179,10 +176,7 @@ def _chunks(slices: list[jax.Array], centre: jax.Array) -> Partials:
 
 
 def _total(slices: list[jax.Array]) -> jax.Array:
-    """The sum of each chunk: of the even and of the odd groups, then of both, then of the places.
-
-    XLA may add the two, as their order does not matter; and it computes the input of a reduction only once.
-    """
+    """The sum of each chunk: of the even and of the odd groups, then of both (in any order), then of the places."""
     sums = add_runs(slices)
     if sums.shape[2] == 1:
         return sum_in_any_order(sums[:, :, 0])

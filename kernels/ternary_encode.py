@@ -139,11 +139,7 @@ def steps_of(scales: jax.Array, levels: int) -> jax.Array:
 def _reference(
     gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
 ) -> jax.Array:
-    """Encodes in plain jnp.
-
-    All tiles but the last one or two are encoded in one loop, whose planes are slices of the gradient, so that the
-    compiler reads the gradient in place.
-    """
+    """Encodes in plain jnp: all tiles but the last one or two in a loop that reads the gradient in place."""
     one_step = steps[0] if segments.num_scales == 1 else None  # a common factor fuses into the loop
     vector = gradient if one_step is not None else segments.spread(gradient.astype(jnp.float32), steps)
     depth = radix_lib.digits_per_word(radix)
@@ -169,10 +165,7 @@ def _reference(
 
 
 def noise_planes(key: jax.Array, tiles: int, first_tile: int, depth: int, offset: int) -> list[jax.Array]:
-    """The random bits of every plane of consecutive tiles, uint32[tiles, RUN] each.
-
-    Tiles may begin within a group of noise, so the k-th run of a tile takes its bits from one of two groups.
-    """
+    """The random bits of every plane of consecutive tiles, uint32[tiles, RUN] each; tiles may begin within a group."""
     first_run = (lax.broadcasted_iota(jnp.uint32, (tiles, 1), 0) + jnp.uint32(first_tile)) * jnp.uint32(depth)
     place = lax.broadcasted_iota(jnp.uint32, (1, RUN), 1) + jnp.uint32(offset // noise.LANES)
     first_group = first_run // noise.LANES * RUN + place

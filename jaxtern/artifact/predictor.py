@@ -20,11 +20,7 @@ class Predictor:
     """An exported network, loaded on JAX's default device."""
 
     def __init__(self, folder: str | Path):
-        """Reads a folder that `python -m jaxtern.export` wrote.
-
-        Raises:
-          ValueError, OSError: if there is no such folder, or it is damaged or of another version.
-        """
+        """Reads a folder written by `python -m jaxtern.export`; raises ValueError or OSError if that fails."""
         self.manifest, program, weights = read_artifact(Path(folder))
         self.of_images = len(self.manifest.input_shape) == 3
         self._preprocessing = get_preprocessing(self.manifest.preprocessing) if self.of_images else None
@@ -50,8 +46,7 @@ class Predictor:
     def render(self, image: bytes | np.ndarray) -> np.ndarray:
         """Makes the input of `predict`, uint8[H, W, C], from the bytes of a JPEG or PNG, or from uint8[h, w, C].
 
-        Raises:
-          ValueError: if the image cannot be read, or has the wrong shape for a network that takes whole images.
+        Raises ValueError if the image cannot be read, or has the wrong shape for a network that takes whole images.
         """
         shape = self.manifest.input_shape
         pixels = render_image(image, self._preprocessing, self.manifest.image_size, shape[2])

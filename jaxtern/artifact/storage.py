@@ -106,12 +106,7 @@ def write_artifact(out: Path, artifact: Artifact) -> None:
 
 
 def read_artifact(folder: Path) -> Artifact:
-    """Reads a folder that `write_artifact` wrote.
-
-    Raises:
-      FileNotFoundError: if a file is missing.
-      ValueError: if a file is damaged, or of another version.
-    """
+    """Reads a folder of `write_artifact`; FileNotFoundError if a file is missing, ValueError if damaged or too new."""
     given, path = f"ARTEFACT={str(folder)!r}", folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{given}: holds no exported network (there is no {MANIFEST})")

@@ -118,14 +118,10 @@ def evaluation_batches(
     threads: int = 2,
     share: Share | None = None,
 ) -> Generator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Batches of this host's part of a split, every example once.
+    """Yields this host's part of a split, every example once, in batches.
 
-    Yields:
-      uint8[B, H, W, C] images, int32[B] labels, and bool[B], false for the padding of the last batch.
-
-    Raises:
-      ValueError: if there are fewer examples than hosts.
-      DataError: if an example cannot be read; it is named.
+    A batch is uint8[B, H, W, C] images, int32[B] labels, and bool[B], false for padding. Raises ValueError for fewer
+    examples than hosts, and DataError, which names it, for an example that cannot be read.
     """
     first, num_examples = require_shares(split.size, share or Share()).of(0, split.size)
 

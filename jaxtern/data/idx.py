@@ -21,9 +21,7 @@ _AT_ONCE = 1 << 24  # bytes of a read
 def load_mnist(folder: str | Path) -> Dataset:
     """Reads MNIST's four files, plain or gzipped, from a folder.
 
-    Raises:
-      FileNotFoundError: if the folder or a file is missing.
-      ValueError: if a file is damaged or cut short, or does not fit the others.
+    Raises FileNotFoundError for a missing file, ValueError for one that is damaged or does not fit the others.
     """
     given, splits = f"data_dir={str(folder)!r}", []
     if not Path(folder).is_dir():
@@ -42,9 +40,8 @@ def load_mnist(folder: str | Path) -> Dataset:
 def read_pair(folder: Path, split: str, given: str) -> tuple[list[Path], np.ndarray, np.ndarray]:
     """Reads a split: the paths of its two files, uint8[n, H, W] images and uint8[n] labels.
 
-    Raises:
-      FileNotFoundError: if a file is missing; the message starts with `given`.
-      ValueError: if a file is damaged or holds no pixels, or there are not as many labels as images.
+    Raises FileNotFoundError, which starts with `given`, for a missing file, and ValueError if a file is damaged, there
+    are no pixels, or the numbers of labels and images differ.
     """
     found = {name: find_idx(folder, name) for name in FILES[split]}
     missing = [name for name, path in found.items() if path is None]

@@ -98,8 +98,7 @@ def render_examples(
 ) -> tuple[np.ndarray, np.ndarray]:
     """uint8[B, H, W, C] images and int32[B] labels of some examples; the other arguments are those of `render_image`.
 
-    Raises:
-      DataError: if an example cannot be read, or is taken whole and has another shape than the rest; it is named.
+    Raises DataError, which names it, for an example that cannot be read, or is whole and of another shape than others.
     """
     pixels, labels = [], []
     for example, generator in zip(examples.tolist(), generators, strict=True):

@@ -15,15 +15,10 @@ _SEED = 0
 
 
 def make_synthetic(image_shape: tuple[int, ...], num_classes: int, num_examples: int) -> Dataset:
-    """Random pixels and labels, the same every time.
+    """Random uint8 images of a shape (height, width, channels) and labels below `num_classes`, the same every time.
 
-    Args:
-      image_shape: height, width, channels.
-      num_classes: labels are from 0 to one less.
-      num_examples: of the training split; the test split has a quarter as many.
-
-    Raises:
-      ValueError: for a malformed shape, or if the images need more memory than this machine has.
+    The training split has `num_examples`, the test split a quarter as many. Raises ValueError for a malformed shape, or
+    if the images need more memory than this machine has.
     """
     if len(image_shape) != 3 or not all(isinstance(length, int) and length >= 1 for length in image_shape):
         raise ValueError(f"synthetic_shape={image_shape}: must be height, width and channels, whole numbers from 1 on")
@@ -36,15 +31,10 @@ def make_synthetic(image_shape: tuple[int, ...], num_classes: int, num_examples:
 
 
 def make_synthetic_text(sequence_length: int, num_classes: int, num_examples: int) -> Dataset:
-    """Random characters, the same every time.
+    """Random characters, the same every time; an example holds `sequence_length` + 1 of `num_classes` different ones.
 
-    Args:
-      sequence_length: predicted characters of an example, which holds one more.
-      num_classes: different characters, at most 256.
-      num_examples: as for `make_synthetic`.
-
-    Raises:
-      ValueError: for more than 256 classes, or if the text needs more memory than this machine has.
+    The sizes of the splits are those of `make_synthetic`. Raises ValueError for more than 256 classes, or if the text
+    needs more memory than this machine has.
     """
     if num_classes > MAX_CHARACTERS:
         raise ValueError(

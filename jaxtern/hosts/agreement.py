@@ -18,12 +18,9 @@ _SOURCES = "**/*.py", "**/*.c", "**/*.h"
 
 
 def require_same(facts: dict[str, dict[str, Any]]) -> None:
-    """Raises ValueError in all processes if facts differ between them; all processes must call it.
+    """Raises ValueError in all processes if facts, JSON by subject and name, differ; all processes must call it.
 
     The message names the first process that differs, what differs, and the values.
-
-    Args:
-      facts: values by name, by subject such as "config"; must be JSON.
     """
     first, *others = gather_json({"host": socket.gethostname(), "facts": facts})
     for number, other in enumerate(others, start=1):

@@ -135,18 +135,16 @@ class Side(abc.ABC):
                 if "verdict" in said:
                     peer.knows_verdict = True
                     told = Verdict(*said["verdict"])
-                    self._judge(self._expelled() if told.process == self._process else told)
+                    if told.process == self._process:
+                        reason = f"{self._name}, this one, was silent for so long that the others have left"
+                        told = Verdict(self._process, 1, reason)
+                    self._judge(told)
         peer.gone = True
         if not peer.finished:
             reason = "ended without a word: it was killed, or its host went down"
             self._judge(Verdict(process, 1, f"{named(process, peer.host)} {reason}"))
         elif process == 0 and not self._finished:
             self._judge(Verdict(0, 1, f"{named(0, peer.host)} ended before the others had"))
-
-    def _expelled(self) -> Verdict:
-        """This process's verdict on itself when the others have left without it."""
-        reason = f"{self._name}, this one, was silent for so long that the others have left"
-        return Verdict(self._process, 1, reason)
 
     def _send_beat(self) -> None:
         self._send(beat=True)

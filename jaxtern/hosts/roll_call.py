@@ -53,12 +53,7 @@ def call_roll(cluster: Cluster, bind_address: str, timeout: float, announce: Cal
 
 
 class _Roll:
-    """Process 0's list of the processes that have come.
-
-    Attributes:
-      complete: the answer to all, once it is known.
-      meetings: the tasks of open connections.
-    """
+    """Process 0's list of the processes that have come; `complete` is the answer to all, once it is known."""
 
     def __init__(self, cluster: Cluster, announce: Callable[[], Any]):
         self._cluster, self._announce, self._here = cluster, announce, {0}

@@ -101,10 +101,7 @@ class Watch:
             os._exit(verdict.status)
 
     async def _stay_for_the_others(self) -> None:
-        """Waits a little, so that a launcher first sees the end of the process that failed first.
-
-        Process 0 leaves last: it waits until the others have left, and they wait at most until it has.
-        """
+        """Waits a little, so that a launcher first sees the process that failed first; process 0 leaves last."""
         await asyncio.sleep(_STEP_SECONDS)
         start, is_hub = time.monotonic(), isinstance(self._side, Hub)
         while (passed := time.monotonic() - start) < (_LAST_SECONDS if is_hub else _ASIDE_SECONDS):
@@ -126,12 +123,9 @@ def listen(host: str | None) -> socket.socket:
 
 
 def start_hub(host: str | None, num_processes: int, timeout: float) -> dict[str, Any]:
-    """Starts the watch of process 0; returns what the others must be told for `start_spoke`.
+    """Starts the watch of process 0, which listens at `host`; returns what `start_spoke` needs in the others.
 
-    Args:
-      host: address to listen at, as for `listen`.
-      num_processes: total number.
-      timeout: seconds of silence after which a process counts as lost, for all processes.
+    Any process that is silent for `timeout` seconds counts as lost.
     """
     global _watch  # noqa: PLW0603
     listener = listen(host)
@@ -141,15 +135,9 @@ def start_hub(host: str | None, num_processes: int, timeout: float) -> dict[str,
 
 
 def start_spoke(addresses: list[str], told: Mapping[str, Any], process: int) -> None:
-    """Starts the watch of another process.
+    """Starts the watch of another process, which connects to the first of process 0's addresses that answers.
 
-    Args:
-      addresses: of process 0; the first one that answers is used.
-      told: the result of process 0's `start_hub`.
-      process: number of this process.
-
-    Raises:
-      StartError: if no address answers.
+    `told` is the result of process 0's `start_hub`. Raises StartError if no address answers.
     """
     global _watch  # noqa: PLW0603
     connection = _connect(addresses, told["port"])
@@ -179,9 +167,8 @@ def tell_failure(reason: str, status: int, asks_first: bool = True) -> None:
 def say_goodbye(awaits_others: bool = False) -> None:
     """Tells the other processes that this one ends regularly.
 
-    Args:
-      awaits_others: whether process 0 waits up to 10 seconds for the others to exit, as JAX aborts them when they lose
-        it. Set this if the process then exits without jax.distributed's own wait for all.
+    With `awaits_others`, process 0 waits up to 10 seconds for the others to exit, as JAX aborts them when they lose it.
+    Set it for an exit without jax.distributed's own wait for all.
     """
     if _watch is not None:
         _watch.say_goodbye(awaits_others)

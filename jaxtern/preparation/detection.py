@@ -47,9 +47,8 @@ _MEANT_FOR = {"validation_fraction": "images", "coarse_labels": "cifar", "labels
 def open_source(path: Path, reading: Reading) -> Source:
     """Opens the source at a path without reading its images.
 
-    Raises:
-      FileNotFoundError: if nothing is there.
-      ValueError: if it cannot be read as its format, is incomplete, or a field of `reading` is for another format.
+    Raises FileNotFoundError if nothing is there, and ValueError if it cannot be read as its format, is incomplete, or a
+    field of `reading` is for another format.
     """
     if not path.exists():
         remedy = "to use a dataset of TensorFlow Datasets, train with --config.data.name=NAME"

@@ -21,13 +21,9 @@ _VERSION = "1.0.0"
 
 
 def claim_folder(out: Path, identity: dict[str, Any]) -> IO[str] | None:
-    """Claims a folder for the plan with this identity.
+    """Claims a folder for a plan; returns a file that holds the claim while it is open, None if the plan is finished.
 
-    Returns:
-      A file that holds the claim while it is open; None if the plan is already finished.
-
-    Raises:
-      ValueError: if the folder holds anything else, or another process prepares there.
+    Raises ValueError if the folder holds anything but this plan's work, or another process prepares there.
     """
     known = _read_identity(out)
     if known is not None and known != identity:

@@ -32,8 +32,7 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
       validation_fraction: of each class; None: a tenth. It must be None if there are folders of splits.
       seed: of the choice of validation images.
 
-    Raises:
-      ValueError: if there are no images, images outside folders of classes, or none in a split.
+    Raises ValueError if there are no images, images outside folders of classes, or none in a split.
     """
     members, read = list_container(path)
     entries = [_Entry(PurePosixPath(member.name).parts, member) for member in members]

@@ -50,14 +50,9 @@ class Stored(NamedTuple):
 
 
 def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
-    """Makes an image fit the rules.
+    """Stores an image, a file of any format that Pillow reads or uint8[H, W, C], by the rules.
 
-    Args:
-      raw: bytes of a file of any format that Pillow reads, or uint8[H, W, C].
-      rules: how to store it.
-
-    Raises:
-      DamagedImage: if it cannot be decoded to its end.
+    Raises DamagedImage if it cannot be decoded to its end.
     """
     if isinstance(raw, np.ndarray):
         pixels, fits = raw, True

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import tqdm
 
-from jaxtern.data.records import TEST_SPLITS
 from jaxtern.preparation.detection import Reading, open_source
 from jaxtern.preparation.folder import claim_folder, finish_folder, read_finished
 from jaxtern.preparation.plan import Options, Plan, make_plan
@@ -34,11 +33,6 @@ class Report:
 
     splits: dict[str, list[ShardResult]]
     remarks: tuple[str, ...]
-
-    @property
-    def has_test_split(self) -> bool:
-        """Whether there is a split that training evaluates on by default."""
-        return not set(TEST_SPLITS).isdisjoint(self.splits)
 
     def __str__(self) -> str:
         """A table with a line for each split, then the remarks."""

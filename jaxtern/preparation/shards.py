@@ -76,11 +76,8 @@ def make_features(
 def write_shard(task: Task, on_image: Callable[[], object]) -> ShardResult:
     """Writes a shard and its result, always with the same bytes, then gives it its final name.
 
-    It calls `on_image` after every image; an exception from that stops the shard.
-
-    Raises:
-      OSError: if it cannot be written.
-      ValueError: if an image cannot be stored by the rules.
+    It calls `on_image` after every image; an exception from that stops the shard. Raises OSError if the shard cannot be
+    written, ValueError if an image cannot be stored by the rules.
     """
     path = task.out / task.shard.file_name
     temporary = task.out / WORK / f"{path.name}.{os.getpid()}.tmp"

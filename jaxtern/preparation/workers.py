@@ -19,10 +19,7 @@ _stop: Any = None  # in a worker process: a shared flag that tells it to end
 def write_shards(tasks: list[Task], workers: int) -> Generator[tuple[Task, ShardResult], None, None]:
     """Writes shards, and yields each as soon as it is finished; draws the bar on terminals only.
 
-    Closing the generator stops all workers.
-
-    Raises:
-      ValueError, OSError: from the first shard that fails; the others are stopped.
+    Closing the generator, or the ValueError or OSError of a shard that fails, stops all workers.
     """
     total = sum(len(task.shard.items) for task in tasks)
     with tqdm.tqdm(total=total, unit=" images", disable=None) as bar:

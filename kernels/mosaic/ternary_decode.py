@@ -93,10 +93,7 @@ def sum_planes(
     radix: int,
     complete: Callable[[jax.Array], jax.Array] = lambda word: word,
 ) -> list[jax.Array]:
-    """Adds the digits of a tile's planes over the rows of flat words; uint32[RUN] each.
-
-    `complete` may replace the words of a missing tile.
-    """
+    """Adds the digits of a tile's planes over rows of flat words, uint32[RUN] each; `complete` may replace words."""
 
     def digits(row: int | jax.Array) -> list[jax.Array]:
         return unpack_run(complete(mgpu.load(words, row * width + tile * RUN)), radix)

@@ -42,10 +42,7 @@ def ternary_encode_native(
     span: tuple[int, int] | None = None,
     after: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
-    """Encodes one vector to words; or a span (start, size) of separate tensors, which it returns after the words.
-
-    The caller has checked the arguments. The tensors are not copied.
-    """
+    """Encodes a vector; or a span (start, size) of separate tensors, returned after the words without a copy."""
     start, size = span or (0, segments.num_elements)
     numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start, "elements": size}
     kept = tensors if span else ()
@@ -67,10 +64,7 @@ def ternary_decode_native(
     total: jax.Array | None = None,
     after: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
-    """Decodes a vector of means; or decodes a span (start, size) into separate tensors, and returns these.
-
-    The caller has checked the arguments. The tensors are not copied if nothing else needs them.
-    """
+    """Decodes a vector; or a span (start, size) into separate tensors, in place if nothing else needs these."""
     start, size = span or (0, segments.num_elements)
     own = dither or Dither(jnp.zeros((4,), jnp.uint32), 0)
     numbers = {"count": own.count, "centre": own.centre, "times": own.times, "offset": own.offset}
