@@ -18,7 +18,7 @@ from .segments import Segments, split
 from .ternary_encode import noise_planes
 from .tuning import DEFAULTS
 
-_UNROLLED_ROWS = 8  # the most rows that are added without a loop
+UNROLLED_ROWS = 8  # the most rows that are added without a loop
 
 
 def ternary_decode(
@@ -168,7 +168,7 @@ def sum_digits(words: jax.Array, radix: int, zero: int) -> jax.Array:
     words = words.reshape(words.shape[0], -1, RUN)
     rows, tiles, _ = words.shape
     total = jnp.full((tiles, radix_lib.digits_per_word(radix), RUN), -float(zero), jnp.float32)
-    unrolled = rows if rows <= _UNROLLED_ROWS else 1  # one, so that the loop's carry varies over axes as the words do
+    unrolled = rows if rows <= UNROLLED_ROWS else 1  # one, so that the loop's carry varies over axes as the words do
     for row in range(unrolled):
         total = add_row(row, total)
     return lax.fori_loop(unrolled, rows, add_row, total) if unrolled < rows else total

@@ -42,14 +42,11 @@ def read_shape(image: bytes | np.ndarray) -> tuple[int, int]:
 
 
 def decode(image: bytes | np.ndarray, channels: int) -> np.ndarray:
-    """Decodes a whole image at the decoder's full precision.
+    """Decodes a whole image to uint8[H, W, channels], at the decoder's full precision.
 
     Args:
       image: bytes of a JPEG or PNG, or uint8[H, W, 1 or 3].
       channels: 1 for grey, 3 for RGB.
-
-    Returns:
-      uint8[H, W, channels].
 
     Raises:
       ValueError: if the file is not a grey or RGB JPEG or PNG, or is damaged or cut short.
@@ -64,7 +61,7 @@ def decode(image: bytes | np.ndarray, channels: int) -> np.ndarray:
 
 
 def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> np.ndarray:
-    """Renders a view of an image: crops, resizes, rotates and flips it.
+    """Renders a view of an image as uint8[size, size, channels]: crops, resizes, rotates and flips it.
 
     A box more than twice as large as the result is first shrunk by averaging areas; the rest is bilinear. Pixels that a
     rotation brings in from outside the box are black. Subsampled colours of a JPEG are repeated, not interpolated,
@@ -76,9 +73,6 @@ def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> n
       view: the box to show, and how it is turned.
       size: side of the result in pixels.
       channels: 1 for grey, 3 for RGB.
-
-    Returns:
-      uint8[size, size, channels].
 
     Raises:
       ValueError: as for `decode`, and if the box is empty or not inside the image.

@@ -24,19 +24,16 @@ _LAST_LINES_SECONDS = 2.0  # time to read the last lines, as a descendant may ke
 
 
 def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, grace_seconds: float = 30.0) -> int:
-    """Runs a command in several processes, which find each other by environment variables.
+    """Runs a command in several processes; returns the exit status of the first that failed, or 0.
 
-    Prints their lines, each after its process's number. When one fails, the others are ended. SIGINT and SIGTERM are
-    passed on to all. If this process is killed, so are they.
+    They find each other by environment variables. Their lines are printed after their numbers. When one fails, the
+    others are ended. SIGINT and SIGTERM are passed on to all. If this process is killed, so are they.
 
     Args:
       command: to run.
       num_processes: 1 to 4096.
       max_restarts: how often to start all again, on another port, after a failure other than a usage error.
       grace_seconds: between SIGTERM and SIGKILL, for the processes that are left when one has ended.
-
-    Returns:
-      The exit status of the first process that failed, or 0.
     """
     restarts = 0
     while True:

@@ -19,10 +19,9 @@ from ..dither import Dither
 from ..radix import RUN
 from ..rounding import settle
 from ..segments import Segments
+from ..ternary_decode import UNROLLED_ROWS
 from ..tuning import Tuning
 from . import mgpu
-
-_UNROLLED_ROWS = 8
 
 
 def ternary_decode_mgpu(
@@ -102,7 +101,7 @@ def sum_planes(
         return [total + digit for total, digit in zip(totals, digits(row), strict=True)]
 
     totals = digits(0)
-    if rows > _UNROLLED_ROWS:
+    if rows > UNROLLED_ROWS:
         return lax.fori_loop(1, rows, add_row, totals)
     for row in range(1, rows):
         totals = add_row(row, totals)
