@@ -14,7 +14,7 @@ def require_writable(name: str, path: Path, suffixes: Sequence[str], new_folder:
     """
     if path.suffix.lower() not in suffixes:
         raise ValueError(f"--{name}={str(path)!r}: must end in {', '.join(suffixes)}")
-    if not path.parent.is_dir() and (new_folder is None or path.parent.absolute() != new_folder.absolute()):
+    if not path.parent.is_dir() and (new_folder is None or path.parent.resolve() != new_folder.resolve()):
         raise ValueError(f"--{name}={str(path)!r}: there is no folder {path.parent}; make it first")
 
 

@@ -30,7 +30,7 @@ def random_crop(images: jax.Array, keys: jax.Array, size: int) -> jax.Array:
 
 
 def central_crop(images: jax.Array, size: int) -> jax.Array:
-    """[B, size, size, C] of the same dtype: the middle, rounded up and left."""
+    """[B, size, size, C] of the same dtype: the middle, rounded towards the top and left."""
     top, left = ((length - size) // 2 for length in images.shape[1:3])
     return images[:, top : top + size, left : left + size]
 
