@@ -6,8 +6,7 @@
 
 FILE is any text in UTF-8 with at most 256 different characters; its last tenth is the test split.
 
-Measured: not at its own length. After 800 steps of 32 examples the test loss is 2.02 with TernGrad's gradients and 1.93
-with float ones (docs/results.md).
+Measured: nothing yet.
 Hardware: 2 CPU cores.
 """
 

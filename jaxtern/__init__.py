@@ -21,23 +21,25 @@ if TYPE_CHECKING:
     from jaxtern.compression.transform import compressed_mean as compressed_mean, ternary_mean as ternary_mean
     from jaxtern.compression.wrappers import delayed as delayed, error_feedback as error_feedback
     from jaxtern.compression.wrappers import hierarchical as hierarchical, partition as partition
+    from jaxtern.local.local_steps import local_steps as local_steps
 
 __version__ = "0.1.0"
 
-_NAMES = {  # public names by their module in jaxtern.compression
-    "dgc": ("dgc", "momentum_correction"),
-    "float_mean": ("float_mean",),
-    "low_rank": ("low_rank",),
-    "methods": ("METHODS",),
-    "network.calibration": ("calibrate",),
-    "network.links": ("Network", "Traffic"),
-    "radix.reducer": ("quantized", "ternary", "terngrad"),
-    "reducer": ("Group", "Layout", "Reduced", "Reducer", "State"),
-    "report": ("WireReport", "wire_report"),
-    "sign": ("sign",),
-    "top_k": ("top_k",),
-    "transform": ("CompressedMeanState", "compressed_mean", "state_specs", "ternary_mean"),
-    "wrappers": ("delayed", "error_feedback", "hierarchical", "partition"),
+_NAMES = {  # public names by their module
+    "compression.dgc": ("dgc", "momentum_correction"),
+    "compression.float_mean": ("float_mean",),
+    "compression.low_rank": ("low_rank",),
+    "compression.methods": ("METHODS",),
+    "compression.network.calibration": ("calibrate",),
+    "compression.network.links": ("Network", "Traffic"),
+    "compression.radix.reducer": ("quantized", "ternary", "terngrad"),
+    "compression.reducer": ("Group", "Layout", "Reduced", "Reducer", "State"),
+    "compression.report": ("WireReport", "wire_report"),
+    "compression.sign": ("sign",),
+    "compression.top_k": ("top_k",),
+    "compression.transform": ("CompressedMeanState", "compressed_mean", "state_specs", "ternary_mean"),
+    "compression.wrappers": ("delayed", "error_feedback", "hierarchical", "partition"),
+    "local.local_steps": ("local_steps",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -48,7 +50,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("jaxtern.cluster")
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxtern' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"jaxtern.compression.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"jaxtern.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,14 +12,38 @@ import absl.logging
 from absl import flags
 
 from jaxtern.hosts.settings import to_line
-from jaxtern.hosts.watch import tell_failure
+from jaxtern.hosts.watch import is_kept, tell_failure
 
 USAGE_ERROR = 2
 HELP = flags.DEFINE_bool("help", False, "tell what there is to give", short_name="h")
 
 
+_OF_IMAGES = "array_record", "cv2", "dm_pix", "grain", "safetensors", "simplejpeg", "tensorflow_datasets"
+EXTRAS = {"matplotlib": "plots", "tensorflow": "tfds"} | dict.fromkeys(_OF_IMAGES, "images")  # that bring a package
+
+
 class UsageError(Exception):
     """The user asked for something that cannot be done; the message is one line."""
+
+
+@contextlib.contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Around the imports of a door, which take seconds: says so before, where the door, by its __name__, is run."""
+    if name == "__main__" and "jax" not in sys.modules and os.environ.get("JAXTERN_PROCESS_ID", "0") == "0":
+        tell("loading JAX")
+    before = signal.getsignal(signal.SIGINT)
+    if name == "__main__" and before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
+    with _ending_in_a_line():
+        yield
+    if signal.getsignal(signal.SIGINT) is _stop:
+        signal.signal(signal.SIGINT, before)
+
+
+def _stop(*_: object) -> None:
+    """After Ctrl-C while modules are imported, some of whose callbacks would swallow an exception."""
+    tell("stopped by Ctrl-C")
+    os._exit(130)
 
 
 def run(
@@ -40,32 +66,52 @@ def run(
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, for names of files that are no text
-    try:
+    with _ending_in_a_line():
         rest = _parse(positionals)
         if HELP.value:
             print(sys.modules["__main__"].__doc__, flags.FLAGS.main_module_help() + more_help(), sep="\n")
             sys.exit(0)
         _require_positionals(rest, positionals)
-        status = main(*rest)
-    except UsageError as error:
-        line = to_line(str(error))
-        tell_failure(line, USAGE_ERROR)
-        print(f"error: {line}", file=sys.stderr)
-        status = USAGE_ERROR
-    sys.exit(status)
+        sys.exit(main(*rest))
 
 
 @contextlib.contextmanager
 def refusing(interrupted: str = "") -> Iterator[None]:
-    """Makes a UsageError of what refuses input, a ValueError or an OSError; after SIGINT says so, with status 130."""
+    """Makes a UsageError of what refuses input, a ValueError or an OSError; tells after Ctrl-C what is left."""
     try:
         yield
     except KeyboardInterrupt:
-        if interrupted:
-            print(interrupted, file=sys.stderr)
-        sys.exit(130)
+        raise KeyboardInterrupt(interrupted) from None
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from None
+
+
+def tell(line: str) -> None:
+    """Says what now takes its time; not on standard output, which has results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def describe(error: Exception) -> str:
+    """Its message; of a missing package that an extra has, the command that installs it."""
+    package = str(getattr(error, "name", "")).partition(".")[0]
+    return f"{package} is missing: pip install 'jaxtern[{EXTRAS[package]}]'" if package in EXTRAS else str(error)
+
+
+@contextlib.contextmanager
+def _ending_in_a_line() -> Iterator[None]:
+    """Exits with one line after a UsageError, a missing package, and Ctrl-C."""
+    try:
+        yield
+    except (UsageError, ModuleNotFoundError) as error:
+        line = to_line(describe(error))
+        tell_failure(line, USAGE_ERROR)
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt as stopped:
+        if is_kept():  # the others are to be told
+            raise
+        print(str(stopped) or "stopped by Ctrl-C", file=sys.stderr)
+        sys.exit(130)
 
 
 def _parse(positionals: Sequence[str]) -> list[str]:

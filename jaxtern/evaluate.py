@@ -7,17 +7,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags
 
 from jaxtern import command_line, run_flags
-from jaxtern.artifact.predictions import rank, write_predictions
-from jaxtern.data.durable import require_writable
 from jaxtern.run_flags import AVERAGED, BEST, DATA_DIR, STEP, WORKDIR
-from jaxtern.training.run.evaluation import Evaluation, evaluate
-from jaxtern.training.run.metrics import EventFile, read_records
-from jaxtern.training.run.saved_run import open_run
-from jaxtern.training.step.state import TrainState, variables_of
+
+with command_line.loading(__name__):
+    import numpy as np
+
+    from jaxtern.artifact.predictions import rank, write_predictions
+    from jaxtern.data.durable import require_writable
+    from jaxtern.training.run.evaluation import Evaluation, evaluate
+    from jaxtern.training.run.metrics import EventFile, read_records
+    from jaxtern.training.run.saved_run import open_run
+    from jaxtern.training.step.state import TrainState, variables_of
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +121,7 @@ class Evaluator:
         """Evaluates one checkpoint, and writes its predictions if a file is given."""
         inputs, logits = self._inputs, []
         split = getattr(inputs.dataset, self._split_name)
+        command_line.tell(f"evaluating {split.size:,} examples")
         result = evaluate(
             self._run.graph,
             variables_of(state, self._averaged),

@@ -9,9 +9,11 @@ from pathlib import Path
 from absl import flags
 
 from jaxtern import command_line, run_flags
-from jaxtern.artifact.storage import Artifact, require_new, write_artifact
 from jaxtern.run_flags import AVERAGED, BEST, DATA_DIR, STEP, WORKDIR
-from jaxtern.training.run.exporting import export_run
+
+with command_line.loading(__name__):
+    from jaxtern.artifact.storage import Artifact, require_new, write_artifact
+    from jaxtern.training.run.exporting import export_run
 
 OUT = flags.DEFINE_string("out", None, "new folder for the network")
 flags.adopt_module_key_flags(run_flags)
@@ -24,6 +26,7 @@ def main() -> int:
     out = Path(OUT.value)
     with command_line.refusing():
         require_new(out)
+        command_line.tell(f"exporting {WORKDIR.value}")
         artifact = export_run(Path(WORKDIR.value), STEP.value, AVERAGED.value, DATA_DIR.value, BEST.value)
         write_artifact(out, artifact)
     print(f"{describe(artifact)}\nin {out}")

@@ -18,26 +18,31 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 from absl import flags
 
-from jaxtern import recipe_flags
+from jaxtern import command_line
 from jaxtern.command_line import UsageError
-from jaxtern.compression.network.links import Network
-from jaxtern.compression.radix.buckets import BUCKET_SIZE
-from jaxtern.compression.radix.quantizer import Quantizer
-from jaxtern.compression.reducer import Layout, Reducer
-from jaxtern.compression.transform import describe
-from jaxtern.data.durable import require_writable
-from jaxtern.data.json_files import read_json
-from jaxtern.planning.forecast import Forecast, Scenario, seconds
-from jaxtern.planning.model import INSIDE_HOST, Method, QuantizerSpeed, measured_method, usual_methods
-from jaxtern.planning.speed import measure_quantizer_speed, measure_reduce_seconds
-from jaxtern.training.recipe.mean import MeanSection
-from jaxtern.training.run.curves import plot_speed_up
-from jaxtern.training.run.inputs import open_inputs
-from jaxtern.training.run.workload import measure_step_seconds, read_workload
+
+with command_line.loading(__name__):
+    import jax
+    import jax.numpy as jnp
+
+    from jaxtern import recipe_flags
+    from jaxtern.compression.fragments import Timing, as_timing
+    from jaxtern.compression.network.links import Network
+    from jaxtern.compression.radix.buckets import BUCKET_SIZE
+    from jaxtern.compression.radix.quantizer import Quantizer
+    from jaxtern.compression.reducer import Layout, Reducer
+    from jaxtern.compression.transform import describe
+    from jaxtern.data.durable import require_writable
+    from jaxtern.data.json_files import read_json
+    from jaxtern.planning.forecast import Forecast, Scenario, seconds
+    from jaxtern.planning.model import INSIDE_HOST, Method, QuantizerSpeed, measured_method, usual_methods
+    from jaxtern.planning.speed import measure_quantizer_speed, measure_reduce_seconds
+    from jaxtern.training.recipe.mean import MeanSection
+    from jaxtern.training.run.curves import plot_speed_up
+    from jaxtern.training.run.inputs import open_inputs
+    from jaxtern.training.run.workload import measure_step_seconds, read_workload
 
 PARAMETERS = flags.DEFINE_string("parameters", None, "size of a gradient of one tensor: 61_000_000, 61M or 250k")
 HOSTS = flags.DEFINE_integer("hosts", 2, "number of hosts", lower_bound=1)
@@ -50,7 +55,11 @@ STEP_SECONDS = flags.DEFINE_string("step_seconds", None, "time of a step without
 CODEC_SPEED = flags.DEFINE_string(
     "codec_speed", None, "seconds an element: encode=2e-10,decode=4e-11, stages left out cost nothing; none [measured]"
 )
-OVERLAP = flags.DEFINE_bool("overlap", None, "whether messages travel during the computation [recipe's mean.delayed]")
+OVERLAP = flags.DEFINE_bool(
+    "overlap", None, "whether messages travel during the computation [recipe's mean.delayed or local.delay]"
+)
+LOCAL_STEPS = flags.DEFINE_integer("local_steps", None, "steps from one exchange to the next [recipe's, or 1]")
+FRAGMENTS = flags.DEFINE_integer("fragments", None, "parts of the weights that take turns [recipe's, or 1]")
 _BEHIND = "fraction of the shorter of codec and wire that the longer hides; below 1 if both need the same cores"
 HIDDEN = flags.DEFINE_float("hidden", 1.0, _BEHIND, 0.0, 1.0)
 OUT = flags.DEFINE_string("out", None, "file for a plot of speed-up against workers, .png, .svg or .pdf")
@@ -70,6 +79,7 @@ class Job(NamedTuple):
     num_floats: int
     compute_seconds: float
     overlap: bool
+    timing: Timing
     bucket_size: int | None
     others: dict[str, Method]
 
@@ -81,10 +91,12 @@ def main() -> int:
         network = read_links()
         speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse(FAST_RATE, _RATES, 1))
+        if None in (STEP_SECONDS.value, CODEC_SPEED.value):
+            command_line.tell("measuring this machine")
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
         speed = measure_quantizer_speed(job.quantizer) if speed is None else speed
         links = HOSTS.value, DEVICES.value, network, fast
-        scenario = Scenario(*links, job.compute_seconds, overlap=job.overlap, hidden=HIDDEN.value)
+        scenario = Scenario(*links, job.compute_seconds, job.overlap, HIDDEN.value, job.timing)
         methods = usual_methods(job.quantizer, job.layout, job.num_floats, speed, job.bucket_size)
         forecast = Forecast(methods | job.others, scenario)
     except (ValueError, OSError) as error:
@@ -100,14 +112,23 @@ def read_recipe() -> Job:
     work = read_workload(recipe, inputs)
     is_given = STEP_SECONDS.value is not None
     compute = parse(STEP_SECONDS, _TIMES) if is_given else measure_step_seconds(recipe, inputs)
-    overlap = recipe.mean.delayed if OVERLAP.value is None else OVERLAP.value
+    local = recipe.local
+    overlap = recipe.mean.delayed or local.delay > 0 if OVERLAP.value is None else OVERLAP.value
+    timing = read_timing(local.steps or 1, local.fragments)
     quantizer, bucket_size, reducer = read_mean(recipe.mean)
     others = {}
     if reducer is not None:
         took = measure_reduce_seconds(reducer, work.layout)
         others = {recipe.mean.method: measured_method(reducer, work.layout, took, work.num_floats)}
     name = f"{recipe.model.name}, {work.examples} examples a worker"
-    return Job(name, quantizer, work.layout, work.num_floats, compute, overlap, bucket_size, others)
+    return Job(name, quantizer, work.layout, work.num_floats, compute, overlap, timing, bucket_size, others)
+
+
+def read_timing(steps: int, fragments: int) -> Timing:
+    """That of the flags, or else of a recipe."""
+    given = LOCAL_STEPS.value, FRAGMENTS.value
+    steps, fragments = (own if flag is None else flag for flag, own in zip(given, (steps, fragments), strict=True))
+    return as_timing(steps, fragments)
 
 
 def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]:
@@ -129,7 +150,8 @@ def read_parameters() -> Job:
     if STEP_SECONDS.value is None:
         raise ValueError("--step_seconds is not set: --parameters has no step to measure")
     layout = describe(jax.ShapeDtypeStruct((int(count),), jnp.float32))
-    return Job("one tensor", Quantizer(), layout, 0, parse(STEP_SECONDS, _TIMES), bool(OVERLAP.value), BUCKET_SIZE, {})
+    compute, timing = parse(STEP_SECONDS, _TIMES), read_timing(1, 1)
+    return Job("one tensor", Quantizer(), layout, 0, compute, bool(OVERLAP.value), timing, BUCKET_SIZE, {})
 
 
 def read_links() -> Network:
@@ -185,7 +207,8 @@ def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
             f"{job.name}: {compressed:,} elements compressed, {job.num_floats:,} float\n"
             f"{scenario.hosts:,} hosts{devices}, {scenario.network.bandwidth / 125e6:.4g} Gbit/s,"
             f" {seconds(scenario.network.latency)} a message; a step without exchange takes"
-            f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}\n\n"
+            f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}"
+            f"{f'; an exchange in {scenario.timing.steps} steps' if scenario.timing.steps > 1 else ''}\n\n"
             f"{forecast}\n\n{forecast.recommendation()}"
         )
     if OUT.value:

@@ -13,12 +13,14 @@ from pathlib import Path
 from absl import flags
 
 from jaxtern import command_line
-from jaxtern.artifact.image_files import ImageFiles
-from jaxtern.artifact.predictions import Predictions, format_table, rank, write_predictions
-from jaxtern.artifact.predictor import Predictor
-from jaxtern.data.dataset import Records, Split
-from jaxtern.data.durable import require_writable
-from jaxtern.data.sources import load_dataset
+
+with command_line.loading(__name__):
+    from jaxtern.artifact.image_files import ImageFiles
+    from jaxtern.artifact.predictions import Predictions, format_table, rank, write_predictions
+    from jaxtern.artifact.predictor import Predictor
+    from jaxtern.data.dataset import Records, Split
+    from jaxtern.data.durable import require_writable
+    from jaxtern.data.sources import load_dataset
 
 OUT = flags.DEFINE_string("out", None, "file for the predictions, .csv [a table is printed]")
 TOP = flags.DEFINE_integer("top", 5, "number of labels of each image", lower_bound=1)
@@ -39,6 +41,7 @@ def main(artifact: str, *paths: str) -> int:
             raise ValueError(f"ARTEFACT={artifact!r}: is a network for text; use Predictor.predict in Python instead")
         named = DATASET.value
         split, classes = _open_files(paths) if named is None else _open_split(named, DATA_DIR.value, SPLIT.value)
+        command_line.tell(f"predicting {split.size:,} images")
         predictions, bad = predict(predictor, split, classes == predictor.labels)
         if OUT.value is not None:
             write_predictions(Path(OUT.value), predictions)

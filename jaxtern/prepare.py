@@ -16,13 +16,15 @@ from pathlib import Path
 from absl import flags
 
 from jaxtern import command_line
-from jaxtern.data.durable import require_writable
-from jaxtern.data.preprocessing.families import PREPROCESSINGS
-from jaxtern.data.records import TEST_SPLITS
-from jaxtern.preparation import detection
-from jaxtern.preparation.pipeline import Report, prepare
-from jaxtern.preparation.plan import Options
-from jaxtern.training.run.sheet import draw_sheet, sheet_recipe
+
+with command_line.loading(__name__):
+    from jaxtern.data.durable import require_writable
+    from jaxtern.data.preprocessing.families import PREPROCESSINGS
+    from jaxtern.data.records import TEST_SPLITS
+    from jaxtern.preparation import detection
+    from jaxtern.preparation.pipeline import Report, prepare
+    from jaxtern.preparation.plan import Options
+    from jaxtern.training.run.sheet import draw_sheet, sheet_recipe
 
 FORMAT = flags.DEFINE_enum("format", None, detection.FORMATS, "kind of SOURCE [detected]")
 NAME = flags.DEFINE_string("name", None, "of the dataset [made from SOURCE]")
@@ -57,6 +59,7 @@ def main(source: str, out: str) -> int:
         print(f"to train: python -m jaxtern.train --config=RECIPE --config.data.name={dataset}", flush=True)
         if SHEET.value:
             test_split = "train" if set(TEST_SPLITS).isdisjoint(report.splits) else None
+            command_line.tell("drawing the sheet")
             draw_sheet(sheet_recipe(dataset, PREPROCESSING.value, test_split), Path(SHEET.value))
             print(f"sheet in {SHEET.value}")
     return 0

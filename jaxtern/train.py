@@ -7,18 +7,22 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-import jax
 from absl import flags
 
-from jaxtern import cluster, cluster_flags, command_line, recipe_flags
-from jaxtern.data.dataset import DataError
-from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.run import dry_run, loop
-from jaxtern.training.run.curves import plot_curves
-from jaxtern.training.run.divergence import DivergenceError
-from jaxtern.training.run.evaluation import Evaluation
-from jaxtern.training.run.run import Run, prepare_run
-from jaxtern.training.run.stopping import Stopped
+from jaxtern import command_line
+
+with command_line.loading(__name__):
+    import jax
+
+    from jaxtern import cluster, cluster_flags, recipe_flags
+    from jaxtern.data.dataset import DataError
+    from jaxtern.training.recipe.recipe import Recipe
+    from jaxtern.training.run import dry_run, loop
+    from jaxtern.training.run.curves import plot_curves
+    from jaxtern.training.run.divergence import DivergenceError
+    from jaxtern.training.run.evaluation import Evaluation
+    from jaxtern.training.run.run import Run, prepare_run
+    from jaxtern.training.run.stopping import Stopped
 
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")
 ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
@@ -53,6 +57,8 @@ def become_evaluator(recipe: Recipe, workdir: Path) -> NoReturn:
 
 def train_and_report(recipe: Recipe, workdir: Path) -> int:
     """Trains to the end and says what came of it; the exit status."""
+    if jax.process_index() == 0:
+        command_line.tell(f"opening the data: {recipe.data.name}")
     try:
         run = prepare_run(recipe, workdir, ALLOW_CONFIG_CHANGE.value)
     except (ValueError, OSError) as error:
@@ -103,6 +109,8 @@ def report(run: Run, result: Evaluation) -> None:
     title = f"{recipe.model.name} on {recipe.data.name}, {recipe.run.num_workers} workers, {recipe.mean.method}"
     try:
         curves = plot_curves(workdir, title, recipe.model.loss)
+    except ModuleNotFoundError as error:
+        print(f"no curves.png: {command_line.describe(error)}")
     except (OSError, ValueError, OverflowError) as error:  # the run is whole without its picture
         reason = describe_error(error, workdir) if isinstance(error, OSError) else error
         logger.warning("curves cannot be drawn: %s", reason)

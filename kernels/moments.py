@@ -95,8 +95,9 @@ def finish(partials: Partials, centres: jax.Array, segments: Segments) -> Moment
             jnp.where(is_done, column[table[:, 0]], sum_in_any_order(jnp.where(present, column[table], 0.0), _FOLD))
             for column in (first, second)
         )
-    elements = np.diff(segments.bounds()).astype(np.float32)
-    first, second = settle(first / elements), settle(second / elements)
+    # a compiler may turn a division by constants into this, or may not
+    inverse = np.float32(1) / np.diff(segments.bounds()).astype(np.float32)
+    first, second = settle(first * inverse), settle(second * inverse)
     high = to_12_bits(first)
     low = first - high
     variance = second - high * high - 2 * high * low - low * low

@@ -5,7 +5,7 @@ draw exactly what N hosts draw. All of it is elementwise integer arithmetic, the
 
 The generator is Philox 2x32 with seven rounds, the fewest that pass BigCrush (Salmon et al., "Parallel random numbers:
 as easy as 1, 2, 3", SC 2011). Its 64 bits serve four elements with 16 bits each: those at the same place of four
-consecutive runs of `RUN` elements (see radix.py). docs/performance.md has the tests.
+consecutive runs of `RUN` elements (see radix.py). docs/benchmarks.md has the tests.
 """
 
 import jax

@@ -345,6 +345,28 @@ def recipe_of(full_names: Callable) -> Callable[..., Any]:
     return make
 
 
+# What commands say of themselves on stderr while they work; how long that takes, and so whether it is said, may differ.
+PROGRESS = (
+    "loading JAX",
+    "opening the data: ",
+    "evaluating ",
+    "predicting ",
+    "exporting ",
+    "drawing the sheet",
+    "measuring this machine",
+)
+
+
+def without_progress(err: str) -> str:
+    """The other lines, with their ends."""
+    return "".join(line for line in err.splitlines(keepends=True) if not line.startswith(PROGRESS))
+
+
+@pytest.fixture(scope="session", name="without_progress")
+def _without_progress() -> Callable[[str], str]:
+    return without_progress
+
+
 class Answer(NamedTuple):
     """What a door has said.
 
@@ -389,7 +411,7 @@ class Doors:
         assert answer, (self._folder / "server.err").read_text()[-2000:]
         status, seconds, memory = json.loads(answer)
         out, err = (Path(f"{output}.{end}").read_text(errors="backslashreplace") for end in ("out", "err"))
-        return Answer(status, out, err, seconds, memory)
+        return Answer(status, out, without_progress(err), seconds, memory)
 
     def close(self) -> None:
         assert self._server.stdin is not None

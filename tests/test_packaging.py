@@ -3,6 +3,9 @@
 import ast
 import importlib.metadata
 import inspect
+import os
+import platform
+import re
 import subprocess
 import sys
 import tarfile
@@ -10,11 +13,13 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import copy, copytree
+from shutil import copy, copytree, which
 
 import pytest
 
 import jaxtern
+from jaxtern import command_line
+from jaxtern.kernels.native.library import LEVELS
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("kernels", "configs")  # top-level folders, installed inside jaxtern
@@ -105,10 +110,12 @@ def test_links_and_mapping_lead_to_the_same_folders():
         assert [(ROOT / "jaxtern" / name).readlink() for name in LINKED] == [Path("..", name) for name in LINKED]
 
 
-def build(kind: str, tree: Path, folder: Path) -> Path:
+def build(kind: str, tree: Path, folder: Path, **variables: str) -> Path:
     """The sdist or the wheel of `tree`, built offline into `folder`."""
     call = f"import setuptools.build_meta as b; b.build_{kind}({str(folder)!r})"
-    done = subprocess.run([sys.executable, "-c", call], cwd=tree, capture_output=True, text=True, check=False)
+    environment = os.environ | variables
+    command = [sys.executable, "-c", call]
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return next(folder.iterdir())
 
@@ -119,7 +126,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree, built, unpacked = (tmp_path_factory.mktemp(name) for name in ("tree", "sdist", "unpacked"))
     for name in ("jaxtern", *LINKED):
         copytree(ROOT / name, tree / name, symlinks=True)
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         copy(ROOT / name, tree)
     with tarfile.open(build("sdist", tree, built)) as archive:
         archive.extractall(unpacked, filter="data")
@@ -131,8 +138,8 @@ def test_dockerfile_takes_all_that_the_wheel_is_made_of(sdist, tmp_path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     base = next(line for line in lines if line.startswith("FROM python:")).removeprefix("FROM python:")
     assert tuple(map(int, base.removesuffix("-slim").split("."))) >= (3, 11)
-    assert "RUN pip install --no-cache-dir '.[cuda]'" in lines
-    assert "cuda" in project["optional-dependencies"]
+    assert "RUN pip install --no-cache-dir '.[cuda,images,plots]'" in lines
+    assert {"cuda", "images", "plots"} <= set(project["optional-dependencies"])
     tree = tmp_path / "tree"
     tree.mkdir()
     for *sources, target in (line.split()[1:] for line in lines if line.startswith("COPY ")):
@@ -157,6 +164,32 @@ def test_wheel_from_sdist_holds_every_module_and_recipe(sdist, tmp_path):
     assert {name for name in held if ".dist-info/" not in name} == {*modules, *sources, "jaxtern/py.typed"}
     assert "jaxtern/kernels/native/native.h" in sources
     assert {"jaxtern/configs/digits.py", "jaxtern/configs/mnist.py"} <= modules
+
+
+@pytest.mark.skipif(not which("cc") or platform.machine() not in LEVELS, reason="compiles the kernels with cc")
+def test_native_wheel_carries_the_kernels_and_needs_no_compiler(sdist, tmp_path):
+    (tmp_path / "wheel").mkdir()
+    path = build("wheel", sdist, tmp_path / "wheel", JAXTERN_NATIVE="1", CC="cc")
+    assert path.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+    with zipfile.ZipFile(path) as wheel:
+        wheel.extractall(tmp_path / "installed")
+        held = {Path(name).name for name in wheel.namelist() if name.endswith(".so")}
+    assert held == {f"native-{level}.so" for level in LEVELS[platform.machine()]}
+    code = "from jaxtern.kernels import dispatch; print(dispatch.why_not_native())"
+    environment = os.environ | {"PATH": "/nowhere", "PYTHONPATH": str(tmp_path / "installed"), "JAX_PLATFORMS": "cpu"}
+    environment |= {"CC": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def why_not_native(**variables: str) -> str:
+        command = [sys.executable, "-c", code]
+        return subprocess.check_output(command, cwd=tmp_path, env=environment | variables, text=True).strip()
+
+    assert why_not_native() == ""
+    assert not (tmp_path / "cache").exists()
+    for library in (tmp_path / "installed").rglob("native-*.so"):
+        library.write_bytes(b"of another machine")
+    assert why_not_native() == "there is no C compiler: neither $CC nor cc, gcc or clang"
+    assert why_not_native(PATH=os.environ["PATH"]) == ""
+    assert (tmp_path / "cache").exists()
 
 
 def test_installed_version_equals_the_packages():
@@ -190,15 +223,54 @@ def test_public_names_are_those_that_type_checkers_see():
         _ = jaxtern.nothing
 
 
+ALLOWED = "jax", "scipy", "_cyutility"  # the last is SciPy's
+
+
 def test_public_names_are_imported_when_they_are_asked_for():
-    """In a process that has imported nothing else of jaxtern."""
+    """In a process that has imported nothing else of jaxtern; the mean needs JAX and optax, and no more."""
     code = """
 import sys, jaxtern
 assert not {"jax", "optax", "jaxtern.cluster"} & set(sys.modules)
 assert callable(jaxtern.cluster.join) and callable(jaxtern.cluster.create_mesh)
-assert "optax" not in sys.modules and callable(jaxtern.ternary_mean)
+assert "optax" not in sys.modules
+import optax
+before = set(sys.modules)
+assert callable(jaxtern.ternary_mean)
+print(*{name for name in set(sys.modules) - before if not name.startswith("jaxtern.")})
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    new = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
+    others = {name for name in new if name.partition(".")[0] not in (*sys.stdlib_module_names, *ALLOWED)}
+    assert not others
+    assert "scipy.special" not in new  # which takes longer than all the others
+
+
+def read_project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    """The names of packages, as they are imported where that is another."""
+    names = {re.split(r"[\[>=;]", each)[0].lower().replace("-", "_") for each in requirements}
+    return {IMPORTED_AS.get(name, name) for name in names}
+
+
+IMPORTED_AS = {
+    "absl_py": "absl", "orbax_checkpoint": "orbax", "pillow": "pil", "scikit_learn": "sklearn",
+    "opencv_python_headless": "cv2",
+}  # fmt: skip
+THIRD_PARTY = {name.partition(".")[0] for _, name in IMPORTS} - set(sys.stdlib_module_names) - {"jaxtern"}
+
+
+def test_every_import_is_a_dependency_or_of_an_extra_that_messages_name():
+    extras = read_project()["optional-dependencies"]
+    needed = names_of(read_project()["dependencies"])
+    assert needed - {"flatbuffers"} <= {name.lower() for name in THIRD_PARTY}  # which jax.export imports
+    assert {name for name in THIRD_PARTY if name.lower() not in needed} == {*command_line.EXTRAS, "etils"} - {
+        "tensorflow"
+    }
+    assert "etils" not in extras  # which tensorflow-datasets and orbax need
+    for name, extra in command_line.EXTRAS.items():
+        assert name in names_of(extras[extra])
 
 
 def test_configs_are_known_to_the_doors_alone():

@@ -9,21 +9,26 @@ OUT/table.md and OUT/language.png are made after every run.
 """
 
 import argparse
-import re
 import statistics
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import study
 from benchmarks.commands import create_parser, format_table, save
+from jaxtern.training.run.metrics import read_metrics
 
-VARIANTS = {
-    "float": {"method": "float"},
-    "terngrad": {"method": "terngrad"},
-    "ternary": {"method": "ternary"},
-    "quantized_5": {"method": "quantized", "levels": 2},
-    "quantized_7": {"method": "quantized", "levels": 3},
-    "low_rank_4": {"method": "low_rank", "rank": 4},
+VARIANTS: dict[str, dict[str, Any]] = {  # fields of the recipe
+    "float": {"mean.method": "float"},
+    "terngrad": {"mean.method": "terngrad"},
+    "ternary": {"mean.method": "ternary"},
+    "quantized_5": {"mean.method": "quantized", "mean.levels": 2},
+    "quantized_7": {"mean.method": "quantized", "mean.levels": 3},
+    "low_rank_4": {"mean.method": "low_rank", "mean.rank": 4},
+    "local_float_30": {"mean.method": "float", "local.steps": 30},
+    "local_10": {"mean.method": "ternary", "local.steps": 10},
+    "local_30": {"mean.method": "ternary", "local.steps": 30},
+    "local_100": {"mean.method": "ternary", "local.steps": 100},
+    "streaming_30": {"mean.method": "ternary", "local.steps": 30, "local.fragments": 3, "local.delay": 1},
 }
 NAMES = {
     "float": "float",
@@ -32,6 +37,11 @@ NAMES = {
     "quantized_5": "5 levels",
     "quantized_7": "7 levels",
     "low_rank_4": "low_rank, rank 4",
+    "local_float_30": "local steps, 30, float",
+    "local_10": "local steps, 10, ternary",
+    "local_30": "local steps, 30, ternary",
+    "local_100": "local steps, 100, ternary",
+    "streaming_30": "the same, 30, in 3 fragments",
 }
 STYLES = {name: "black" if name == "float" else f"C{number}" for number, name in enumerate(VARIANTS)}
 
@@ -41,7 +51,7 @@ def main() -> None:
     out = Path(arguments.out)
     for seed in arguments.seeds:
         for variant in arguments.variants:
-            own = [f"mean.{name}={value}" for name, value in VARIANTS[variant].items()]
+            own = [f"{name}={value}" for name, value in VARIANTS[variant].items()]
             fields = [f"data.name={_as_path(arguments.text)}", *own, f"run.seed={seed}", *arguments.override]
             study.train("charlm", fields, out / f"{variant}_{seed}")
             rows = read_rows(out, arguments.variants, arguments.seeds)
@@ -84,9 +94,9 @@ def read_rows(out: Path, variants: list[str], seeds: list[int]) -> list[dict[str
 
 
 def _read_bits(workdir: Path) -> float:
-    """As the run says at its end."""
-    (*_, bits) = re.findall(r"^sent ([\d.]+) bits", study.log_of(workdir).read_text(), re.MULTILINE)
-    return float(bits)
+    """On average over the records of the run."""
+    bits = [record["sent_bits_per_element"] for record in read_metrics(workdir) if "sent_bits_per_element" in record]
+    return statistics.mean(bits)
 
 
 def make_table(rows: list[dict[str, Any]]) -> str:
@@ -115,7 +125,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     named: set[str] = set()
     for row in rows:
         variant = row["variant"]
-        label = None if variant in named else f"{NAMES[variant]} ({row['bits']:.1f} bits)"
+        label = None if variant in named else f"{NAMES[variant]} ({row['bits']:.2g} bits)"
         axes.plot(row["steps"], row["losses"], color=STYLES[variant], label=label, linewidth=1.2)
         named.add(variant)
     axes.set(xlabel="step", ylabel="test loss, nats a character", yscale="log")

@@ -11,7 +11,7 @@ again by the same command, until the run is finished. As root, every process has
 A run is right if every start went on from the newest checkpoint that was whole; if it ends with the bits of the
 undisturbed one in every checkpoint that both have, the same records of every step, each once, and examples seen as
 steps have them; if on hosts, where the examples of every step are noted, each comes once in every epoch; with nothing
-left running or half written, and no silence beyond the limit; or if it refuses to go on as docs/reliability.md says.
+left running or half written, and no silence beyond the limit; or if it refuses to go on as docs/what_can_fail.md says.
 What came of each is a line of OUT/runs.jsonl, what it printed OUT/RUN.log; a folder is kept only where something was
 wrong. The same command goes on where it was stopped. The table is OUT/table.md.
 """

@@ -1,4 +1,4 @@
-"""The restart loop of docs/clusters.md under a real SLURM: tasks are killed or stopped at random moments.
+"""The restart loop of docs/hosts.md under a real SLURM: tasks are killed or stopped at random moments.
 
     python -m benchmarks.chaos.slurm --kills=20 --stops=4 --out=runs/slurm
 
@@ -32,7 +32,7 @@ from benchmarks.commands import create_parser
 from benchmarks.netlab import slurm
 from benchmarks.netlab.slurm import Slurm
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "clusters.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "hosts.md"
 BATCH_SIZE, START_TIMEOUT, LIMIT = 64, 60, 900
 KILL, STOP = "kill", "stop"
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def read_script() -> str:
-    """The batch script of docs/clusters.md."""
+    """The batch script of docs/hosts.md."""
     return next(each for each in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL) if "#SBATCH" in each)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import cv2
 import jax
 import jax.export
 import numpy as np
@@ -76,7 +75,8 @@ class Predictor:
         It calls `on_damage` with the number of an example that cannot be read, and the reason. Such an example is
         replaced by zeros, so the others keep their bits; its logits mean nothing.
         """
-        cv2.setNumThreads(0)  # the pool's threads already use all cores
+        import cv2
+
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # on_damage reports damage
         batch_size = batch_size or self._batch_size(split.size)
         logits = [self._none()]

@@ -141,12 +141,8 @@ class Group:
         return derive_key(self.seed, self.step - self.late, 2**32 - 1 - SHARED.index(use))
 
     def product(self, left: jax.Array, right: Any) -> jax.Array:
-        """float32 left * right, rounded: no compiler joins it with an addition behind it, as it may or may not else.
-
-        A zero that only the running step knows is added to its bits.
-        """
-        bits = lax.bitcast_convert_type(left * right, jnp.uint32)
-        return lax.bitcast_convert_type(bits + (self.step >> 31).astype(jnp.uint32), jnp.float32)
+        """float32 left * right, rounded before anything is added to it."""
+        return rounded(left * right, self.step)
 
     def maximum(self, arrays: Sequence[jax.Array]) -> jax.Array:
         """The elementwise maximum."""
@@ -231,6 +227,22 @@ class Group:
         return treedef.unflatten(leaves)
 
 
+def rounded(tree: Any, step: jax.Array) -> Any:
+    """The tree, of which no compiler joins float32 products with additions behind them, as it may or may not else.
+
+    Whether it does depends on the program around, so on how many workers a device has. A zero that only the running
+    step knows is added to their bits.
+    """
+
+    def guard(leaf: jax.Array) -> jax.Array:
+        if leaf.dtype != jnp.float32:
+            return leaf
+        bits = lax.bitcast_convert_type(leaf, jnp.uint32) + (step >> 31).astype(jnp.uint32)
+        return lax.bitcast_convert_type(bits, jnp.float32)
+
+    return jax.tree.map(guard, tree)
+
+
 def share_out(local: Any, layout: Layout, num_workers: int) -> Any:
     """The default `Reducer.resize`: state of N workers to that of M, so that its mean over the workers stays.
 
@@ -252,7 +264,8 @@ def share_out(local: Any, layout: Layout, num_workers: int) -> Any:
         overlap = np.minimum(edges[1:, None], ends) - np.maximum(edges[:-1, None], starts)
         weights = np.maximum(overlap, 0) * num_workers
         weights[weights < 1e-9] = 0
-        return np.tensordot(weights, leaf.astype(np.float64), axes=1).astype(leaf.dtype)
+        shared = np.tensordot(weights, leaf.astype(np.float64), axes=1)
+        return (np.rint(shared) if np.issubdtype(leaf.dtype, np.integer) else shared).astype(leaf.dtype)
 
     return jax.tree.map(share, local)
 

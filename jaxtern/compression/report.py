@@ -3,9 +3,10 @@
 from typing import Any, NamedTuple
 
 from jaxtern.compression.arguments import as_integer
+from jaxtern.compression.fragments import as_timing, split_layout
 from jaxtern.compression.methods import as_reducer
 from jaxtern.compression.network.links import Network, Traffic, all_reduce
-from jaxtern.compression.reducer import Reducer
+from jaxtern.compression.reducer import Reducer, put
 from jaxtern.compression.transform import PathPredicate, describe, keep_float
 from jaxtern.compression.wrappers import bytes_of_tensors
 
@@ -112,6 +113,8 @@ def wire_report(
     *,
     min_size: int = 1,
     exclude: PathPredicate | None = None,
+    local_steps: int = 1,
+    fragments: int = 1,
 ) -> WireReport:
     """What each of N workers sends in a step of `compressed_mean` with these arguments, by the reducer's own account.
 
@@ -122,14 +125,21 @@ def wire_report(
       tree: gradients, weights, or `jax.ShapeDtypeStruct`s of their shapes.
       reducer, min_size, exclude: as in `compressed_mean`.
       num_workers: N.
+      local_steps, fragments: H and P of `jaxtern.local_steps`; the report is then of an average step.
 
     Raises:
-      ValueError: as `compressed_mean`.
+      ValueError: as `compressed_mean` and `jaxtern.local_steps`.
     """
+    timing = as_timing(local_steps, fragments)
     num_workers = as_integer("num_workers", num_workers, 1)
     reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
     layout = describe(tree, exclude=exclude)
-    traffic = reducer.traffic(layout, num_workers)
-    rows = zip(layout.paths, layout.sizes, bytes_of_tensors(traffic, layout), strict=True)
-    tensors = tuple(TensorReport(*row) for row in rows)
+    sent, traffic = [0.0] * len(layout.paths), Traffic()
+    for places in split_layout(layout, timing.fragments):
+        part = layout.select(places)
+        own = reducer.traffic(part, num_workers)
+        traffic += own
+        put(sent, places, [each / timing.steps for each in bytes_of_tensors(own, part)])
+    traffic = traffic.over(timing.steps)
+    tensors = tuple(map(TensorReport, layout.paths, layout.sizes, sent))
     return WireReport(num_workers, tensors, traffic, all_reduce(sum(layout.sizes), num_workers))

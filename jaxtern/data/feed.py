@@ -13,8 +13,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-import cv2
-import grain
 import numpy as np
 from absl import flags
 
@@ -134,7 +132,10 @@ def evaluation_batches(
         images = np.pad(images, [(0, missing), (0, 0), (0, 0), (0, 0)])
         return images, np.pad(labels, (0, missing)), np.arange(batch_size) < count
 
-    return _stream(make, math.ceil(num_examples / batch_size), threads)
+    count = math.ceil(num_examples / batch_size)
+    if isinstance(split, Split) and (preprocessing is None or preprocessing.takes_whole_images):
+        return (make(number) for number in range(count))  # nothing to decode
+    return _stream(make, count, threads)
 
 
 def require_shares(num_examples: int, share: Share) -> Share:
@@ -162,7 +163,8 @@ def load_split(split: Split | Records, threads: int) -> Split:
 
 def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int = 0) -> Generator[Any]:
     """Yields make(0), make(1), ... in order, made ahead of their use; closing the iterator ends the workers."""
-    cv2.setNumThreads(0)  # the threads here already use all cores
+    import grain  # here, because the import takes a second, and images in memory do without it
+
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, _READ_AHEAD))
     dataset = grain.MapDataset.range(count).map(make).to_iter_dataset(options)
     if processes:
@@ -188,4 +190,3 @@ def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int
 def _start_worker(*_: int) -> None:
     """Prepares a worker process."""
     follow_parent()
-    cv2.setNumThreads(0)

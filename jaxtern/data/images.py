@@ -18,6 +18,7 @@ from PIL import Image
 from jaxtern.data.any_image import JPEG, PNG
 from jaxtern.data.preprocessing.views import View
 
+cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
 _END_OF_JPEG = b"\xff\xd9"
 # simplejpeg reports these as damage, but other decoders read such files.
 _HARMLESS = ("unknown JFIF revision", "Could not determine subsampling", "extraneous bytes")

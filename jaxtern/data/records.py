@@ -125,7 +125,7 @@ def open_named(name: str, data_dir: str | None, train_split: str = "train", test
         raise ValueError(f"dataset={name!r}: {why}") from error
     if not (Path(builder.data_dir) / "dataset_info.json").is_file():
         if importlib.util.find_spec("tensorflow") is None:
-            need = "TFDS needs TensorFlow for that: pip install 'jaxtern[prepare]'"
+            need = "TFDS needs TensorFlow for that: pip install 'jaxtern[tfds]'"
             raise ValueError(f"dataset={name!r}: is not yet prepared under {builder.data_dir}, and {need}")
         try:
             builder.download_and_prepare(file_format="array_record")

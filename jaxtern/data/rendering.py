@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxtern.data.dataset import NO_BOXES, DataError, Records, Split
-from jaxtern.data.images import decode, read_shape, render
 from jaxtern.data.preprocessing.families import Preprocessing
 
 _COLORS = 3  # of a view
@@ -45,6 +44,8 @@ def whole_image_shape(split: Split | Records) -> tuple[int, int, int]:
     """The shape of a split's images: the dataset's, else that of the first image; ValueError if it cannot be read."""
     height, width, channels = split.image_shape
     if height is None or width is None:
+        from jaxtern.data.images import read_shape
+
         height, width = read_shape(split.read(0).image)
     return height, width, channels
 
@@ -79,7 +80,13 @@ def render_image(
       ValueError: if the image cannot be read.
     """
     if preprocessing is None or preprocessing.train_view is None or preprocessing.evaluation_view is None:
+        if isinstance(image, np.ndarray) and image.shape[2] == channels:
+            return image
+        from jaxtern.data.images import decode  # here: what is in memory needs no decoders
+
         return decode(image, channels)
+    from jaxtern.data.images import read_shape, render
+
     height, width, side = *read_shape(image), size or preprocessing.size
     assert side is not None  # every preprocessing with views has a size
     if generator is None:

@@ -4,9 +4,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jaxtern.compression.fragments import EVERY_STEP, Timing
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.radix.exchanges import EXCHANGES
 from jaxtern.planning.model import Method, Placement, StepTime, predict_step
+
+_LOCAL_STEPS = 10, 30, 100, 300, 1000
 
 
 class Way(NamedTuple):
@@ -31,6 +34,7 @@ class Scenario:
       compute_seconds: of a step without exchange, on one device.
       overlap: whether messages travel during the computation.
       hidden: fraction of the shorter of codec and wire that the longer hides.
+      timing: when local steps exchange.
     """
 
     hosts: int
@@ -40,6 +44,7 @@ class Scenario:
     compute_seconds: float
     overlap: bool = False
     hidden: float = 1.0
+    timing: Timing = EVERY_STEP
 
     def placement(self, workers: int, hierarchical: bool) -> Placement:
         """The placement of this many devices, host after host."""
@@ -53,22 +58,27 @@ class Scenario:
 
 
 class Forecast:
-    """Step times of all methods, by name, on a cluster and on smaller and larger ones; "float" is the baseline."""
+    """Step times of all methods, by name, on a cluster and on smaller and larger ones.
+
+    The baseline is "float", exchanged in every step.
+    """
 
     def __init__(self, methods: dict[str, Method], scenario: Scenario):
         self.methods, self.scenario = methods, scenario
         kinds = (False, True) if scenario.devices > 1 else (False,)
         self.ways = [Way(name, hierarchical) for hierarchical in kinds for name in methods]
-        self.here = self.predict(scenario.hosts * scenario.devices)
+        workers = scenario.hosts * scenario.devices
+        self.here, self.every_step = self.predict(workers), self.predict(workers, EVERY_STEP)
         self.scaling = {count: self.predict(count) for count in scenario.worker_counts()}
 
-    def predict(self, workers: int) -> dict[Way, StepTime]:
-        """Step times for this many devices, of the methods that can serve them."""
+    def predict(self, workers: int, timing: Timing | None = None) -> dict[Way, StepTime]:
+        """Step times for this many devices, of the methods that can serve them; timing None is the scenario's."""
         found, c = {}, self.scenario
         for way in self.ways:
             method, placement = self.methods[way.method], c.placement(workers, way.hierarchical)
             if placement.num_workers <= method.most_workers:
-                found[way] = predict_step(method, placement, c.network, c.compute_seconds, c.overlap, c.hidden)
+                given = method, placement, c.network, c.compute_seconds, c.overlap, c.hidden
+                found[way] = predict_step(*given, timing or c.timing)
         return found
 
     def speed_up(self, workers: int, way: Way) -> float:
@@ -89,7 +99,7 @@ class Forecast:
         if self.scenario.hosts * self.scenario.devices == 1:
             return "one worker exchanges nothing: take float"
         best, plain = self.best_exact(), self.best(["float"])
-        exact, base = self.here[best].total, self.here[plain].total
+        exact, base = self.here[best].total, self.every_step[plain].total
         if base <= exact:
             text = f"stay with {plain}: {seconds(base)} a step"
             text += f", while the best exact exchange, {best}, takes {seconds(exact)}" if best != plain else ""
@@ -100,7 +110,16 @@ class Forecast:
                 what = ", which is unbiased but not exact," if way.method == "two_way" else ""
                 text += f"; {way}{what} takes {seconds(self.here[way].total)}"
                 text += f", {base / self.here[way].total:.2f} times the speed of float"
-        return text
+        return text + self._recommend_local_steps(best if exact < base else plain)
+
+    def _recommend_local_steps(self, way: Way) -> str:
+        """How many local steps bring this way's step near its computation, where the exchange takes half as long."""
+        compute, workers = self.scenario.compute_seconds, self.scenario.hosts * self.scenario.devices
+        if self.scenario.timing.steps > 1 or self.here[way].total < 1.5 * compute or not compute:
+            return ""
+        totals = {steps: self.predict(workers, Timing(steps))[way].total for steps in _LOCAL_STEPS}
+        steps = next((steps for steps, total in totals.items() if total < 1.1 * compute), _LOCAL_STEPS[-1])
+        return f"; with an exchange in {steps} steps (local.steps={steps}) it takes {seconds(totals[steps])} on average"
 
     def to_json(self) -> dict[str, Any]:
         """All figures, in seconds and bytes a second, ready for JSON."""
@@ -125,7 +144,7 @@ class Forecast:
         return f"{self._step_table()}\n\n{self._scaling_table()}"
 
     def _step_table(self) -> str:
-        base = self.here[self.best(["float"])].total
+        base = self.every_step[self.best(["float"])].total
         lines = [f"{'method':22}{'compute':>11}{'codec':>11}{'wire':>11}{'step':>11}{'over float':>12}"]
         for way, time in self.here.items():
             columns = "".join(f"{seconds(each):>11}" for each in (*time, time.total))

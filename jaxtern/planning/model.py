@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxtern.compression.arguments import require_number
+from jaxtern.compression.fragments import EVERY_STEP, Timing
 from jaxtern.compression.network.links import Network, Traffic, all_gather, all_reduce, mean_in_order
 from jaxtern.compression.radix.buckets import plan_buckets
 from jaxtern.compression.radix.exchanges import EXCHANGES, Exchange
@@ -206,7 +207,13 @@ def _added(num_workers: int) -> float:
 
 
 def predict_step(
-    method: Method, placement: Placement, network: Network, compute: float, overlap: bool = False, hidden: float = 1.0
+    method: Method,
+    placement: Placement,
+    network: Network,
+    compute: float,
+    overlap: bool = False,
+    hidden: float = 1.0,
+    timing: Timing = EVERY_STEP,
 ) -> StepTime:
     """Predicts the time of a step.
 
@@ -218,16 +225,17 @@ def predict_step(
       overlap: whether messages travel during the computation (`delayed`), so that the step waits only for the rest.
       hidden: fraction of the shorter of codec and wire that the longer hides, 0 to 1; below 1 if the network stack and
         the codec share cores.
+      timing: of local steps; the step is then an average one, and each fragment travels during one step.
 
     Raises ValueError for more workers than the method can serve.
     """
     if placement.num_workers > method.most_workers:
         raise ValueError(f"placement: {placement.num_workers} workers: must be at most {method.most_workers}")
+    links, parts = network if placement.hosts > 1 else placement.fast, timing.fragments
     wire, work = wire_seconds(method, placement, network), method.work(placement)
-    if overlap:
-        return StepTime(compute, work, max(0.0, wire - compute))
-    links = network if placement.hosts > 1 else placement.fast
-    return StepTime(compute, work, method.hide(placement, wire, links.latency, hidden))
+    wire += (parts - 1) * method.traffic(placement).messages * links.latency  # each fragment has messages of its own
+    waits = max(0.0, wire - parts * compute) if overlap else method.hide(placement, wire, links.latency, hidden)
+    return StepTime(compute, work / timing.steps, waits / timing.steps)
 
 
 def wire_seconds(method: Method, placement: Placement, network: Network) -> float:

@@ -1,10 +1,11 @@
-"""The native implementation's library: C, compiled at first use by the compiler that is there, and kept.
+"""The native implementation's library: C, which a wheel may carry compiled; else it is compiled at first use, and kept.
 
 The sources are the C files beside this one. They need jaxlib's C header of XLA's foreign function interface, so what
 is kept depends on both, and on the compiler and the processor: a library is found by a digest of them all, and another
 machine that shares the folder compiles its own.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -20,14 +21,20 @@ from pathlib import Path
 import jax
 
 OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum", "shard_mean", "concatenate", "follow", "rotate")
-SOURCES = tuple(sorted(Path(__file__).parent.glob("*.[ch]")))
+FOLDER = Path(__file__).parent
+SOURCES = tuple(sorted(FOLDER.glob("*.[ch]")))
 HEADER = Path("xla", "ffi", "api", "c_api.h")
 FLAGS = [
     *("-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-pthread"),
-    *("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    *("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    # Without it compilers take vectors of half the width on some processors that have AVX-512.
+    *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []),
 ]
-# Without it compilers take vectors of half the width on some processors that have AVX-512.
-X86_FLAGS = ["-mprefer-vector-width=512"]
+INPUTS = [*(str(path) for path in SOURCES if path.suffix == ".c"), "-lm", "-I", jax.ffi.include_dir()]
+# By machine: what a wheel carries code for (-march), the fastest first, and the features that a processor needs for it.
+_V3 = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+_V4 = {*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+LEVELS = {"x86_64": {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64": set()}, "aarch64": {"armv8-a": set()}}
 SECONDS = 120  # to compile; it takes about one
 
 _lock = threading.Lock()
@@ -47,11 +54,13 @@ def target_of(op: str) -> str:
 
 @functools.cache
 def _load() -> str:
+    built_in = find_built_in()
+    with contextlib.suppress(OSError, jax.errors.JaxRuntimeError):  # made for another libc, or another interface of XLA
+        if built_in is not None:
+            _register(built_in)
+            return ""
     try:
-        library = ctypes.CDLL(str(build()))
-        for op in OPS:
-            function = jax.ffi.pycapsule(getattr(library, f"jaxtern_{op}"))
-            jax.ffi.register_ffi_target(target_of(op), function, platform="cpu")
+        _register(build())
     except CannotBuild as reason:
         return str(reason)
     except OSError as error:  # of a folder, or of the loader
@@ -59,8 +68,22 @@ def _load() -> str:
     return ""
 
 
+def _register(path: Path) -> None:
+    library = ctypes.CDLL(str(path))
+    for op in OPS:
+        function = jax.ffi.pycapsule(getattr(library, f"jaxtern_{op}"))
+        jax.ffi.register_ffi_target(target_of(op), function, platform="cpu")
+
+
 class CannotBuild(Exception):
     """Why there is no library, in a clause."""
+
+
+def find_built_in() -> Path | None:
+    """The fastest library of the wheel that this processor runs; None without a wheel that carries any."""
+    features = {word for line in _processor() for word in line.split()}
+    fitting = [level for level, needed in LEVELS.get(platform.machine(), {}).items() if needed <= features]
+    return next((path for level in fitting if (path := FOLDER / f"native-{level}.so").is_file()), None)
 
 
 def build() -> Path:
@@ -73,12 +96,12 @@ def build() -> Path:
     compiler, header = find_compiler(), Path(jax.ffi.include_dir()) / HEADER
     if not header.is_file():
         raise CannotBuild(f"jaxlib has no header {header}")
-    flags = [*FLAGS, *(X86_FLAGS if platform.machine() == "x86_64" else [])]
+    command = [*compiler, *FLAGS, "-march=native"]
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=False, timeout=SECONDS).stdout
     files = [path.read_bytes() for path in (*SOURCES, header)]
-    path = cache_folder() / f"native-{_digest([*files, repr((compiler, flags)).encode(), version, _processor()])}.so"
+    path = cache_folder() / f"native-{_digest([*files, repr((command, version, _processor())).encode()])}.so"
     if not is_whole(path):
-        _compile([*compiler, *flags, *(str(each) for each in SOURCES if each.suffix == ".c"), "-lm"], path)
+        _compile([*command, *INPUTS, "-o"], path)
     return path
 
 
@@ -117,8 +140,7 @@ def _compile(command: list[str], path: Path) -> None:
     handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     os.close(handle)
     try:
-        command = [*command, "-I", jax.ffi.include_dir(), "-o", partial]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+        done = subprocess.run([*command, partial], capture_output=True, text=True, check=False, timeout=SECONDS)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or [f"status {done.returncode}"]
             raise CannotBuild(f"{command[0]} fails: {lines[0].strip()}")
@@ -131,15 +153,14 @@ def _compile(command: list[str], path: Path) -> None:
         Path(partial).unlink(missing_ok=True)
 
 
-def _processor() -> bytes:
-    """What the compiler makes code for: the model and features as Linux lists them."""
+def _processor() -> list[str]:
+    """What the compiler makes code for: the machine, and the model and features as Linux lists them."""
     names = ("model name", "flags", "Features", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    own = sorted({line for line in lines if line.startswith(names)})
-    return "\n".join([platform.machine(), platform.processor(), *own]).encode()
+    return [platform.machine(), platform.processor(), *sorted({line for line in lines if line.startswith(names)})]
 
 
 def _digest(parts) -> str:

@@ -167,7 +167,7 @@ def test_few_examples_are_the_first_of_mnist(tmp_path: Path, monkeypatch: pytest
 
 def test_tables_of_the_docs_are_those_of_the_kept_runs():
     results = [json.loads(line) for line in (ROOT / "benchmarks" / "results" / "chaos.jsonl").read_text().splitlines()]
-    assert table.make_table(results).split("\n\n")[0] in (ROOT / "docs" / "reliability.md").read_text()
+    assert table.make_table(results).split("\n\n")[0] in (ROOT / "docs" / "what_can_fail.md").read_text()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The commands of docs/clusters.md, as they are written, on one machine that has the addresses of all hosts."""
+"""The commands of docs/hosts.md, as they are written, on one machine that has the addresses of all hosts."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from benchmarks.netlab.slurm import Slurm
 from jaxtern.training.saved.checkpoints import Checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "clusters.md").read_text()
+PAGE = (ROOT / "docs" / "hosts.md").read_text()
 PATIENCE = 900  # seconds, on a machine that does other things too
 FOREIGN = re.compile("JAXTERN_|TF_CONFIG|SLURM_|OMPI_|PMIX_|PRTE_")
 POD = "jaxtern-workers-0-0.jaxtern"

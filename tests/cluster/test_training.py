@@ -15,6 +15,7 @@ LAYOUTS = {  # processes, devices of each, fields
     "a worker a process": (4, 1, {}),
     "delayed": (2, 1, {"delayed": True}),
     "hosts of two devices": (2, 2, {"num_workers": 2, "exchange": "scatter"}),
+    "local steps": (2, 1, {"local.steps": 2, "local.delay": 1}),
 }
 
 
@@ -47,10 +48,11 @@ def test_processes_train_to_the_bits_of_one_process(train: Callable, digests: Ca
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("local", [{}, {"local.steps": 4, "local.fragments": 2}], ids=["every step", "local steps"])
 def test_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_in_another(
-    train: Callable, digests: Callable, tmp_path: Path
+    train: Callable, digests: Callable, tmp_path: Path, local: dict[str, int]
 ):
-    fields = {"num_steps": 300, "checkpoint_every": 1000, "evaluate_every": 0, "num_workers": 2}
+    fields = {"num_steps": 300, "checkpoint_every": 1000, "evaluate_every": 0, "num_workers": 2} | local
     launcher = train("run", 2, **fields)
     lines: list[str] = []
     for line in launcher.stdout:

@@ -1,4 +1,4 @@
-"""The loops of others in docs/api.md: each line of its table is run as it stands there."""
+"""Layouts of workers and libraries in docs/own_loop.md: each line of its tables is run as it stands there."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -16,12 +16,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import jaxtern
 
-PAGE = (Path(__file__).parents[2] / "docs/api.md").read_text()
-SECTION = PAGE.partition("## In loops of others")[2].partition("\n## ")[0]
-ROWS = {cells[0].replace("`", ""): re.findall(r"`([^`]+)`", cells[1]) for cells in
-        (re.split(r" \| ", line.strip("| ")) for line in SECTION.splitlines() if line.startswith("| "))
-        if cells[0] not in ("loop", "---")}  # fmt: skip
-OPTAX = ("optax' MultiSteps", "masked", "multi_transform", "inject_hyperparams", "apply_if_finite", "flatten")
+PAGE = (Path(__file__).parents[2] / "docs/own_loop.md").read_text()
+SECTIONS = PAGE.partition("## Layouts of workers")[2].partition("\n## State and checkpoints")[0]
+ROWS = {cells[0]: re.findall(r"`([^`]+)`", cells[1]) for cells in
+        (re.split(r" \| ", line.strip("| ")) for line in SECTIONS.splitlines() if line.startswith("| "))
+        if cells[0] not in ("layout", "with", "---")}  # fmt: skip
+OPTAX = ("MultiSteps", "masked", "multi_transform", "inject_hyperparams", "apply_if_finite", "flatten")
 STEPS = 30
 MEAN = jaxtern.ternary_mean("data")
 SGD = optax.sgd(0.1)
@@ -87,9 +87,9 @@ def names(**own: Any) -> dict[str, Any]:
     return {"jax": jax, "optax": optax, "jaxtern": jaxtern, "P": P, "MEAN": MEAN, "SGD": SGD, "TX": TX, **own}
 
 
-def test_every_line_of_the_table_is_run_here():
+def test_every_line_of_the_tables_is_run_here():
     source = Path(__file__).read_text()
-    assert len(ROWS) == 18
+    assert len(ROWS) == 15
     assert [row for row in ROWS if f'"{row}"' not in source] == []
 
 
@@ -109,7 +109,7 @@ def sharded_loss(params: Any, batch: Any) -> jax.Array:
 
 def test_two_axes_both_manual():
     """Each leaf keeps its own axes: the bias, which `model` shares, comes out as shared."""
-    code, _ = ROWS["two axes, both manual"]
+    (code,) = ROWS["two axes, both manual"]
     params = {"head": {"bias": jnp.zeros(()), "kernel": jnp.zeros((8, 4))}}
     own = {"varying_step": step_of(TX, sharded_loss, varying=True), "SPECS": SPECS}
     batch = {"x": P("data"), "y": P("data", "model")}
@@ -140,50 +140,45 @@ def test_two_axes_model_automatic():
 
 
 def test_linens_train_state():
-    row, model = ROWS["Flax linen's TrainState"], linen.Dense(4)
-    own: dict[str, Any] = {"TrainState": TrainState, "model": model, "params": model.init(jax.random.key(0), X)}
-    exec(row[1], names(), own)
+    model = linen.Dense(4)
+    first = TrainState.create(apply_fn=model.apply, params=model.init(jax.random.key(0), X), tx=TX)
 
     def loss(params: Any, batch: Any) -> jax.Array:
         return jnp.mean((model.apply(params, batch["x"]) - batch["y"]) ** 2)
 
     def step(state: TrainState, _: Any, batch: Any) -> Any:
-        return eval(row[0], {"state": state, "grads": jax.grad(loss)(state.params, batch)}), ()
+        return state.apply_gradients(grads=jax.grad(loss)(state.params, batch)), ()
 
-    state, _ = train(over(step), own["state"], ())
+    state, _ = train(over(step), first, ())
     assert int(state.step) == STEPS
     assert_learnt(state.params, loss)
 
 
 def test_nnx():
-    update, split, merge = ROWS["Flax nnx"]
-    own: dict[str, Any] = {"nnx": nnx, "model": nnx.Linear(8, 4, rngs=nnx.Rngs(0))}
-    exec(split, names(), own)
+    model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    graph, first = nnx.split((model, nnx.Optimizer(model, TX, wrt=nnx.Param)))
 
     def loss(model: Any, batch: Any) -> jax.Array:
         return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
 
     def step(state: Any, _: Any, batch: Any) -> Any:
-        inside = {"graph": own["graph"], "state": state, "nnx": nnx}
-        exec(merge, {}, inside)
-        exec(update, {}, inside | {"grads": nnx.grad(loss)(inside["model"], batch)})
-        return nnx.state((inside["model"], inside["optimizer"])), ()
+        model, optimizer = nnx.merge(graph, state)
+        optimizer.update(model, nnx.grad(loss)(model, batch))
+        return nnx.state((model, optimizer)), ()
 
-    first = own["graph"], own["state"]
-    before = float(loss(nnx.merge(*first)[0], BATCH))
-    state, _ = train(over(step), own["state"], ())
-    assert float(loss(nnx.merge(own["graph"], state)[0], BATCH)) < 0.2 * before
+    before = float(loss(nnx.merge(graph, first)[0], BATCH))
+    state, _ = train(over(step), first, ())
+    assert float(loss(nnx.merge(graph, state)[0], BATCH)) < 0.2 * before
 
 
 def test_equinox():
-    eqx, (code,) = pytest.importorskip("equinox"), ROWS["equinox"]
-    own: dict[str, Any] = {"eqx": eqx, "model": eqx.nn.MLP(8, 4, 16, 1, key=jax.random.key(0))}
-    exec(code, {}, own)
+    eqx = pytest.importorskip("equinox")
+    first, static = eqx.partition(eqx.nn.MLP(8, 4, 16, 1, key=jax.random.key(0)), eqx.is_inexact_array)
 
     def loss(params: Any, batch: Any) -> jax.Array:
-        return jnp.mean((jax.vmap(eqx.combine(params, own["static"]))(batch["x"]) - batch["y"]) ** 2)
+        return jnp.mean((jax.vmap(eqx.combine(params, static))(batch["x"]) - batch["y"]) ** 2)
 
-    params, _ = train(over(step_of(TX, loss)), own["params"], TX.init(own["params"]))
+    params, _ = train(over(step_of(TX, loss)), first, TX.init(first))
     assert_learnt(params, loss)
 
 
@@ -255,7 +250,7 @@ def test_around_the_mean_multi_steps_is_refused_by_name_where_shard_map_checks()
 def test_around_the_mean_apply_if_finite_is_refused_in_the_words_of_the_page():
     optimizer, message = optax.apply_if_finite(TX, 5), "cond branches must have equal output types"
     (code,) = ROWS["shard_map, check_vma=True"]
-    assert message in SECTION
+    assert message in " ".join(PAGE.split())
     step = eval(code, names(MESH=MESH, varying_step=step_of(optimizer, varying=True)))
     with pytest.raises(TypeError, match=message):
         jax.eval_shape(step, first_params(), optimizer.init(first_params()), BATCH)

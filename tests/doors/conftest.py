@@ -45,7 +45,7 @@ def open_door() -> Callable[..., subprocess.Popen]:
 
 
 @pytest.fixture(scope="session")
-def run_command(open_door: Callable[..., subprocess.Popen]) -> Door:
+def run_command(open_door: Callable[..., subprocess.Popen], without_progress: Callable) -> Door:
     """Runs a command to its end, in a process of its own from the first line on."""
 
     def run(door: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
@@ -54,7 +54,7 @@ def run_command(open_door: Callable[..., subprocess.Popen]) -> Door:
             out, err = process.communicate(timeout=PATIENCE)
         finally:
             process.kill()
-        return _done(process.args, process.returncode, out, err)
+        return _done(process.args, process.returncode, out, without_progress(err))
 
     return run
 

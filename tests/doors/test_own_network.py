@@ -1,4 +1,4 @@
-"""A user's own network, as docs/training.md writes it: trained, evaluated, exported, used."""
+"""A user's own network, as docs/trainer.md writes it: trained, evaluated, exported, used."""
 
 import json
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 def folder(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Path:
     """Where the page's file lies, and `run`, which it has trained."""
     folder = tmp_path_factory.mktemp("own")
-    pages = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), flags=re.DOTALL)
+    pages = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trainer.md").read_text(), flags=re.DOTALL)
     (recipe,) = (page for page in pages if "class TwoLayers" in page)
     (folder / "two_layers.py").write_text(recipe)
     done = run_door("train", "--config=./two_layers.py", "--config.run.num_steps=100", "--workdir=run", cwd=folder)
@@ -63,8 +63,8 @@ def test_network_that_is_not_there_ends_in_a_line(
 
 @pytest.mark.slow
 def test_own_loss_trains_and_is_evaluated_from_its_file(tmp_path: Path, run_door: Callable):
-    """As docs/training.md writes it; without its file the run is refused."""
-    pages = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), flags=re.DOTALL)
+    """As docs/trainer.md writes it; without its file the run is refused."""
+    pages = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trainer.md").read_text(), flags=re.DOTALL)
     (recipe,) = (page for page in pages if "def squares" in page)
     (tmp_path / "squares.py").write_text(recipe)
     flags = "--config=./squares.py", "--config.run.num_steps=100", "--workdir=run"

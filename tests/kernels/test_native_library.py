@@ -132,3 +132,25 @@ def test_a_folder_that_others_may_write_to_is_refused(home: Path, monkeypatch: p
     monkeypatch.setenv("CC", "true")
     with pytest.raises(native_library.CannotBuild, match=f"others may write to {home}"):
         native_library.build()
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "level"),
+    [
+        ("x86_64", "sse2", "x86-64"),
+        ("x86_64", "abm avx avx2 bmi1 bmi2 f16c fma movbe avx512f", "x86-64-v3"),
+        ("x86_64", " ".join(native_library.LEVELS["x86_64"]["x86-64-v4"]), "x86-64-v4"),
+        ("aarch64", "asimd", "armv8-a"),
+        ("riscv64", "v", None),
+    ],
+)
+def test_of_a_wheels_libraries_the_fastest_that_the_processor_runs_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, features: str, level: str | None
+):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(native_library, "FOLDER", tmp_path)
+    monkeypatch.setattr(native_library, "_processor", lambda: [machine, "model name: any", f"flags\t\t: {features}"])
+    assert native_library.find_built_in() is None
+    for each in ("x86-64", "x86-64-v3", "x86-64-v4", "armv8-a"):
+        (tmp_path / f"native-{each}.so").write_bytes(b"")
+    assert native_library.find_built_in() == (level and tmp_path / f"native-{level}.so")

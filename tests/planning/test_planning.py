@@ -1,6 +1,7 @@
 """The planning model in its limits, against numbers worked out by hand, and what it recommends."""
 
 import math
+import re
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxtern import Network, Reduced, Reducer, Traffic, low_rank, quantized, sign, top_k
+from jaxtern.compression.fragments import Timing
 from jaxtern.compression.network.links import all_to_all
 from jaxtern.compression.radix.quantizer import Quantizer
 from jaxtern.compression.reducer import Layout, stateless
@@ -162,6 +164,25 @@ def test_the_forecast_scales_from_one_worker_by_whole_hosts():
     assert found.predict(32) == found.here
     assert forecast(devices=3).scenario.worker_counts() == [1, *(3 * 2**k for k in range(9))]
     assert all(len(line) <= 100 for line in str(found).splitlines())
+
+
+def test_local_steps_share_an_exchange_and_fragments_have_messages_of_their_own():
+    whole = predict("gather")
+    time = predict("gather", timing=Timing(10))
+    assert time == (whole.compute, pytest.approx(whole.codec / 10), pytest.approx(whole.wire / 10))
+    messages = traffic_of("gather", 4).messages
+    time = predict("gather", timing=Timing(10, 5))
+    assert time.wire == pytest.approx((whole.wire + 4 * messages * SLOW.latency) / 10)
+    assert predict("gather", timing=Timing(10, 5), overlap=True, compute=whole.wire).wire == 0
+    short = 0.5 * whole.wire
+    late = predict("gather", timing=Timing(10), overlap=True, compute=short).wire
+    assert late == pytest.approx((whole.wire - short) / 10)
+
+
+def test_local_steps_are_recommended_where_the_exchange_is_dear():
+    ocean = forecast(Network(0.1, 12.5e6), hosts=4)
+    assert re.search(r"with an exchange in (\d+) steps \(local\.steps=\1\) it takes", ocean.recommendation())
+    assert "local.steps" not in forecast(Network(1e-6, 12.5e9), hosts=4).recommendation()
 
 
 def test_an_exchange_that_cannot_add_so_many_is_left_out():

@@ -27,7 +27,7 @@ class Traffic(NamedTuple):
     """
 
     bytes: float = 0.0
-    messages: int = 0
+    messages: float = 0
     ways: tuple[str, ...] = ()
     of_tensors: tuple[float, ...] | None = None
     direct: float = 0.0
@@ -37,6 +37,11 @@ class Traffic(NamedTuple):
         ways = tuple(dict.fromkeys(self.ways + other.ways))
         direct, saved = self.direct + other.direct, self.saved + other.saved
         return Traffic(self.bytes + other.bytes, self.messages + other.messages, ways, direct=direct, saved=saved)
+
+    def over(self, steps: int) -> "Traffic":
+        """Of one step on average, where the traffic is that of so many."""
+        sent, messages = self.bytes / steps, self.messages / steps
+        return self._replace(bytes=sent, messages=messages, direct=self.direct / steps, saved=self.saved / steps)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import functools
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
+import scipy  # its parts are imported when they are used
 
 ROUNDINGS = ("stochastic", "dither", "nearest")
 MIN_SCALE = 1.5  # deviations; below sqrt(pi / 2) = 1.253 no stretch makes up for what is clipped
@@ -38,7 +38,7 @@ class Code(NamedTuple):
         unit = self.scale / self.levels
         if self.rounding == "nearest":
             level = np.arange(1, self.levels + 1)
-            return float(4 * ((level - 0.5) @ ndtr((0.5 - level) * unit / self._stretch)) * unit * unit - 1)
+            return float(4 * ((level - 0.5) @ _below((0.5 - level) * unit / self._stretch)) * unit * unit - 1)
         scaled = self._scaled()
         part = scaled - np.floor(scaled)
         variance = part * (1 - part) if self.rounding == "stochastic" else 1 / 12
@@ -114,7 +114,7 @@ def _inner(
         return largest / levels * sum(_beyond(each, centre, deviation) for each in thresholds)
     clipped = largest / stretch  # E[y | x] is a x up to there
     low, high = ((sign * clipped - centre) / deviation for sign in (-1, 1))
-    inside = ndtr(high) - ndtr(low)
+    inside = _below(high) - _below(low)
     edges = deviation * ((centre - clipped) * _normal(low) - (centre + clipped) * _normal(high))
     return stretch * ((centre**2 + deviation**2) * inside + edges) + largest * _beyond(clipped, centre, deviation)
 
@@ -122,7 +122,11 @@ def _inner(
 def _beyond(threshold: np.ndarray, centre: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     """E[|x|; |x| > threshold], where x is `centre` plus a normal variable."""
     above, below = ((centre - sign * threshold) / deviation for sign in (1, -1))
-    return centre * (ndtr(above) - ndtr(-below)) + deviation * (_normal(above) + _normal(below))
+    return centre * (_below(above) - _below(-below)) + deviation * (_normal(above) + _normal(below))
+
+
+def _below(x: np.ndarray) -> np.ndarray:
+    return scipy.special.ndtr(x)
 
 
 def _normal(x: np.ndarray) -> np.ndarray:

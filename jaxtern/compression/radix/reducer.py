@@ -79,7 +79,7 @@ def quantized(
     Each tensor is turned by a random rotation R, the same on all workers, after which its elements are nearly normal.
     The digit q of an element x is floor(L clip(a x/s, -1, 1) + u). The mean is R^-1 s/(L N) times the sum over workers
     of q - u + 1/2: an integer, but for the dither u, which everybody knows. The factor a makes up for what is clipped:
-    E[x y] = E[x^2], y being what stands for x (docs/design.md).
+    E[x y] = E[x^2], y being what stands for x (docs/how_it_works.md).
 
     Args:
       levels: L, levels a side, 1 to 32767.

@@ -7,7 +7,6 @@ only where a docstring says so.
 
 import math
 
-import dm_pix
 import jax
 import jax.numpy as jnp
 
@@ -53,11 +52,15 @@ def random_contrast(images: jax.Array, keys: jax.Array, low: float, high: float)
 
 def random_saturation(images: jax.Array, keys: jax.Array, low: float, high: float) -> jax.Array:
     """Multiplies the HSV saturation of RGB in [0, 1] by a factor uniform in [low, high), to at most 1."""
+    import dm_pix  # here and below, because few networks need it
+
     return jnp.asarray(dm_pix.adjust_saturation(images, _uniform(keys, low, high)[..., 0]))
 
 
 def random_hue(images: jax.Array, keys: jax.Array, limit: float) -> jax.Array:
     """Shifts the HSV hue of RGB in [0, 1] by an amount, in turns, uniform in [-limit, limit)."""
+    import dm_pix
+
     return jnp.asarray(dm_pix.adjust_hue(images, _uniform(keys, -limit, limit)[..., 0]))
 
 

@@ -13,7 +13,7 @@ class ModelSection(Section):
     """The network: how it computes, where its weights come from, and which of them are trained.
 
     Attributes:
-      name: of the network, one of those that `jaxtern.models.MODELS` and docs/training.md list.
+      name: of the network, one of those that `jaxtern.models.MODELS` and docs/trainer.md list.
       dropout_rate: share of activations that are dropped in training; None: as the network has it.
       batch_norm: whose moments normalise in training: "local" (each worker's own; the moving ones are averaged over the
         workers), "first" (likewise, but the moving ones are worker 0's) or "sync" (those of all workers' examples).

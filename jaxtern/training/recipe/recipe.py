@@ -5,9 +5,8 @@ import difflib
 import json
 from typing import Any
 
-from flax.traverse_util import flatten_dict
-
 from jaxtern.training.recipe.data import DataSection
+from jaxtern.training.recipe.local import LocalSection
 from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.recipe.optimizer import OptimizerSection
@@ -21,6 +20,7 @@ class Recipe:
     data: DataSection = dataclasses.field(default_factory=DataSection)
     model: ModelSection = dataclasses.field(default_factory=ModelSection)
     mean: MeanSection = dataclasses.field(default_factory=MeanSection)
+    local: LocalSection = dataclasses.field(default_factory=LocalSection)
     optimizer: OptimizerSection = dataclasses.field(default_factory=OptimizerSection)
     run: RunSection = dataclasses.field(default_factory=RunSection)
 
@@ -37,6 +37,20 @@ class Recipe:
         has_two = self.mean.has_momentum and self.optimizer.name in ("momentum", "nesterov", "lars")
         need = f"must be another, as sgd, where mean.method={self.mean.method!r}, which has the momentum"
         self.optimizer.require(not has_two, "name", need)
+        if self.local.steps:
+            self._require_local_steps()
+
+    def _require_local_steps(self) -> None:
+        """Refuses what is exchanged, or asked of an exchange, in every step."""
+        where = f"where local.steps={self.local.steps}, as workers exchange nothing in between"
+        whole = self.run.num_steps % self.local.steps == 0
+        self.local.require(whole, "steps", f"must divide run.num_steps={self.run.num_steps}")
+        self.model.require(self.model.precision != "float16", "precision", f"must be another {where}")
+        self.model.require(self.model.batch_norm != "sync", "batch_norm", f"must be another {where}")
+        self.run.require(self.run.virtual_workers == "unrolled", "virtual_workers", f"must be 'unrolled' {where}")
+        self.run.require(self.run.histograms_every == 0, "histograms_every", f"must be 0 {where}")
+        self.mean.require(not self.mean.statistics, "statistics", f"must be False {where}")
+        self.mean.require(not self.mean.delayed, "delayed", f"must be False {where}; local.delay is for them")
 
     @classmethod
     def from_dict(cls, values: dict[str, dict[str, Any]]) -> "Recipe":
@@ -66,7 +80,7 @@ class Recipe:
 
     def by_name(self) -> dict[str, Any]:
         """The same by whole names, "run.num_workers"."""
-        return flatten_dict(self.to_dict(), sep=".")
+        return {f"{name}.{field}": value for name, own in self.to_dict().items() for field, value in own.items()}
 
 
 def _require_field(name: str) -> None:

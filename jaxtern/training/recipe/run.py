@@ -25,7 +25,8 @@ class RunSection(Section):
       histograms_every: steps between histograms and shares of zeros of every tensor, of weights and of mean gradients.
       evaluate_every: steps between evaluations on the test split; 0: only at the end.
       compare_every: steps between comparisons of the devices' copies of weights, optimiser and all else they share,
-        which stop the run where one differs; they are compared before every checkpoint, too. 0: never.
+        which stop the run where one differs; they are compared before every checkpoint, too. 0: never. Under local
+        steps it is once in `local.steps` where this is not 0.
       checkpoint_every: steps between checkpoints.
       keep_checkpoints: how many of the last ones to keep.
       keep_best: how many besides, of best precision@1, of equals the later, of those evaluated when they were written.

@@ -21,6 +21,7 @@ from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import by_path, require_match
 from jaxtern.training.run.inputs import Feed, Inputs, create_network, facts_of, open_inputs, require_feed, task_of
 from jaxtern.training.run.loop import NonFiniteError, require_finite
+from jaxtern.training.step.local import fetch_own
 from jaxtern.training.step.mean import create_reducers
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.schedules import create_schedule
@@ -78,7 +79,8 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
         require_match("model.init_exclude", pattern, paths)
     network = Network(**recipe.mean.links)  # usual links, where the recipe gives none
     reducer = create_reducers(recipe.mean, model.last_layer, network)[1]
-    wire = wire_report(params, reducer, recipe.run.num_workers)
+    local = {"local_steps": recipe.local.steps or 1, "fragments": recipe.local.fragments}
+    wire = wire_report(params, reducer, recipe.run.num_workers, **local)
     return DryRun(recipe, small, facts, inputs, mesh, params, frozen, wire)
 
 
@@ -108,6 +110,7 @@ def shrink(recipe: Recipe, facts: Facts) -> Recipe:
         },
         model={"init_from": None, "loss_scale": min(recipe.model.loss_scale, _LOSS_SCALE)},
         mean={"devices_per_worker": fast},
+        local={"steps": recipe.local.steps and recipe.local.fragments, "delay": 0},  # an exchange in every step
         run={
             "num_workers": workers, "num_devices": None, "batch_size": batch_size, "accumulation": parts,
             "steps_per_call": 1,
@@ -166,7 +169,7 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
         for number in range(1, _STEPS + 1):
             begin = time.perf_counter()
             state, metrics = compiled(*step.arguments(state, feed.examples, batch))
-            metrics = jax.device_get(metrics)
+            metrics = fetch_own(metrics, 1) if small.local.steps else jax.device_get(metrics)
             seconds = time.perf_counter() - begin
             skipped += bool(metrics.get("overflow"))
             yield f"step {number}: {_describe_step(number, metrics, state.params)}, {seconds:.3f} s"

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxtern.data.rendering import Batch
-from jaxtern.hosts.messages import meet
+from jaxtern.hosts.messages import gather_json, meet
 from jaxtern.training.recipe.selection import by_path
 from jaxtern.training.run.calls import Call, plan_calls
 from jaxtern.training.run.divergence import DivergenceError
@@ -21,6 +21,7 @@ from jaxtern.training.run.metrics import MetricWriter, Scalars
 from jaxtern.training.run.run import Run
 from jaxtern.training.run.sheet import augment, tile
 from jaxtern.training.run.stopping import Stopped, StopSignals
+from jaxtern.training.step.local import fetch_own
 from jaxtern.training.step.loss import describe_loss
 from jaxtern.training.step.step import Metrics
 
@@ -94,6 +95,7 @@ class _Loop:
         self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
         self._since: list[Scalars] = []
         self._seconds = 0.0  # of all of them
+        self._compiled: set[Call] = set()
         self._clock = time.perf_counter()
 
     def calls(self) -> Iterator[Call]:
@@ -107,7 +109,8 @@ class _Loop:
         batch = next(self._batches)
         if self.taken == 0 and self._writer is not None and run.inputs.task.of_images:
             self._show(batch, call, self._writer)
-        run.state, metrics = run.train_step(run.state, run.feed.examples, batch, call, stops)
+        with self._telling_what_compiles(call):
+            run.state, metrics = run.train_step(run.state, run.feed.examples, batch, call, stops)
         run.examples_seen += call.num_steps * recipe.run.batch_size
         self._read_pending()
         before, self.taken = self.taken, self.taken + call.num_steps
@@ -135,6 +138,19 @@ class _Loop:
         if self._writer is not None:
             self._writer.close()
 
+    @contextmanager
+    def _telling_what_compiles(self, call: Call) -> Iterator[None]:
+        """Around the first call of a kind, which waits for its program: says so, and how long it took."""
+        start, is_new = time.perf_counter(), call not in self._compiled
+        if is_new:
+            self._compiled.add(call)
+            self._say(f"compiling {'a step' if call.num_steps == 1 else f'{call.num_steps:,} steps at once'}")
+        yield
+        if is_new:
+            seconds = time.perf_counter() - start
+            self._say(f"compiled in {seconds:.1f} s")
+            self._clock += seconds
+
     def _evaluate(self, step: int) -> Evaluation:
         """Evaluates the weights as they are now, at `step`, on the test split."""
         start = time.perf_counter()
@@ -149,7 +165,8 @@ class _Loop:
         if self._pending is None:
             return
         (call, last, metrics, digests), self._pending = self._pending, None
-        fetched, digests = jax.device_get((metrics, digests))
+        fetched = fetch_own(metrics, call.num_steps) if self._run.recipe.local.steps else jax.device_get(metrics)
+        digests = jax.device_get(digests)
         self._require_same(last, digests)
         self._signals.agreed |= bool(np.any(fetched.pop("stops", False)))
         now = time.perf_counter()
@@ -205,6 +222,9 @@ class _Loop:
     def _log(self, step: int, examples_per_second: float) -> None:
         """A line and a record: means since the last one."""
         means = {name: self._mean(name) for name in sorted({name for scalars in self._since for name in scalars})}
+        if self._run.recipe.local.steps:  # so far of this process's workers
+            of_all = gather_json(means)
+            means = {name: float(np.mean([each[name] for each in of_all])) for name in means}
         rate = self._since[-1].get("learning_rate")  # where steps may be skipped, the schedule lags behind
         record = {name: value for name, value in means.items() if math.isfinite(value)} | {
             "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))) if rate is None else rate,

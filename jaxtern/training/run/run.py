@@ -152,7 +152,8 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     reducers = create_reducers(recipe.mean, model.last_layer, network)
-    wires = [wire_report(state.params, reducer, recipe.run.num_workers) for reducer in reducers]
+    local = {"local_steps": recipe.local.steps or 1, "fragments": recipe.local.fragments}
+    wires = [wire_report(state.params, reducer, recipe.run.num_workers, **local) for reducer in reducers]
     fresh, checkpoints, restored = messages.to_host(state), None, None
     with contextlib.ExitStack() as opened:
         if is_first:
@@ -169,7 +170,8 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
         state = place_state(start, mesh)
         train_step = create_train_steps(recipe, program, mesh)
         hosts = messages.gather_json(socket.gethostname())
-        guard = DivergenceGuard(recipe.run.compare_every, mesh, specs_of_state(), hosts)
+        period = recipe.run.compare_every and (recipe.local.steps or recipe.run.compare_every)
+        guard = DivergenceGuard(period, mesh, specs_of_state(recipe.local.steps > 0), hosts)
         run = Run(
             recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wires, guard,
             network, checkpoints, opened, int(start.step),

@@ -28,7 +28,9 @@ class SavedRun:
         """
         self.recipe = recipe
         alone = recipe.replace(run={"num_devices": 1}, mean={"devices_per_worker": 1}, model={"batch_norm": "local"})
-        unsent = recipe.replace(mean={"method": "float", "delayed": False})  # what workers carry may be large
+        unsent = recipe.replace(
+            mean={"method": "float", "delayed": False}, local={"steps": 0}
+        )  # what workers carry is large
         mesh, network = create_mesh(alone), read_network(workdir)
         program, self._like = create_run(unsent, model, num_examples, mesh, network)
         self.graph = program.graph

@@ -60,6 +60,7 @@ def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
     alone = recipe.replace(
         run={"num_workers": 1, "num_devices": 1, "batch_size": examples},
         mean={"method": "float", "devices_per_worker": 1, "delayed": False, "statistics": False},
+        local={"steps": 0},
     )
     mesh = create_mesh(alone)
     model = create_network(alone.model, inputs.input_shape, inputs.dataset.num_classes, alone.run.seed)

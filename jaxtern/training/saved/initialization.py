@@ -10,7 +10,6 @@ from flax import nnx
 
 from jaxtern.models import create_model, draw_weights
 from jaxtern.models.model import Model
-from jaxtern.models.torchvision import read_torchvision
 from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.recipe.selection import by_path, matches, require_match
 from jaxtern.training.saved.checkpoints import Checkpoints
@@ -66,6 +65,8 @@ def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:
     source = str(model.init_from)
     path = Path(source)
     if path.is_file():
+        from jaxtern.models.torchvision import read_torchvision
+
         return by_path(read_torchvision(path, model.name, like, model.init_exclude, model.init_allow_missing))
     if (path / "checkpoints").is_dir():
         newest = Checkpoints(path).restore_latest()

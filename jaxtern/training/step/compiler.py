@@ -18,7 +18,7 @@ def step_options(platform: str) -> dict[str, Any] | None:
     """Options of `jax.jit` for the training step on "cpu" or "gpu".
 
     On CPUs convolutions are left to Eigen: XLA hands them to YNN, whose gradients take up to twice as long (the figures
-    are in docs/performance.md). YNN keeps products and sums: they have the bits of the defaults then, and the same ones
+    are in docs/benchmarks.md). YNN keeps products and sums: they have the bits of the defaults then, and the same ones
     however many workers share a program. None where there is nothing to set: on other backends, where XLA_FLAGS sets
     it, and for an XLA that does not know the option.
     """

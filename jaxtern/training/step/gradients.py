@@ -40,10 +40,17 @@ def create_local_gradients(
     """(state, this device's batch [workers, examples, ...], number of its first worker) -> what each worker has."""
     of_worker = _create_worker_gradients(recipe, program, is_cpu)
 
+    def views(state: TrainState) -> list[TrainState]:
+        """The state as each worker here sees it, which under local steps has weights of its own."""
+        if not recipe.local.steps:
+            return [state] * local_workers
+        own = program.means[0].workers(state.compressor)
+        return [state._replace(params=each.params, moments=each.moments) for each in own]
+
     def of_device(state: TrainState, batch: Batch, first: jax.Array) -> list[Local]:
         if recipe.run.virtual_workers == "unrolled":
-            each = (jax.tree.map(lambda leaf, w=w: leaf[w], batch) for w in range(local_workers))
-            return [of_worker(state, own, first + w) for w, own in enumerate(each)]
+            own = [jax.tree.map(lambda leaf, w=w: leaf[w], batch) for w in range(local_workers)]
+            return [of_worker(view, own[w], first + w) for w, view in enumerate(views(state))]
         numbers = first + jnp.arange(local_workers)
         stacked = jax.vmap(of_worker, in_axes=(None, 0, 0), axis_name=VIRTUAL_AXIS)(state, batch, numbers)
         return [jax.tree.map(lambda leaf, w=w: leaf[w], stacked) for w in range(local_workers)]

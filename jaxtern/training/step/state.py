@@ -11,12 +11,13 @@ from flax import nnx, traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern.compression.network.links import Network
-from jaxtern.compression.transform import CompressedMeanState, compressed_mean, state_specs
+from jaxtern.compression.transform import CompressedMeanState, state_specs
 from jaxtern.hosts.messages import to_devices
+from jaxtern.local.local_steps import LocalState, local_specs
 from jaxtern.training.recipe import masks
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import by_path, require_match
-from jaxtern.training.step.mean import create_reducers
+from jaxtern.training.step.mean import create_local_steps, create_mean, create_reducers
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import create_optimizer, decay_patterns
 from jaxtern.training.step.precision import LossScale
@@ -43,8 +44,8 @@ class TrainState(NamedTuple):
       params: weights that are trained, a dict of dicts.
       frozen: those that are not, likewise.
       moments: moving moments of batch norm, likewise.
-      optimizer: state of the optimiser.
-      compressor: state of the mean; its count keys the noise.
+      optimizer: state of the optimiser; of local steps ().
+      compressor: state of the mean, whose count keys the noise; of local steps what is not in `params`.
       averages: None where none are kept.
       loss_scale: None where the loss is not scaled.
     """
@@ -54,7 +55,7 @@ class TrainState(NamedTuple):
     frozen: Any
     moments: Any
     optimizer: optax.OptState
-    compressor: CompressedMeanState
+    compressor: CompressedMeanState | LocalState
     averages: Averages | None
     loss_scale: LossScale | None
 
@@ -64,8 +65,9 @@ class Program(NamedTuple):
 
     Attributes:
       graph: static part of the model, for nnx.merge(graph, variables_of(state)).
-      means: optax transformations, gradients of the workers on a device to the mean of all; one for each phase of a
-        run: without compression, by the method, and by that of each epoch of a warm-up. All have the same state.
+      means: optax transformations, gradients of the workers on a device to the mean of all, or `LocalSteps`; one for
+        each phase of a run: without compression, by the method, and by that of each epoch of a warm-up. All have the
+        same state.
       optimizer: mean gradients to updates.
       schedule: learning rate of a step.
       slices: by path, bool arrays: False where a part of a trained tensor is frozen.
@@ -92,19 +94,13 @@ def create_run(
     graph, params, frozen, moments = split_variables(model, recipe)
     schedule = create_schedule(recipe.optimizer, recipe.run, num_examples)
     local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
-    means: list[Any] = [
-        compressed_mean(
-            DEVICE_AXIS,
-            reducer,
-            fast_axis_name=FAST_AXIS if recipe.mean.worker_devices > 1 else None,
-            seed=recipe.run.seed,
-            virtual_workers=local_workers,
-            statistics=recipe.mean.statistics,
-        )
-        for reducer in create_reducers(recipe.mean, model.last_layer, network)
-    ]
     optimizer = create_optimizer(recipe.optimizer, schedule, model.decayed)
     slices = masks.slice_masks(recipe.model.freeze, params)
+    reducers = create_reducers(recipe.mean, model.last_layer, network)
+    if recipe.local.steps:
+        means: list[Any] = [create_local_steps(recipe, each, local_workers, optimizer, slices) for each in reducers]
+    else:
+        means = [create_mean(recipe, each, local_workers) for each in reducers]
     program = Program(graph, means, optimizer, schedule, slices, decay_patterns(recipe.optimizer, model.decayed))
 
     def first_state(params: Any, frozen: Any, moments: Any) -> TrainState:
@@ -112,11 +108,15 @@ def create_run(
         scale = None
         if recipe.model.precision == "float16":
             scale = LossScale(jnp.float32(recipe.model.loss_scale), jnp.int32(0))
-        start = optimizer.init(params), means[0].init(params)
+        if recipe.local.steps:
+            start = (), means[0].init(params, moments)._replace(params=(), moments=())
+        else:
+            start = optimizer.init(params), means[0].init(params)
         return TrainState(jnp.zeros((), jnp.int32), params, frozen, moments, *start, averages, scale)
 
     # What the compressor carries of each worker's own depends on how many there are.
-    start = jax.shard_map(first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs_of_state(), check_vma=False)
+    specs = specs_of_state(recipe.local.steps > 0)
+    start = jax.shard_map(first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs, check_vma=False)
     # From the host: what lies on one device would not fit a mesh of several processes.
     return program, jax.jit(start)(*jax.device_get((params, frozen, moments)))
 
@@ -174,17 +174,18 @@ def merge_trees(*trees: Any) -> Any:
     return traverse_util.unflatten_dict({path: leaf for tree in flat for path, leaf in tree.items()})
 
 
-def specs_of_state() -> TrainState:
+def specs_of_state(of_local_steps: bool = False) -> TrainState:
     """How the state lies on the mesh: alike everywhere, but for what the compressor carries of each worker's own."""
     everywhere: Any = PartitionSpec()
     specs = TrainState(*(everywhere for _ in TrainState._fields))
-    return specs._replace(compressor=state_specs(DEVICE_AXIS))
+    return specs._replace(compressor=local_specs(DEVICE_AXIS) if of_local_steps else state_specs(DEVICE_AXIS))
 
 
 def place_state(state: Any, mesh: Mesh) -> TrainState:
     """A state of NumPy arrays, which every process holds whole, on the devices of the mesh."""
+    specs = specs_of_state(isinstance(state.compressor, LocalState))
     shardings = jax.tree.map(
         lambda spec, part: jax.tree.map(lambda _: NamedSharding(mesh, spec), part),
-        specs_of_state(), state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+        specs, state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
     )  # fmt: skip
     return to_devices(state, shardings)

@@ -10,6 +10,7 @@ from jaxtern.data.rendering import Batch
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.step.compiler import step_options
 from jaxtern.training.step.gradients import create_local_gradients
+from jaxtern.training.step.local import create_local_update
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
 from jaxtern.training.step.state import Program, TrainState, specs_of_state
 from jaxtern.training.step.update import Metrics, create_update
@@ -59,7 +60,8 @@ def create_train_step(
     nonfinite, bool[tensors], which new weights hold a NaN or an infinity, as they do where the mean gradient did; the
     compressor's statistics where they are asked for; histograms of all weights, and behind them of all mean gradients,
     likewise; in float16 loss_scale, learning_rate, and overflow, 1 where the step was skipped; and stops, whether any
-    process asks for it, where they are asked.
+    process asks for it, where they are asked. Under local steps nothing may be sent in between: metrics are those of
+    each device's workers, with a leading axis of devices (see `local.fetch_own`).
 
     Args:
       recipe: of the run.
@@ -68,7 +70,11 @@ def create_train_step(
       phase: of the run, which of `program.means` is taken.
       num_steps: K, to take so many steps at once: of batches [K, ...], with metrics [K, ...]; None: one.
     """
-    update = create_update(recipe.model, program, phase, recipe.run.histograms_every)
+    update = (
+        create_local_update(recipe.model, program, phase)
+        if recipe.local.steps
+        else create_update(recipe.model, program, phase, recipe.run.histograms_every)
+    )
     platform = mesh.devices.flat[0].platform
     is_cpu = platform == "cpu"
     local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
@@ -92,9 +98,10 @@ def create_train_step(
         unroll = num_steps if is_cpu and num_steps else 1
         return jax.lax.scan(lambda state, batch: step(state, examples, batch, stops), state, batches, unroll=unroll)
 
-    replicated, state_specs = PartitionSpec(), specs_of_state()
-    sharded = PartitionSpec(DEVICE_AXIS) if num_steps is None else PartitionSpec(None, DEVICE_AXIS)
-    in_specs, out_specs = (state_specs, replicated, sharded, PartitionSpec(DEVICE_AXIS)), (state_specs, replicated)
+    state_specs, by_device = specs_of_state(recipe.local.steps > 0), PartitionSpec(DEVICE_AXIS)
+    sharded = by_device if num_steps is None else PartitionSpec(None, DEVICE_AXIS)
+    in_specs = state_specs, PartitionSpec(), sharded, by_device
+    out_specs = state_specs, sharded if recipe.local.steps else PartitionSpec()
     mapped = jax.shard_map(
         step if num_steps is None else steps, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )

@@ -40,8 +40,8 @@ def create_update(
         new = TrainState(
             state.step + 1, params, state.frozen, moments, optimizer, compressor, state.averages, state.loss_scale
         )
-        new = _average(new, model.average_decay)
-        metrics = _measure(local, stops) | {"nonfinite": _nonfinite(params)}
+        new = move_averages(new, model.average_decay)
+        metrics = _measure(local, stops) | {"nonfinite": nonfinite(params)}
         # squares that the optimiser shares with the log would be fused, so rounded, in another way than without it
         seen = jax.lax.optimization_barrier((params, mean))
         metrics |= dict(zip(("weight_norm", "gradient_norm"), map(optax.tree.norm, seen), strict=True))
@@ -50,7 +50,7 @@ def create_update(
         if compressor.statistics is not None and phase > 0:
             metrics |= {f"compression/{name}": value for name, value in compressor.statistics._asdict().items()}
         if skips is not None:
-            metrics["learning_rate"] = jnp.asarray(program.schedule(_count_updates(state.optimizer)))
+            metrics["learning_rate"] = jnp.asarray(program.schedule(state.compressor.count))
             return _skip_overflow(state, new, metrics, overflow, skips)
         return new, metrics
 
@@ -77,17 +77,20 @@ def _join_moments(batch_norm: str, local: list[Local]) -> Any:
     return jax.lax.pmean(jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *moments), DEVICE_AXIS)
 
 
-def _average(state: TrainState, decay: float) -> TrainState:
-    """Moves the averages towards weights and moments: a <- d a + (1 - d) x, d = min(decay, (1 + t) / (10 + t)).
+def move_averages(state: TrainState, decay: float) -> TrainState:
+    """The state with its averages moved towards weights and moments.
+
+        a <- d a + (1 - d) x,  d = min(decay, (1 + t) / (10 + t))
 
     t counts steps, of which this is one: it is 1 in the first (Abadi et al. 2016, ExponentialMovingAverage). Of moments
-    the first update takes x whole: those before it may be of no batch at all.
+    the first update takes x whole: those before it may be of no batch at all. The compressor counts updates, which are
+    the steps that were not skipped.
     """
     if state.averages is None:
         return state
     t = state.step.astype(jnp.float32)
     d = jnp.minimum(decay, (1 + t) / (10 + t))
-    of_moments = jnp.where(_count_updates(state.optimizer) == 1, 0.0, d)
+    of_moments = jnp.where(state.compressor.count == 1, 0.0, d)
     averages = Averages(
         _move(state.averages.params, state.params, d), _move(state.averages.moments, state.moments, of_moments)
     )
@@ -112,18 +115,13 @@ def _skip_overflow(
     return chosen._replace(loss_scale=precision.adjust_scale(state.loss_scale, skips)), metrics
 
 
-def _count_updates(optimizer: optax.OptState) -> jax.Array:
-    """Of a state that has seen so many: steps less those that were skipped."""
-    return optax.tree_utils.tree_get_all_with_path(optimizer, "count")[0][1]
-
-
 def _overflow(workers: list[Any]) -> jax.Array:
     """bool[tensors]: whose gradients hold a NaN or an infinity on any worker; the same on all."""
-    own = jnp.any(jnp.stack([_nonfinite(gradients) for gradients in workers]), axis=0)
+    own = jnp.any(jnp.stack([nonfinite(gradients) for gradients in workers]), axis=0)
     return jax.lax.pmax(own.astype(jnp.int32), _ALL_AXES) > 0
 
 
-def _nonfinite(tree: Any) -> jax.Array:
+def nonfinite(tree: Any) -> jax.Array:
     """bool[leaves]: which leaves hold a NaN or an infinity.
 
     Less itself, either is NaN, and so is the sum; all else is 0. Floats, unlike booleans, XLA adds in one pass.

@@ -1,0 +1,80 @@
+"""Fragments of a tree: which tensors are exchanged together, and in which steps."""
+
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxtern.compression.arguments import as_integer
+from jaxtern.compression.reducer import Layout
+
+
+class Timing(NamedTuple):
+    """When fragments are exchanged.
+
+    Every `period` = `steps` / `fragments` steps one of them is merged, in turn, so that each is merged every `steps`.
+
+    Attributes:
+      steps: H, steps between two exchanges of a tensor.
+      fragments: P, parts of the tree that are exchanged at different steps.
+      delay: steps from the weights that are exchanged to the merging of their mean.
+    """
+
+    steps: int
+    fragments: int = 1
+    delay: int = 0
+
+    @property
+    def period(self) -> int:
+        """Steps from one merging to the next, of another fragment."""
+        return self.steps // self.fragments
+
+    def due(self, step: Any) -> jax.Array:
+        """int32 scalar: which fragment is merged at the end of this step, counted from 1; P where none is."""
+        turn = (step // self.period - 1) % self.fragments
+        return jnp.where((step > 0) & (step % self.period == 0), turn, self.fragments)
+
+
+EVERY_STEP = Timing(1)
+
+
+def as_timing(steps: Any, fragments: Any = 1, delay: Any = 0) -> Timing:
+    """Checks numbers that must fit each other.
+
+    Raises:
+      ValueError: naming the number, its value and the rule.
+    """
+    timing = Timing(as_integer("steps", steps, 1), as_integer("fragments", fragments, 1), as_integer("delay", delay, 0))
+    if timing.steps % timing.fragments:
+        raise ValueError(f"fragments={timing.fragments}: must divide steps={timing.steps}")
+    if timing.delay >= timing.period:
+        need = f"must be below steps / fragments = {timing.period}: a fragment is merged before the next is exchanged"
+        raise ValueError(f"delay={timing.delay}: {need}")
+    return timing
+
+
+def split_layout(layout: Layout, parts: int) -> list[list[int]]:
+    """The places of the tensors of each fragment: neighbours by path, about as many elements in each.
+
+    Numbers in paths count as numbers, so "blocks/2" comes before "blocks/10".
+
+    Raises:
+      ValueError: for more fragments than tensors.
+    """
+    count = len(layout.paths)
+    if parts > max(count, 1):
+        raise ValueError(f"fragments={parts}: must be at most the number of tensors, {count}")
+    order = sorted(range(count), key=lambda place: _natural(layout.paths[place]))
+    edges = np.cumsum([0, *(layout.sizes[place] for place in order)])
+    cuts = [0]
+    for part in range(1, parts):
+        nearest = int(np.argmin(np.abs(edges - edges[-1] * part / parts)))
+        cuts.append(min(max(nearest, cuts[-1] + 1), count - parts + part))
+    return [sorted(order[first:last]) for first, last in zip(cuts, [*cuts[1:], count], strict=True)]
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    """A key by which "b2" comes before "b10"."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path) if part]

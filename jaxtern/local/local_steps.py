@@ -1,0 +1,287 @@
+"""Local SGD and DiLoCo: H steps of each worker alone, then the mean of their weight changes by any reducer."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from jaxtern.compression import collectives
+from jaxtern.compression.arguments import as_integer, require_number
+from jaxtern.compression.float_mean import float_mean
+from jaxtern.compression.fragments import Timing, as_timing, split_layout
+from jaxtern.compression.methods import as_reducer
+from jaxtern.compression.reducer import Layout, Reducer, rounded, share_out
+from jaxtern.compression.transform import CompressedMeanState, PathPredicate, compressed_mean, describe, keep_float
+
+
+class Worker(NamedTuple):
+    """What one worker has of its own.
+
+    Attributes:
+      params: its weights.
+      moments: averages that its network keeps, as those of batch norm; ().
+      inner: the state of its inner optimiser.
+      reducers: what the reducer of each fragment carries of its own.
+    """
+
+    params: Any
+    moments: Any
+    inner: Any
+    reducers: Any
+
+
+class LocalState(NamedTuple):
+    """State of `local_steps`.
+
+    Attributes:
+      count: int32 scalar, steps so far; with the seed it fixes all noise to come.
+      params: the shared weights, the same bits on every worker: evaluate, save and export these.
+      moments: those that are shared, likewise.
+      outer: the state of the outer optimiser of each fragment, likewise.
+      reducers: what the reducer of each fragment carries, likewise.
+      local: a `Worker`, its arrays with a leading axis of the workers of a device.
+    """
+
+    count: jax.Array
+    params: Any
+    moments: Any
+    outer: Any
+    reducers: Any
+    local: Worker
+
+
+def local_specs(axis_name: str | tuple[str, ...]) -> LocalState:
+    """PartitionSpecs of a state over a mesh: what is shared is everywhere, the rest lies with its workers."""
+    everywhere: Any = PartitionSpec()
+    own: Any = PartitionSpec(collectives.as_axis_names(axis_name))
+    return LocalState(everywhere, everywhere, everywhere, everywhere, everywhere, own)
+
+
+def local_steps(
+    axis_name: str | tuple[str, ...],
+    inner: optax.GradientTransformation,
+    steps: int,
+    *,
+    outer: optax.GradientTransformation | None = None,
+    reducer: Reducer | str = "ternary",
+    fragments: int = 1,
+    delay: int = 0,
+    mixing: float = 0.0,
+    fast_axis_name: str | tuple[str, ...] | None = None,
+    min_size: int = 1,
+    exclude: PathPredicate | None = None,
+    seed: Any = 0,
+    virtual_workers: int | None = None,
+) -> "LocalSteps":
+    """Trains every worker by itself, and moves the weights that all share once in H steps (DiLoCo, local SGD).
+
+        w_i <- w_i + inner(gradient_i)                        every step, worker i alone
+        W   <- W + outer(mean over i of (W - w_i))            every H-th step
+        w_i <- W + mixing (w_i - W)
+
+    Nothing is sent between workers but for the mean of the weight changes, which any reducer compresses.
+
+        local = jaxtern.local_steps("data", optax.adamw(1e-3), steps=30)
+
+        def step(state, batch):  # on every worker, with its part of the batch
+            gradients = jax.grad(loss)(local.workers(state).params, batch)
+            return local.update(gradients, state)
+
+        specs = local.specs
+        init = jax.jit(jax.shard_map(local.init, mesh=mesh, in_specs=P(), out_specs=specs, check_vma=False))
+        step = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(specs, P("data")), out_specs=specs, check_vma=False))
+
+    Args:
+      axis_name: the axis of `shard_map` or `pmap` over which the workers lie, or a tuple of them.
+      inner: each worker's own optimiser.
+      steps: H, from one exchange to the next.
+      outer: takes the mean of W - w_i as its gradient; None: `optax.sgd(0.7, momentum=0.9, nesterov=True)`, DiLoCo's.
+        `optax.sgd(1.0)` makes it local SGD (FedAvg): W is the mean of the workers' weights.
+      reducer: of the weight changes, as in `compressed_mean`.
+      fragments: P, parts of the tree that take turns, each every H steps, so that the wire has less to do at a time
+        (Streaming DiLoCo). It must divide H.
+      delay: steps from the weights that are sent to the merging of their mean, below H / P. From 1 on the exchange runs
+        beside the gradients of the next step.
+      mixing: share of its own weights that a worker keeps at a merging, 0 to 1; Streaming DiLoCo takes .5 with a delay.
+      fast_axis_name: axes over the devices of one worker, whose gradients are averaged as floats in every step.
+      min_size, exclude, seed, virtual_workers: as in `compressed_mean`; of V virtual workers gradients and moments are
+        sequences of V, and so is what `workers` returns.
+
+    Returns:
+      The functions of the training loop, see `LocalSteps`.
+
+    Raises:
+      ValueError: naming the argument, for numbers that do not fit each other; from `init` and `update` as
+        `compressed_mean`.
+
+    References:
+      Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019. Douillard et al., DiLoCo, 2023,
+      arXiv:2311.08105, algorithm 1; Streaming DiLoCo, 2025, arXiv:2501.18512, algorithm 2.
+    """
+    timing, names = as_timing(steps, fragments, delay), collectives.as_axis_names(axis_name)
+    require_number("mixing", mixing)
+    if mixing > 1:
+        raise ValueError(f"mixing={mixing!r}: must be from 0 to 1")
+    outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
+    reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
+    count = as_integer("virtual_workers", 1 if virtual_workers is None else virtual_workers, 1)
+    take_mean = functools.partial(
+        compressed_mean, names, fast_axis_name=fast_axis_name, seed=seed, virtual_workers=count
+    )
+    fast = () if fast_axis_name is None else collectives.as_axis_names(fast_axis_name)
+    means = take_mean(reducer), take_mean(float_mean(in_order=True))
+    return LocalSteps(names, fast, inner, outer, reducer, *means, exclude, timing, mixing, virtual_workers)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSteps:
+    """What `local_steps` gives. Its methods run inside `shard_map` or `pmap`, but for `resize` and `specs`."""
+
+    axis_names: tuple[str, ...]
+    fast_axis_names: tuple[str, ...]
+    inner: optax.GradientTransformation
+    outer: optax.GradientTransformation
+    reducer: Reducer
+    mean: optax.GradientTransformation
+    float_mean: optax.GradientTransformation
+    exclude: PathPredicate | None
+    timing: Timing
+    mixing: float
+    virtual_workers: int | None
+
+    @property
+    def specs(self) -> LocalState:
+        """`local_specs` of its axes."""
+        return local_specs(self.axis_names)
+
+    def init(self, params: Any, moments: Any = ()) -> LocalState:
+        """The state before the first step.
+
+        Args:
+          params: the weights, floating-point arrays, the same on every worker.
+          moments: averages that the network keeps, as those of batch norm, likewise; float means at every merging.
+        """
+        try:
+            collectives.count_workers(self.axis_names + self.fast_axis_names)
+        except ValueError as error:
+            raise ValueError(f"{error}; `init` of local_steps must run inside shard_map, too (see its specs)") from None
+        describe(params, exclude=self.exclude)
+        parts = [self._select(params, number) for number in range(self.timing.fragments)]
+        means = [self.mean.init(part) for part in parts]
+        own = Worker(params, moments, self.inner.init(params), ())
+        local = jax.tree.map(lambda leaf: jnp.stack([leaf] * (self.virtual_workers or 1)), own)
+        local = local._replace(reducers=[mean.local for mean in means])  # pyright: ignore[reportAttributeAccessIssue]
+        shared = [mean.shared for mean in means]  # pyright: ignore[reportAttributeAccessIssue]
+        return LocalState(jnp.zeros((), jnp.int32), params, moments, [*map(self.outer.init, parts)], shared, local)
+
+    def workers(self, state: LocalState) -> Any:
+        """The `Worker` of this device, or a list of `virtual_workers` of them: where the next gradients are taken."""
+        own = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local) for w in range(self.virtual_workers or 1)]
+        return own[0] if self.virtual_workers is None else own
+
+    def update(self, gradients: Any, state: LocalState, moments: Any = ()) -> LocalState:
+        """One step of every worker, and what is due of exchanges.
+
+        Args:
+          gradients: at the worker's own weights.
+          state: before the step.
+          moments: the worker's, after the gradients; () where the network has none.
+        """
+        if self.virtual_workers is None:
+            gradients, moments = [gradients], [moments]
+        elif len(gradients) != self.virtual_workers:
+            raise ValueError(f"gradients: {len(gradients)} trees for virtual_workers={self.virtual_workers}")
+        if jax.tree.structure(moments[0] if moments else ()) != jax.tree.structure(state.moments):
+            raise ValueError("moments: must be as `init` was given them, those of each worker after its gradients")
+        if self.fast_axis_names:
+            gradients, moments = collectives.pmean((list(gradients), list(moments)), self.fast_axis_names)
+        if self.timing.delay:  # from the weights before this step, so beside its gradients
+            state = self._where_due(self._exchange, state, self.timing.delay)
+        state = self._advance(state, gradients, moments or [()] * len(gradients))
+        if self.timing.delay:
+            return self._where_due(self._merge, state)
+        return self._where_due(lambda state, number: self._merge(self._exchange(state, number), number), state)
+
+    def resize(self, local: Worker, params: Any, num_workers: int) -> Worker:
+        """What N workers had of their own, for M to go on with: each takes the mean of those in whose place it stands.
+
+        Args:
+          local: `LocalState.local`, NumPy arrays [N, ...].
+          params: the weights, or their shapes.
+          num_workers: M.
+        """
+        pairs = zip(local.reducers, self.layouts(params), strict=True)
+        reducers = [self.reducer.resize(own, layout, num_workers) for own, layout in pairs]
+        return share_out(local._replace(reducers=()), describe(params), num_workers)._replace(reducers=reducers)
+
+    def layouts(self, params: Any) -> list[Layout]:
+        """The tensors of each fragment of these weights."""
+        return [describe(self._select(params, number)) for number in range(self.timing.fragments)]
+
+    def _where_due(self, do: Callable[[LocalState, int], LocalState], state: LocalState, ahead: int = 0) -> LocalState:
+        """`do(state, fragment)` for the fragment that is merged so many steps ahead, or nothing."""
+        of_each = [functools.partial(do, number=number) for number in range(self.timing.fragments)]
+        return jax.lax.switch(self.timing.due(state.count + ahead), [*of_each, lambda state: state], state)
+
+    def _advance(self, state: LocalState, gradients: Sequence[Any], moments: Sequence[Any]) -> LocalState:
+        """One step of every worker's inner optimiser."""
+        own = []
+        for number, gradient in enumerate(gradients):
+            before = jax.tree.map(lambda leaf, w=number: leaf[w], state.local._replace(moments=(), reducers=()))
+            gradient = rounded(gradient, state.count)
+            updates, inner = self.inner.update(gradient, before.inner, before.params)
+            own.append(Worker(optax.apply_updates(before.params, updates), moments[number], inner, ()))
+        local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
+        return state._replace(count=state.count + 1, local=local._replace(reducers=state.local.reducers))
+
+    def _exchange(self, state: LocalState, number: int) -> LocalState:
+        """Moves the shared weights of a fragment by the mean of the workers' changes."""
+        before, own = self._select(state.params, number), self._select(state.local.params, number)
+        changes = [{path: before[path] - own[path][w] for path in own} for w in range(self.virtual_workers or 1)]
+        carried = CompressedMeanState(state.count, state.reducers[number], state.local.reducers[number])
+        mean, carried = self.mean.update(rounded(changes, state.count), carried)  # pyright: ignore[reportArgumentType]
+        updates, outer = self.outer.update(rounded(mean, state.count), state.outer[number], before)
+        after = optax.apply_updates(before, updates)
+        return state._replace(
+            params=_put(state.params, after),
+            outer=_replace(state.outer, number, outer),
+            reducers=_replace(state.reducers, number, carried.shared),
+            local=state.local._replace(reducers=_replace(state.local.reducers, number, carried.local)),
+        )
+
+    def _merge(self, state: LocalState, number: int) -> LocalState:
+        """Every worker goes on from the shared weights of a fragment, and from the mean of all moments."""
+        shared, own = self._select(state.params, number), self._select(state.local.params, number)
+        merged = {path: _mix(shared[path], own[path], self.mixing) for path in shared}
+        each = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local.moments) for w in range(self.virtual_workers or 1)]
+        moments, _ = self.float_mean.update(each, CompressedMeanState(state.count))  # pyright: ignore[reportArgumentType]
+        of_all = jax.tree.map(lambda mean, leaf: _mix(mean, leaf, 0.0), moments, state.local.moments)
+        local = state.local._replace(params=_put(state.local.params, merged), moments=of_all)
+        return state._replace(moments=moments, local=local)
+
+    def _select(self, tree: Any, number: int) -> dict[str, jax.Array]:
+        """The tensors of a fragment by path."""
+        layout, leaves = describe(tree), jax.tree.leaves(tree)
+        return {layout.paths[place]: leaves[place] for place in split_layout(layout, self.timing.fragments)[number]}
+
+
+def _put(tree: Any, tensors: dict[str, jax.Array]) -> Any:
+    """The tree with these tensors at their paths."""
+    treedef, paths = jax.tree.structure(tree), describe(tree).paths
+    return treedef.unflatten([tensors.get(*pair) for pair in zip(paths, jax.tree.leaves(tree), strict=True)])
+
+
+def _replace(parts: Sequence[Any], number: int, part: Any) -> list[Any]:
+    """The list with another entry at this place."""
+    return [part if place == number else each for place, each in enumerate(parts)]
+
+
+def _mix(shared: jax.Array, own: jax.Array, share: float) -> jax.Array:
+    """shared + share * (own - shared), for every worker of `own` [V, ...]."""
+    shared = jnp.broadcast_to(shared, own.shape)
+    return shared + share * (own - shared) if share else shared

@@ -1,0 +1,65 @@
+"""The second half of a step in which workers train by themselves: their own updates, and what is due of exchanges.
+
+The shared weights and moments stand in the state of the run, as without local steps, and not a second time in its
+compressor, which has each worker's own.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxtern.local.local_steps import LocalState
+from jaxtern.training.recipe import masks
+from jaxtern.training.recipe.model import ModelSection
+from jaxtern.training.step.gradients import Local
+from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
+from jaxtern.training.step.state import Program, TrainState
+from jaxtern.training.step.update import Metrics, move_averages, nonfinite
+
+
+def create_local_update(
+    model: ModelSection, program: Program, phase: int
+) -> Callable[[TrainState, list[Local], jax.Array | None], tuple[TrainState, Metrics]]:
+    """As `create_update`, with metrics of this device's workers alone: leaves [1, ...]."""
+    steps = program.means[phase]
+
+    def update(state: TrainState, local: list[Local], stops: jax.Array | None) -> tuple[TrainState, Metrics]:
+        gradients = [masks.mask_slices(each.gradients, program.slices) for each in local]
+        whole = state.compressor._replace(params=state.params, moments=state.moments)
+        after: LocalState = steps.update(gradients, whole, [each.moments for each in local])
+        new = state._replace(
+            step=state.step + 1,
+            params=after.params,
+            moments=after.moments,
+            compressor=after._replace(params=(), moments=()),
+        )
+        new = move_averages(new, model.average_decay)
+        metrics = jax.tree.map(lambda *each: sum(each) / len(each), *[each.measured for each in local])
+        metrics["nonfinite"] = nonfinite(after.local.params)
+        metrics["weight_norm"] = optax.tree.norm(after.params)
+        metrics["gradient_norm"] = sum(map(optax.tree.norm, gradients)) / len(gradients)
+        if stops is not None:
+            metrics["stops"] = _agree(stops, steps.timing.due(after.count) < steps.timing.fragments)
+        return new, jax.tree.map(lambda leaf: leaf[None], metrics)
+
+    return update
+
+
+def _agree(stops: jax.Array, is_merged: jax.Array) -> jax.Array:
+    """Whether any process asks for a stop: asked where weights are merged, as nothing is sent in between."""
+    ask = lambda: jax.lax.pmax(jnp.max(stops), (DEVICE_AXIS, FAST_AXIS)) > 0  # noqa: E731
+    return jax.lax.cond(is_merged, ask, lambda: jnp.zeros((), bool))
+
+
+def fetch_own(metrics: Metrics, num_steps: int) -> Metrics:
+    """Metrics of the devices of this process, [devices, ...] or [steps, devices, ...]: means, of flags whether any."""
+    axis = 0 if num_steps == 1 else 1
+
+    def fetch(leaf: jax.Array) -> np.ndarray:
+        rows = np.concatenate([np.asarray(shard.data) for shard in leaf.addressable_shards], axis=axis)
+        return np.any(rows, axis=axis) if rows.dtype == bool else np.mean(rows, axis=axis, dtype=rows.dtype)
+
+    return jax.tree.map(fetch, metrics)

@@ -1,0 +1,312 @@
+"""Local steps: what they compute, that workers agree to the bit, and that nothing of a worker is lost."""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, PartitionSpec as P
+
+import jaxtern
+from jaxtern.local.local_steps import LocalState, LocalSteps
+
+SGD = optax.sgd(1.0)
+
+
+class Training:
+    """Workers that train on `gradient(worker's number, its weights, step)`, on N / V devices of V workers each."""
+
+    def __init__(self, gradient: Callable, num_workers: int, virtual_workers: int | None = None, **options: Any):
+        own = virtual_workers or 1
+        self.local: LocalSteps = jaxtern.local_steps("data", virtual_workers=virtual_workers, **options)
+        mesh, specs = Mesh(jax.devices()[: num_workers // own], "data"), self.local.specs
+
+        def step(state: LocalState) -> LocalState:
+            first, workers = jax.lax.axis_index("data") * own, self.local.workers(state)
+            workers = [workers] if virtual_workers is None else workers
+            gradients = [gradient(first + w, worker.params, state.count) for w, worker in enumerate(workers)]
+            return self.local.update(gradients[0] if virtual_workers is None else gradients, state)
+
+        wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+        self.init = jax.jit(wrap(self.local.init, in_specs=P(), out_specs=specs))
+        self.step = jax.jit(wrap(step, in_specs=(specs,), out_specs=specs))
+
+    def run(self, params: Any, num_steps: int) -> list[LocalState]:
+        """The states before the first step and after each."""
+        states = [self.init(params)]
+        for _ in range(num_steps):
+            states.append(self.step(states[-1]))
+        return jax.device_get(states)
+
+
+def _twos(worker: Any, params: Any, step: Any) -> Any:
+    del worker, step
+    return jax.tree.map(lambda leaf: jnp.full_like(leaf, 2), params)
+
+
+# Two layers of one weight each, 1 at first, gradients of 2, inner rate 1, outer rate 2, H = 6: what torchft records of
+# its streaming DiLoCo (test_fixtures/, diloco_regression_test.py, test_diloco_mocked_updates), by delay and mixing.
+UNMOVED = [1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29]
+RECORDED = {
+    (0, 0.0): [
+        [1, -1, -3, -11, -13, -15, -17, -19, -21, -35, -37, -39, -41, -43, -45, -59],
+        [1, -1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49, -51, -53],
+    ],
+    (0, 0.5): [
+        [1, -1, -3, -8, -10, -12, -14, -16, -18, -24.5, -26.5, -28.5, -30.5, -32.5, -34.5, -40.25],
+        [1, -1, -3, -5, -7, -9, -17, -19, -21, -23, -25, -27, -32, -34, -36, -38],
+    ],
+    (0, 1.0): [UNMOVED, UNMOVED],
+    (1, 0.0): [
+        [1, -1, -3, -7, -9, -11, -13, -15, -17, -27, -29, -31, -33, -35, -37, -47],
+        [1, -1, -3, -5, -7, -9, -19, -21, -23, -25, -27, -29, -39, -41, -43, -45],
+    ],
+    (1, 0.5): [
+        [1, -1, -3, -6, -8, -10, -12, -14, -16, -21.5, -23.5, -25.5, -27.5, -29.5, -31.5, -35.75],
+        [1, -1, -3, -5, -7, -9, -15, -17, -19, -21, -23, -25, -29, -31, -33, -35],
+    ],
+    (1, 1.0): [UNMOVED, UNMOVED],
+}
+SHARED = {  # the shared weights after steps 0, 3, 6, 9, 12, likewise
+    (0, 0.0): [[1, -11, -11, -35, -35], [1, 1, -23, -23, -47]],
+    (0, 0.5): [[1, -11, -11, -29, -29], [1, 1, -23, -23, -35]],
+    (0, 1.0): [[1, -11, -11, -23, -23], [1, 1, -23, -23, -23]],
+    (1, 0.0): [[1, -7, -7, -27, -27], [1, 1, -19, -19, -39]],
+    (1, 0.5): [[1, -7, -7, -25, -25], [1, 1, -19, -19, -31]],
+    (1, 1.0): [[1, -7, -7, -23, -23], [1, 1, -19, -19, -23]],
+}
+
+
+@pytest.mark.parametrize(("delay", "mixing"), RECORDED)
+def test_histories_are_those_that_torchft_records(delay: int, mixing: float):
+    options = {"inner": SGD, "outer": optax.sgd(2.0), "steps": 6, "fragments": 2, "reducer": "float"}
+    training = Training(_twos, 2, delay=delay, mixing=mixing, **options)
+    states = training.run({"layers": [jnp.ones((1, 1)), jnp.ones((1, 1))]}, 15)
+    for layer in range(2):
+        own = [state.local.params["layers"][layer].reshape(2).tolist() for state in states]
+        assert own == [[value] * 2 for value in RECORDED[delay, mixing][layer]]
+        shared = [float(state.params["layers"][layer][0, 0]) for state in states[:13:3]]
+        assert shared == SHARED[delay, mixing][layer]
+
+
+def test_losses_are_those_of_maxtexts_diloco():
+    """A linear model, two workers, synchronised after three steps: diloco_test.py, test_simple_model_2replicas."""
+    inputs = jnp.array([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]])
+    labels = jnp.array([[1.0, 2.0], [2.0, 3.0]])
+
+    def loss(params: Any, worker: Any) -> jax.Array:
+        kernel, bias = params
+        return jnp.mean((inputs[worker] @ kernel + bias[0] - labels[worker]) ** 2)
+
+    outer = optax.sgd(1.0, momentum=0.9, nesterov=True)
+    training = Training(
+        lambda worker, params, _: jax.grad(loss)(params, worker), 2, inner=optax.sgd(0.1), outer=outer, steps=3,
+        reducer="float",
+    )  # fmt: skip
+    states = training.run((jnp.array([2.0, 1.0]), jnp.array([1.0])), 4)
+    losses = [
+        [float(loss(jax.tree.map(lambda leaf, w=w: leaf[w], state.local.params), w)) for w in range(2)]
+        for state in states[:4]
+    ]
+    np.testing.assert_allclose([row[0] for row in losses], [1, 0.49, 0.2401, 0.207545], rtol=1e-5)
+    np.testing.assert_allclose(np.mean(losses, axis=1), [1, 0.65, 0.4481, 0.574244], rtol=1e-5)
+
+
+def _shapes() -> Any:
+    random = np.random.default_rng(0)
+    return {
+        f"block{number}": {"kernel": jnp.asarray(random.standard_normal(shape), jnp.float32), "bias": jnp.zeros(5)}
+        for number, shape in enumerate([(40, 5), (700,), (3, 3, 2, 5)])
+    }
+
+
+def _noisy(worker: Any, params: Any, step: Any) -> Any:
+    """Gradients of |w - target|^2 / 2 at targets of each worker, with noise."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), worker), step)
+    leaves, treedef = jax.tree.flatten(params)
+    keys = jax.random.split(key, len(leaves))
+    noise = [0.3 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    targets = 1 + 0.1 * jnp.float32(worker)
+    return treedef.unflatten([leaf - targets + own for leaf, own in zip(leaves, noise, strict=True)])
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"steps": 1},
+    {"steps": 4, "reducer": "sign"},
+    {"steps": 4, "reducer": "low_rank", "fragments": 2},
+    {"steps": 6, "fragments": 3, "delay": 1, "mixing": 0.5},
+    {"steps": 6, "fragments": 2, "delay": 2, "min_size": 10, "exclude": lambda path: path.endswith("bias")},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_virtual_workers_are_real_ones_to_the_bit(options: dict[str, Any]):
+    real, virtual = (
+        Training(_noisy, 4, virtual, inner=optax.adam(0.01), **options).run(_shapes(), 9)[-1] for virtual in (None, 4)
+    )
+    jax.tree.map(np.testing.assert_array_equal, real, virtual)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_all_devices_hold_the_same_shared_weights_and_workers_merge(options: dict[str, Any]):
+    training = Training(_noisy, 4, inner=optax.sgd(0.1, momentum=0.9), **options)
+    state = training.init(_shapes())
+    for _ in range(2 * options["steps"]):
+        state = training.step(state)
+    for leaf in jax.tree.leaves(state._replace(local=())):
+        first, *others = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+        for other in others:
+            np.testing.assert_array_equal(other, first)
+    if not options.get("fragments"):  # all have just begun anew from the same weights
+        merged = jax.tree.map(lambda shared, own: np.broadcast_to(shared, own.shape), state.params, state.local.params)
+        jax.tree.map(np.testing.assert_array_equal, state.local.params, merged)
+
+
+def test_of_every_step_and_an_outer_rate_of_one_it_is_data_parallel_sgd():
+    """To rounding; bit for bit where the numbers are dyadic, so that weights less changes are exact."""
+
+    def dyadic(worker: Any, params: Any, step: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.full_like(leaf, 0.25) * (worker - step % 3), params)
+
+    for gradient, tolerance in ((dyadic, 0.0), (_noisy, 1e-6)):
+        options = {"inner": optax.sgd(0.5), "outer": SGD, "steps": 1, "reducer": "float"}
+        state = Training(gradient, 4, **options).run(_shapes() if tolerance else {"w": jnp.ones(8)}, 6)[-1]
+        params = _shapes() if tolerance else {"w": jnp.ones(8)}
+        for step in range(6):
+            each = [gradient(jnp.int32(worker), params, jnp.int32(step)) for worker in range(4)]
+            params = jax.tree.map(lambda w, *g: w - 0.5 * (g[0] + g[1] + g[2] + g[3]) / 4, params, *each)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=tolerance), state.params, params)
+
+
+def test_a_run_goes_on_to_the_same_bits_between_exchanges():
+    training = Training(_noisy, 4, 2, inner=optax.adam(0.01), steps=6, fragments=2, delay=1, reducer="sign")
+    whole = training.run(_shapes(), 13)
+    for stopped in (4, 5, 6):
+        state = jax.device_put(whole[stopped])
+        for _ in range(13 - stopped):
+            state = training.step(state)
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), whole[-1])
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 6, 8])
+def test_another_number_of_workers_keeps_the_mean_of_weights_and_of_what_is_owed(num_workers: int):
+    training = Training(_noisy, 4, inner=optax.adam(0.01), steps=8, reducer="sign", fragments=2)
+    before = training.run(_shapes(), 7)[-1]
+    after = training.local.resize(before.local, before.params, num_workers)
+    assert jax.tree.structure(after) == jax.tree.structure(before.local)
+    for old, new in zip(jax.tree.leaves(before.local), jax.tree.leaves(after), strict=True):
+        assert (new.shape, new.dtype) == ((num_workers, *old.shape[1:]), old.dtype)
+        if new.dtype == np.int32:
+            np.testing.assert_array_equal(new, 7)  # Adam's steps
+        else:
+            np.testing.assert_allclose(new.mean(axis=0), old.mean(axis=0), atol=1e-6)
+
+
+def test_moments_are_each_workers_own_and_averaged_at_a_merging():
+    local = jaxtern.local_steps("data", optax.sgd(0.1), steps=2, virtual_workers=3)
+
+    def run(params: jax.Array) -> list[LocalState]:
+        states = [local.init({"w": params}, {"mean": jnp.zeros(2)})]
+        for step in range(2):
+            moments = [{"mean": jnp.full(2, float(step + worker))} for worker in range(3)]
+            states.append(local.update([{"w": jnp.ones(4)}] * 3, states[-1], moments))
+        return states
+
+    mesh, specs = Mesh(jax.devices()[:1], "data"), [local.specs] * 3
+    _, one, two = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=specs, check_vma=False))(jnp.zeros(4))
+    np.testing.assert_array_equal(one.local.moments["mean"][:, 0], [0, 1, 2])
+    np.testing.assert_array_equal(one.moments["mean"], 0)
+    np.testing.assert_array_equal(two.local.moments["mean"], 2)
+    np.testing.assert_array_equal(two.moments["mean"], 2)
+
+
+def test_devices_of_a_worker_share_its_weights():
+    """Gradients are averaged inside a worker in every step; workers of two devices are those of one."""
+    options: dict[str, Any] = {"inner": optax.sgd(0.1), "steps": 3, "seed": 5}
+    whole = Training(_noisy, 2, **options).run(_shapes(), 7)[-1]
+    local = jaxtern.local_steps("data", fast_axis_name="fast", **options)
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "fast"))
+
+    def step(state: LocalState) -> LocalState:
+        gradients = _noisy(jax.lax.axis_index("data"), local.workers(state).params, state.count)
+        sign = 1 - 2.0 * jax.lax.axis_index("fast")  # whose mean is 0
+        return local.update(jax.tree.map(lambda leaf: leaf + sign, gradients), state)
+
+    wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=False, out_specs=local.specs)
+    state = jax.jit(wrap(local.init, in_specs=P()))(_shapes())
+    step = jax.jit(wrap(step, in_specs=(local.specs,)))
+    for _ in range(7):
+        state = step(state)
+    for leaf, expected in zip(jax.tree.leaves(state), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(leaf, expected, atol=0.02)
+    for leaf in jax.tree.leaves(state.local):
+        shards = {}
+        for shard in leaf.addressable_shards:
+            np.testing.assert_array_equal(shard.data, shards.setdefault(str(shard.index), np.asarray(shard.data)))
+
+
+def test_pmap_and_scan_train_as_shard_map_does():
+    expected = Training(_noisy, 4, inner=optax.adam(0.01), steps=2).run(_shapes(), 4)[-1]
+    local = jaxtern.local_steps("data", optax.adam(0.01), steps=2)
+
+    def steps(params: Any) -> LocalState:
+        def step(state: LocalState, _: None) -> tuple[LocalState, None]:
+            worker = jax.lax.axis_index("data")
+            return local.update(_noisy(worker, local.workers(state).params, state.count), state), None
+
+        return jax.lax.scan(step, local.init(params), length=4)[0]
+
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), _shapes())
+    found = jax.device_get(jax.pmap(steps, axis_name="data", devices=jax.devices()[:4])(stacked))
+    for worker in range(4):
+        own = jax.tree.map(lambda leaf, w=worker: leaf[w], found.params)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), own, expected.params)
+
+
+def test_nothing_is_sent_between_exchanges(collectives: Callable):
+    """All collectives stand in branches of conditionals, none of which is taken in most steps."""
+    training = Training(_noisy, 4, inner=optax.adam(0.01), steps=6, fragments=2, delay=1)
+    program = training.step.lower(training.init(_shapes())).compile().as_text()
+    entry = program[program.index("\nENTRY ") :]
+    assert collectives(program)
+    assert not collectives(entry)
+    assert "conditional(" in entry
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps=0: must be an integer of 1 or more"),
+        ({"steps": 2.5}, "steps=2.5: must be an integer of 1 or more"),
+        ({"steps": 30, "fragments": 4}, "fragments=4: must divide steps=30"),
+        ({"steps": 30, "fragments": 0}, "fragments=0: must be an integer of 1 or more"),
+        ({"steps": 30, "delay": -1}, "delay=-1: must be an integer of 0 or more"),
+        ({"steps": 30, "fragments": 3, "delay": 10}, "delay=10: must be below steps / fragments = 10"),
+        ({"steps": 3, "mixing": 1.5}, "mixing=1.5: must be from 0 to 1"),
+        ({"steps": 3, "mixing": float("nan")}, "mixing=nan: must be a finite number of 0 or more"),
+        ({"steps": 3, "reducer": "ternery"}, "ternery"),
+        ({"steps": 3, "axis_name": ()}, "axis_name=()"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_in_one_line(options: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        jaxtern.local_steps(**{"axis_name": "data", "inner": SGD} | options)
+    assert "\n" not in str(error.value)
+
+
+def test_what_does_not_fit_the_tree_is_refused_in_one_line():
+    with pytest.raises(ValueError, match=r"fragments=7: must be at most the number of tensors, 6"):
+        Training(_noisy, 2, inner=SGD, steps=7, fragments=7).init(_shapes())
+    with pytest.raises(ValueError, match="exclude: must be true of a tensor"):
+        Training(_noisy, 2, inner=SGD, steps=7, exclude=lambda _: False).init(_shapes())
+    with pytest.raises(ValueError, match=r"axis_name='data': no such axis .* must run inside shard_map, too"):
+        jaxtern.local_steps("data", SGD, steps=2).init(_shapes())
+    local = jaxtern.local_steps("data", SGD, steps=2, virtual_workers=2)
+    with pytest.raises(ValueError, match="gradients: 1 trees for virtual_workers=2"):
+        local.update([_shapes()], None)  # pyright: ignore[reportArgumentType]
