@@ -10,14 +10,7 @@ from jax import lax
 
 from .barriers import concatenate
 from .dispatch import pick_implementation, require_floating, require_tensors, why_not_float32
-from .moments_reference import (
-    Partials,
-    centres_of,
-    chunk_counts,
-    magnitude_bits,
-    partials_reference,
-    sum_in_any_order,
-)
+from .moments_reference import Partials, centres_of, chunk_counts, magnitude_bits, partials_reference, sum_in_any_order
 from .native.calls import moments_native
 from .rounding import settle, to_12_bits
 from .segments import Segments
