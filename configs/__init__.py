@@ -1,1 +1,1 @@
-"""Recipes: every module has a `get_config` that returns an ml_collections.ConfigDict of `Recipe` fields."""
+"""The installed recipes: each module's `get_config` returns an ml_collections.ConfigDict of `Recipe` fields."""

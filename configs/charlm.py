@@ -1,10 +1,10 @@
-"""A small transformer that predicts the next character of a text, 4 workers with ternary gradients, Adam with warm-up.
+"""A small transformer that predicts the next character of a text: 4 workers, ternary gradients, AdamW with warm-up.
 
     python -m jaxtern.train --config=charlm --config.data.name=./FILE
     python -m jaxtern.train --config=charlm --config.data.name=./FILE --config.mean.method=float \
         --workdir=runs/charlm_float
 
-FILE is any text in UTF-8 with at most 256 different characters, of which the last tenth is the test split.
+FILE is any text in UTF-8 with at most 256 different characters; its last tenth is the test split.
 
 Measured: nothing yet.
 Hardware: 2 CPU cores.
@@ -16,7 +16,7 @@ from jaxtern.configs import default
 def get_config():
     config = default.get_config()
     config.data.name = "./input.txt"
-    config.data.synthetic_classes = 65  # which a dry run takes while the text is not there
+    config.data.synthetic_classes = 65  # for a dry run without the text
     config.data.preprocessing = "text"
     config.data.sequence_length = 128
     config.model.name = "transformer"

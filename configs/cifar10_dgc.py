@@ -1,15 +1,15 @@
-"""ResNet-20 on CIFAR-10 by Deep Gradient Compression: 4 workers, each of which sends a thousandth of its gradients.
+"""ResNet-20 on CIFAR-10 with Deep Gradient Compression: 4 workers, each of which sends 0.1 % of its gradients.
 
     python -m jaxtern.prepare cifar-10-binary.tar.gz data/cifar10
     python -m jaxtern.train --config=cifar10_dgc
     python -m jaxtern.train --config=cifar10_dgc --config.mean.method=float --config.optimizer.name=momentum \
         --workdir=runs/cifar10_dgc_float
 
-The densities of the first five epochs are 25, 6.25, 1.5625, .4 and .1 %. The momentum of .9 is each worker's own, so
-the optimiser has none; of a float run it is the optimiser's. All else is `cifar10_resnet`'s.
+In the first five epochs workers send 25, 6.25, 1.5625, .4 and .1 %. The momentum of .9 is applied by each worker before
+compression, so the optimiser has none; a float run has it in the optimiser. The rest is as in `cifar10_resnet`.
 
-Measured: nothing yet.
-Published: nothing of this network.
+Measured: nothing.
+Published: nothing for this network.
 Hardware: one GPU, or up to four with --config.run.num_devices=4.
 """
 

@@ -1,4 +1,4 @@
-"""The defaults of every field; the other recipes start from here."""
+"""The default of every field, from which the other recipes start."""
 
 import dataclasses
 import typing
@@ -9,8 +9,8 @@ import ml_collections
 from jaxtern.training.recipe.recipe import Recipe
 
 
-def get_config() -> Any:  # a ConfigDict, whose sections type checkers do not see
-    """All fields of a recipe at their defaults, each keeping its type."""
+def get_config() -> Any:  # a ConfigDict, in which type checkers see no sections
+    """All fields of a recipe with their defaults and types."""
     recipe = Recipe()
     values = dataclasses.asdict(recipe)
     for section, fields in values.items():

@@ -1,4 +1,4 @@
-"""AlexNet on ImageNet, 8 workers with ternary gradients, with TernGrad's recipe: momentum .04, a tenth every 20 epochs.
+"""AlexNet on ImageNet with TernGrad's recipe: 8 workers, ternary gradients, rate .04, a tenth of it every 20 epochs.
 
     python -m jaxtern.prepare TARS data/imagenet
     python -m jaxtern.train --config=imagenet_alexnet --config.data.name=./data/imagenet
@@ -7,16 +7,16 @@
 
 TARS holds ImageNet's original tars (python -m jaxtern.prepare --help).
 
-Tensors below 9,217 elements, which are biases and the shifts of batch norm, and the last layer stay float.
+The last layer and tensors below 9,217 elements, which are biases and shifts of batch norm, stay float.
 
-Measured: nothing yet.
-Published: top-1 57.54 %, top-5 80.25 %; float 56.62 and 80.28 %, for which --config.model.dropout_rate=0.5 (Wen et al.
+Measured: nothing.
+Published: top-1 57.54 %, top-5 80.25 %; float 56.62 and 80.28 %, with --config.model.dropout_rate=0.5 (Wen et al.
 2017). From the same table, ternary and (float):
 
     rate 0.01, batch  256, 2 workers, 370,000 steps: 57.61 / 80.47 % (57.33 / 80.56 %)
     rate 0.02, batch  512, 4 workers, 185,000 steps: 57.28 / 80.23 % (57.32 / 80.73 %)
 
-Hardware: 8 GPUs with 128 examples each, or fewer, which share the workers.
+Hardware: 8 GPUs with 128 examples each, or fewer GPUs with several workers each.
 """
 
 from jaxtern.configs import default
@@ -33,7 +33,7 @@ def get_config():
     config.run.num_steps = 92_500
     config.mean.min_size = 9217
     config.mean.float_last_layer = True
-    config.model.average_decay = 0.9999  # evaluated, as TernGrad does
+    config.model.average_decay = 0.9999  # the averages are evaluated, as in TernGrad
     config.optimizer.name = "momentum"
     config.optimizer.momentum = 0.9
     config.optimizer.learning_rate = 0.04

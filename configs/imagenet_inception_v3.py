@@ -1,4 +1,4 @@
-"""Inception v3 on ImageNet, 8 workers with ternary gradients: 299x299 pixels, RMSprop, smoothed labels, averages.
+"""Inception v3 on ImageNet: 8 workers, ternary gradients, 299x299 pixels, RMSprop, smoothed labels, averaged weights.
 
     python -m jaxtern.prepare TARS data/imagenet
     python -m jaxtern.train --config=imagenet_inception_v3 --config.data.name=./data/imagenet
@@ -7,13 +7,13 @@
 
 TARS holds ImageNet's original tars (python -m jaxtern.prepare --help).
 
-The loss of the auxiliary head counts .4. Both heads' last layers stay float. Moving averages of weights and moments are
-what is evaluated. RMSprop has decay .9 and epsilon 1, and no momentum, which the authors' has. Batch norm has a scale,
-which the authors' has not.
+The loss of the auxiliary head counts .4. The last layers of both heads stay float. Evaluation takes moving averages of
+weights and moments. RMSprop has decay .9 and epsilon 1. Unlike the authors', it has no momentum, and batch norm has a
+scale.
 
-Measured: nothing yet.
-Published: top-1 error 21.2 %, top-5 5.6 %, float, on 50 workers with 32 examples each, of one crop (Szegedy et al.
-2015, Rethinking the Inception Architecture for Computer Vision). With ternary gradients nothing is published.
+Measured: nothing.
+Published: top-1 error 21.2 %, top-5 5.6 %, float, one crop, 50 workers with 32 examples each (Szegedy et al. 2015,
+Rethinking the Inception Architecture for Computer Vision). Nothing with ternary gradients.
 Hardware: 8 GPUs with 32 examples each.
 """
 

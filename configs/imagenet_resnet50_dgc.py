@@ -1,4 +1,4 @@
-"""ResNet-50 on ImageNet by Deep Gradient Compression: 4 workers, each of which sends a thousandth of its gradients.
+"""ResNet-50 on ImageNet with Deep Gradient Compression: 4 workers, each of which sends 0.1 % of its gradients.
 
     python -m jaxtern.prepare TARS data/imagenet
     python -m jaxtern.train --config=imagenet_resnet50_dgc --config.data.name=./data/imagenet
@@ -7,11 +7,11 @@
 
 TARS holds ImageNet's original tars (python -m jaxtern.prepare --help).
 
-The densities of the first five epochs are 25, 6.25, 1.5625, .4 and .1 %. The momentum of .9 is each worker's own, so
-the optimiser has none; of a float run it is the optimiser's. The rate is a quarter of that of `imagenet_resnet50`, as
-is the batch.
+In the first five epochs workers send 25, 6.25, 1.5625, .4 and .1 %. The momentum of .9 is applied by each worker before
+compression, so the optimiser has none; a float run has it in the optimiser. Rate and batch are a quarter of those of
+`imagenet_resnet50`.
 
-Measured: nothing yet.
+Measured: nothing.
 Published: top-1 76.6 % on 8 GPUs with a batch of 256, 75.9 % on 256 GPUs with 8,192; float 76.2 % on 4 GPUs with 64
 examples each (Deep Gradient Compression, Lin et al. 2018).
 Hardware: 4 GPUs with 64 examples each.

@@ -1,4 +1,4 @@
-"""ResNet-50 on ImageNet with batches of 32,768 and LARS, 64 workers with ternary gradients: 3,600 steps, 92 epochs.
+"""ResNet-50 on ImageNet with batches of 32,768 and LARS: 64 workers, ternary gradients, 3,600 steps, 92 epochs.
 
     python -m jaxtern.prepare TARS data/imagenet
     python -m jaxtern.train --config=imagenet_resnet50_lars_32k --config.data.name=./data/imagenet
@@ -7,14 +7,14 @@
 
 TARS holds ImageNet's original tars (python -m jaxtern.prepare --help).
 
-A worker adds the gradients of 8 parts of its batch, 64 examples each, before one exchange. The rate rises from 2 to 29
-in 200 steps, then is 29 (1 - t/3600)^2, and 1e-4 at the end. As t counts from the start of the run, the rate falls to
-25.87 with the warm-up's end; --config.optimizer.warmup_peak=None rises to that instead. Activations are float16.
+A worker adds the gradients of 8 parts of its batch, of 64 examples each, before an exchange. The rate rises from 2 to
+29 in 200 steps, then falls as 29 (1 - t/3600)^2 to 1e-4. As t counts from the start of the run, the rate drops to 25.87
+at the end of the warm-up; --config.optimizer.warmup_peak=None rises only to that. Activations are float16.
 
-Measured: nothing yet.
-Published: top-1 75.3 to 75.4 % in 90 epochs, 74.9 % in 64, float (MoXing, whose schedule this is). With ternary
-gradients nothing is published.
-Hardware: 64 GPUs, or fewer, which share the workers.
+Measured: nothing.
+Published: top-1 75.3 to 75.4 % in 90 epochs, 74.9 % in 64, float (MoXing, whose schedule this is). Nothing with ternary
+gradients.
+Hardware: 64 GPUs, or fewer GPUs with several workers each.
 """
 
 from jaxtern.configs import default

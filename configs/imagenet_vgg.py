@@ -1,4 +1,4 @@
-"""VGG-16 with batch norm on ImageNet, 8 workers with ternary gradients, with the settings of AlexNet at a batch of 256.
+"""VGG-16 with batch norm on ImageNet: 8 workers, ternary gradients, and AlexNet's settings at a batch of 256.
 
     python -m jaxtern.prepare TARS data/imagenet
     python -m jaxtern.train --config=imagenet_vgg --config.data.name=./data/imagenet
@@ -7,14 +7,12 @@
 
 TARS holds ImageNet's original tars (python -m jaxtern.prepare --help).
 
---config.model.name=vgg_a takes the network of 8 convolutions. Tensors below 9,217 elements and the last layer stay
-float.
+--config.model.name=vgg_a has 8 convolutions instead. The last layer and tensors below 9,217 elements stay float.
 
-Measured: nothing yet.
-Published: no accuracy with ternary gradients, but what made this network one to compress: on 512 GPUs with Ethernet and
-a PCI switch TernGrad's model has steps of vgg_a 7.7 times as fast as with float32, on InfiniBand and NVLink 2.2 times
-(Wen et al. 2017).
-Hardware: 8 GPUs with 32 examples each, or fewer, which share the workers.
+Measured: nothing.
+Published: no accuracy with ternary gradients, but speed: in TernGrad's model of 512 GPUs, steps of vgg_a are 7.7 times
+as fast as with float32 on Ethernet and a PCI switch, 2.2 times on InfiniBand and NVLink (Wen et al. 2017).
+Hardware: 8 GPUs with 32 examples each, or fewer GPUs with several workers each.
 """
 
 from jaxtern.configs import imagenet_alexnet

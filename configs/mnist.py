@@ -1,4 +1,4 @@
-"""LeNet on MNIST with TernGrad's recipe: momentum .01 falling as (1 - t/T)^.5, batch 64, 10,000 steps.
+"""LeNet on MNIST with TernGrad's recipe: 4 workers, ternary gradients, momentum, rate .01 (1 - t/T)^.5, batch 64.
 
     python -m jaxtern.train --config=mnist --config.data.dir=FOLDER
     python -m jaxtern.train --config=mnist --config.data.dir=FOLDER --config.mean.method=float \
@@ -20,7 +20,7 @@ def get_config():
     config.run.num_workers = 4
     config.run.batch_size = 64
     config.run.num_steps = 10_000
-    config.model.average_decay = 0.9999  # evaluated, as TernGrad does
+    config.model.average_decay = 0.9999  # the averages are evaluated, as in TernGrad
     config.optimizer.name = "momentum"
     config.optimizer.momentum = 0.9
     config.optimizer.learning_rate = 0.01

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NAMES = {  # by the module that has them
+_NAMES = {  # public names by their module
     "compression.dgc": ("dgc", "momentum_correction"),
     "compression.float_mean": ("float_mean",),
     "compression.low_rank": ("low_rank",),
@@ -45,7 +45,7 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are asked for: what only predicts needs no optax, nor the time it takes."""
+    """Imports a public name when it is first used, so that prediction need not import optax."""
     if name == "cluster":
         return importlib.import_module("jaxtern.cluster")
     if name not in _HOMES:

@@ -1,4 +1,4 @@
-"""python -m jaxtern [--version]: what there is to run."""
+"""python -m jaxtern [--version]: lists the commands."""
 
 import ast
 import sys
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
 
 
 def summarize(door: str) -> str:
-    """The first line of a command's help, read from its file: to import it would take seconds."""
+    """The first line of a command's help, parsed from its file, as importing it would take seconds."""
     documented = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{door}.py").read_text()))
     usage, _, purpose = (documented or "").partition("\n")[0].rpartition(": ")
     return f"{usage}\n    {purpose}"

@@ -1,7 +1,7 @@
-"""This process among those that train together, on jax.distributed.
+"""Joins this process to a cluster of processes that train together, on jax.distributed.
 
-A start that cannot succeed ends in one line: see `jaxtern.hosts.roll_call`; and so do all processes when one of them
-fails or is lost: see `jaxtern.hosts.watch`.
+A failed start ends in one line (see `jaxtern.hosts.roll_call`), and so do all processes when one of them fails or is
+lost (see `jaxtern.hosts.watch`).
 """
 
 import collections
@@ -34,8 +34,8 @@ __all__ += ["tell_failure"]
 
 logger = logging.getLogger(__name__)
 
-_SLACK_SECONDS = 60  # that JAX would wait longer than we do, and then abort
-# Statuses of `jaxtern.train` where a signal to one process has had all of them save and leave: nobody failed.
+_SLACK_SECONDS = 60  # JAX, which would abort, waits this much longer than we do
+# Exit statuses of `jaxtern.train` after a signal to one process made all of them save and leave, which is no failure.
 _STOP_STATUSES = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
@@ -46,29 +46,27 @@ def join(
     start_timeout: float = 300.0,
     peer_timeout: float = 60.0,
 ) -> Cluster:
-    """Makes this process one of its cluster, before any JAX backend is used; returns once all others are there.
+    """Joins this process to its cluster; returns once all other processes are there.
 
-    What is given goes before JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES, these before TF_CONFIG,
-    that before torchrun's variables, these before what Open MPI says of processes on one host, and that before what JAX
-    finds by itself of SLURM, Open MPI and Kubernetes. A process alone needs none of them, and does not touch
-    jax.distributed. On CPUs collectives go over gloo, unless another implementation was chosen.
-
-    From then on the processes watch each other, and leave when one fails: call this within `leaving_when_failed`, which
-    tells the others of this one's end, be it regular or not.
+    Call it before any JAX backend is used, within `leaving_when_failed`. Settings come from the first of: the
+    arguments; JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES; TF_CONFIG; torchrun's variables; Open
+    MPI's for processes on one host; what JAX detects of SLURM, Open MPI and Kubernetes. Without any, this is a single
+    process, which does not use jax.distributed. On CPUs, collectives go over gloo unless another implementation was
+    chosen. From then on the processes watch each other, and all leave when one fails.
 
     Args:
-      coordinator: host:port, or tcp://host:port, where process 0 listens, there and on no other address, unless
-        JAX_COORDINATOR_BIND_ADDRESS names one.
-      process_id: 0 to num_processes - 1.
-      num_processes: in all; neither is needed beside `coordinator` under Open MPI's mpirun.
-      start_timeout: seconds.
-      peer_timeout: seconds after which a process counts as lost that says nothing; process 0's holds for all.
+      coordinator: host:port, or tcp://host:port, of process 0. It listens only there, unless
+        JAX_COORDINATOR_BIND_ADDRESS names another address.
+      process_id: 0 to num_processes - 1; not needed with a `coordinator` under Open MPI's mpirun.
+      num_processes: total number; likewise.
+      start_timeout: seconds within which all must have come.
+      peer_timeout: seconds of silence after which a process counts as lost; process 0's value holds for all.
 
     Raises:
-      ValueError: for settings that are malformed, incomplete or contradict each other, also among processes, and if
-        these have different numbers of devices.
-      StartError: if not all have come in time; in one line, which are missing.
-      Evaluates, Unneeded: in an evaluator and in a parameter server of TF_CONFIG.
+      ValueError: for settings that are malformed or incomplete, or that differ between processes; and if processes have
+        different numbers of devices.
+      StartError: if processes did not come in time; it names them.
+      Evaluates, Unneeded: in an evaluator, and in a parameter server, of TF_CONFIG.
     """
     for name, seconds in (("start_timeout", start_timeout), ("peer_timeout", peer_timeout)):
         if not 0 < seconds < 1e6:
@@ -89,7 +87,7 @@ def join(
 
 
 def _start_where_told(cluster: Cluster, start_timeout: float, peer_timeout: float) -> None:
-    """Calls the roll, in which all learn who is missing and where the watch is, and then starts JAX."""
+    """Calls the roll, starts the watch, and then jax.distributed."""
     assert cluster.coordinator is not None
     deadline = time.monotonic() + start_timeout
     bind_address = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", cluster.coordinator)
@@ -101,18 +99,22 @@ def _start_where_told(cluster: Cluster, start_timeout: float, peer_timeout: floa
     if cluster.process_id > 0:
         watch.start_spoke([parse_address("coordinator", cluster.coordinator)[0]], told, cluster.process_id)
     _start(
-        max(deadline - time.monotonic(), 30.0), told["timeout"], cluster.coordinator,
-        coordinator_address=cluster.coordinator, num_processes=cluster.num_processes, process_id=cluster.process_id,
+        max(deadline - time.monotonic(), 30.0),
+        told["timeout"],
+        cluster.coordinator,
+        coordinator_address=cluster.coordinator,
+        num_processes=cluster.num_processes,
+        process_id=cluster.process_id,
         local_device_ids=cluster.local_devices,
         coordinator_bind_address=bind_address if cluster.process_id == 0 else None,
         cluster_detection_method="deactivate",
-    )  # fmt: skip
+    )
 
 
 def find_cluster(
     coordinator: str | None, process_id: int | None, num_processes: int | None, environment: Mapping[str, str]
 ) -> Cluster | None:
-    """Reads which process this is from the first source of `join` that says anything; None where none does."""
+    """Reads which process this is from the first of the sources of `join` that is set; None if none is."""
     coordinator = coordinator and coordinator.removeprefix("tcp://")
     lone = coordinator is not None and process_id is None and num_processes is None
     found = read_open_mpi(environment, coordinator) if lone else None
@@ -123,20 +125,16 @@ def find_cluster(
 
 
 def create_mesh() -> Mesh:
-    """All devices, by processes and the devices of each: {"host": P, "device": D}, a slow axis and a fast one.
+    """A mesh of all devices, {"host": P, "device": D}: P processes (slow axis) of D devices each (fast axis).
 
-        jaxtern.ternary_mean("host", fast_axis_name="device")
-
-    averages as floats inside a process, and sends trits between them.
-
-    Raises:
-      ValueError: if processes have different numbers of devices.
+    `jaxtern.ternary_mean("host", fast_axis_name="device")` averages as floats within a process, and sends trits between
+    processes. Raises ValueError if processes have different numbers of devices.
     """
     return Mesh(devices_by_process(), ("host", "device"))
 
 
 def devices_by_process() -> np.ndarray:
-    """Device[P, D], as `create_mesh` takes them."""
+    """The devices of the P processes, Device[P, D]; raises as `create_mesh`."""
     counts = collections.Counter(device.process_index for device in jax.devices())
     for process, count in counts.items():
         if count != counts[0]:
@@ -146,10 +144,10 @@ def devices_by_process() -> np.ndarray:
 
 @contextlib.contextmanager
 def leaving_when_failed() -> Iterator[None]:
-    """Ends a process of a cluster at once where what runs inside fails, be it by an exception or by `sys.exit`.
+    """Ends a process of a cluster at once if the code inside fails, by an exception or by `sys.exit`.
 
-    Python's usual end would wait for all other processes, which wait for this one. The others are told why; where this
-    one fails because another did, as collectives do, that one's reason is given and no traceback.
+    Python's usual exit would wait for the other processes, which wait for this one. The others are told why. If this
+    process fails only because another did, as collectives do, it prints that one's reason and no traceback.
     """
     try:
         yield
@@ -167,14 +165,14 @@ def leaving_when_failed() -> Iterator[None]:
                 traceback.print_exc()
             elif not isinstance(error.code, int):
                 print(error.code, file=sys.stderr)
-        finally:  # even if it is interrupted meanwhile
+        finally:  # even after another interrupt
             _exit(status)
     else:
         watch.say_goodbye()
 
 
 def _describe_end(error: BaseException) -> tuple[int, str]:
-    """The exit status of Python for an exception that nobody caught, and the reason for the other processes."""
+    """Python's exit status for an uncaught exception, and the reason to give the other processes."""
     if not isinstance(error, SystemExit):
         interrupted = isinstance(error, KeyboardInterrupt)
         return 1, "it was interrupted" if interrupted else f"{type(error).__name__}: {error}"
@@ -184,13 +182,13 @@ def _describe_end(error: BaseException) -> tuple[int, str]:
 
 
 def _keep_watch_where_jax_found(peer_timeout: float) -> None:
-    """Where JAX has found the cluster, process 0 tells the others by a collective where it can be reached.
+    """Starts the watch if JAX detected the cluster; process 0 sends its addresses to the others by a collective.
 
-    Like JAX then, it listens at all addresses, unless JAX_COORDINATOR_BIND_ADDRESS names one.
+    Like JAX then, process 0 listens at all addresses, unless JAX_COORDINATOR_BIND_ADDRESS names one.
     """
     process, told = jax.process_index(), {}
     with messages.without_gloo_lines():
-        messages.meet()  # from here on process 0 may count the seconds in which it hears nothing of the others
+        messages.meet()  # before process 0 begins to count the seconds of silence
         if process == 0:
             bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
             host = parse_address("JAX_COORDINATOR_BIND_ADDRESS", bound)[0] if bound else None
@@ -201,7 +199,7 @@ def _keep_watch_where_jax_found(peer_timeout: float) -> None:
 
 
 def _own_addresses() -> list[str]:
-    """This host's name, and what that means here, for others that do not know it; last that of processes beside it."""
+    """Addresses of this host for other processes: its name, its addresses, and loopback for processes on it."""
     name, found = socket.gethostname(), []
     with contextlib.suppress(OSError):
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
@@ -209,7 +207,7 @@ def _own_addresses() -> list[str]:
 
 
 def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) -> None:
-    """jax.distributed.initialize, which ends in one line where it takes longer than `timeout` seconds."""
+    """Calls jax.distributed.initialize; ends this process with one line if it takes longer than `timeout` seconds."""
     if "JAX_CPU_COLLECTIVES_IMPLEMENTATION" not in os.environ:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     missing = f"not all processes have joined jax.distributed ({where}) in {timeout:.0f} s"
@@ -220,7 +218,7 @@ def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) ->
     try:
         jax.distributed.initialize(
             initialization_timeout=int(timeout) + _SLACK_SECONDS,
-            heartbeat_timeout_seconds=max(100, int(peer_timeout) + _SLACK_SECONDS),  # then it aborts without a name
+            heartbeat_timeout_seconds=max(100, int(peer_timeout) + _SLACK_SECONDS),  # then JAX aborts
             **arguments,
         )
     except (ValueError, RuntimeError) as error:
@@ -229,7 +227,7 @@ def _start(timeout: float, peer_timeout: float, where: str, **arguments: Any) ->
     finally:
         late.cancel()
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, terminate)  # JAX notes the signal as a preemption, and has the process go on
+        signal.signal(signal.SIGTERM, terminate)  # JAX's handler would note a preemption and go on
 
 
 def _fail_and_exit(reason: str) -> NoReturn:
@@ -239,14 +237,14 @@ def _fail_and_exit(reason: str) -> NoReturn:
 
 
 def _exit(status: int) -> NoReturn:
-    """Without what is to run at exit: jax.distributed waits there, and aborts in the end."""
+    """Exits without exit handlers, in which jax.distributed would wait and then abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def _warn_of_loopback(host: str) -> None:
-    """Warns where the host's name means the loopback address on itself, as on Debian: others do not find it."""
+    """Warns if a host's name resolves to the loopback address, as on Debian: other hosts cannot reach that."""
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(host)
         if address.startswith("127.") and not host.startswith(("127.", "localhost")):

@@ -1,4 +1,4 @@
-"""The flags by which a door joins a cluster."""
+"""The command-line flags for joining a cluster."""
 
 import sys
 
@@ -7,23 +7,21 @@ from absl import flags
 from jaxtern import cluster
 from jaxtern.command_line import UsageError
 
-COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, where several processes train together")
-PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this one is, from 0")
-NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many there are")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, if several processes train together")
+PROCESS_ID = flags.DEFINE_integer("process_id", None, "number of this process, from 0")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes")
 flags.DEFINE_alias("rank", "process_id")
 flags.DEFINE_alias("world_size", "num_processes")
-START_TIMEOUT = flags.DEFINE_float("start_timeout", 300.0, "seconds within which all of them must have come")
+START_TIMEOUT = flags.DEFINE_float("start_timeout", 300.0, "seconds within which all processes must have come")
 PEER_TIMEOUT = flags.DEFINE_float(
-    "peer_timeout", 60.0, "seconds of silence after which a process counts as lost, and all end; process 0's holds"
+    "peer_timeout", 60.0, "seconds of silence after which a process counts as lost, and all end; process 0 decides"
 )
 
 
 def join() -> cluster.Cluster:
-    """Calls `cluster.join` with the values of the flags; exits where that fails, and in a process that is not needed.
+    """Calls `cluster.join` with the flags; raises UsageError for invalid settings, Evaluates as that does.
 
-    Raises:
-      Evaluates: in an evaluator of TF_CONFIG.
-      UsageError: for settings that do not fit.
+    Exits if the start fails, or if this process is not needed.
     """
     try:
         return cluster.join(

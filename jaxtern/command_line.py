@@ -46,11 +46,7 @@ def _stop(*_: object) -> None:
     os._exit(130)
 
 
-def run(
-    main: Callable[..., int],
-    positionals: Sequence[str] = (),
-    more_help: Callable[[], str] = lambda: "",
-) -> None:
+def run(main: Callable[..., int], positionals: Sequence[str] = (), more_help: Callable[[], str] = lambda: "") -> None:
     """Parses the flags, runs `main`, exits with its status; a UsageError is printed as one line, with status 2.
 
     Args:

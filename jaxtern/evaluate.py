@@ -1,4 +1,4 @@
-"""python -m jaxtern.evaluate --workdir=FOLDER [--follow]: loss, precision@1 and recall@5 of a run's checkpoints."""
+"""python -m jaxtern.evaluate --workdir=FOLDER [--follow]: measures loss, precision@1 and recall@5 of checkpoints."""
 
 import contextlib
 import json
@@ -9,13 +9,14 @@ from typing import Any
 
 from absl import flags
 
-from jaxtern import command_line
+from jaxtern import command_line, run_flags
+from jaxtern.run_flags import AVERAGED, BEST, DATA_DIR, STEP, WORKDIR
 
 with command_line.loading(__name__):
     import numpy as np
 
-    from jaxtern import own_networks
-    from jaxtern.artifact.predictions import rank, require_writable, write_predictions
+    from jaxtern.artifact.predictions import rank, write_predictions
+    from jaxtern.data.durable import require_writable
     from jaxtern.training.run.evaluation import Evaluation, evaluate
     from jaxtern.training.run.metrics import EventFile, read_records
     from jaxtern.training.run.saved_run import open_run
@@ -23,47 +24,36 @@ with command_line.loading(__name__):
 
 logger = logging.getLogger(__name__)
 
-WORKDIR = flags.DEFINE_string("workdir", "runs/digits", "folder of the run")
 SPLIT = flags.DEFINE_enum("split", "test", ["train", "test"], "examples to evaluate on")
 FOLLOW = flags.DEFINE_bool(
-    "follow", False, "go on beside training: wait for new checkpoints, end with the last step; also for TensorBoard"
+    "follow", False, "evaluate new checkpoints while the run trains, up to its last step; also for TensorBoard"
 )
 POLL_SECONDS = flags.DEFINE_float("poll_seconds", 2.0, "time between looks for a new checkpoint", lower_bound=0.01)
-BEST = flags.DEFINE_bool("best", False, "of the checkpoints evaluated in training, that of best precision@1")
-STEP = flags.DEFINE_integer("step", None, "of the checkpoint [the newest that is whole]")
-AVERAGED = flags.DEFINE_bool("averaged", True, "take the moving averages of the weights, where the run keeps them")
-DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, where it has moved since training")
 PREDICTIONS = flags.DEFINE_string("predictions", None, "file for the five best labels of every example, .csv")
-flags.adopt_module_key_flags(own_networks)
+flags.adopt_module_key_flags(run_flags)
 _TOP = 5
 
 
 def main() -> int:
-    own_networks.add_networks()
+    run_flags.prepare()
     with command_line.refusing():
         run()
     return 0
 
 
 def run() -> None:
-    """Evaluates by the flags.
-
-    Raises:
-      ValueError, OSError: for flags that do not go together, or what cannot be read or written.
-    """
+    """Evaluates as the flags say; raises ValueError or OSError if they do not fit, or a file cannot be used."""
     workdir, predictions = Path(WORKDIR.value), Path(PREDICTIONS.value) if PREDICTIONS.value else None
     if predictions is not None:
-        require_writable(predictions)
+        require_writable("predictions", predictions, [".csv"])
     for flag in (STEP, BEST, PREDICTIONS):
         if FOLLOW.value and flag.value not in (None, False):
-            raise ValueError(f"--{flag.name}={flag.value}: is of one checkpoint; leave out --follow")
-    if BEST.value and STEP.value is not None:
-        raise ValueError(f"--step={STEP.value}: leave it out where --best says which")
+            raise ValueError(f"--{flag.name}={flag.value}: is for one checkpoint; leave out --follow")
     while FOLLOW.value and not all((workdir / name).exists() for name in ("config.json", "checkpoints")):
         time.sleep(POLL_SECONDS.value)
     evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value, AVERAGED.value)
     if predictions is not None and not evaluator.of_images:
-        raise ValueError(f"--predictions={predictions}: are of images, and the data of this run are text")
+        raise ValueError(f"--predictions={predictions}: must be left out, as the data of this run are text")
     if FOLLOW.value:
         evaluator.follow(POLL_SECONDS.value)
     else:
@@ -71,18 +61,14 @@ def run() -> None:
 
 
 class Evaluator:
-    """Evaluates checkpoints of a run, each once; results are kept in `<workdir>/evaluations.jsonl`.
+    """Evaluates checkpoints of a run, each once, and keeps the results in `<workdir>/evaluations.jsonl`.
 
     Attributes:
       of_images: whether the run's data are images.
     """
 
     def __init__(self, workdir: Path, split: str, data_dir: str | None, averaged: bool = True):
-        """Loads the run's recipe, data and model.
-
-        Raises:
-          ValueError, OSError: if there is no run, or its data cannot be read.
-        """
+        """Opens the run and its data; raises ValueError or OSError if they cannot be read."""
         self._run, self._inputs = open_run(workdir, data_dir)
         self._split_name, self._events = split, None
         self._averaged = averaged or not self._run.recipe.model.average_decay
@@ -90,21 +76,14 @@ class Evaluator:
         self._path = workdir / "evaluations.jsonl"
 
     def evaluate(self, step: int | None = None, best: bool = False, predictions: Path | None = None) -> dict[str, Any]:
-        """The result of one checkpoint, which `SavedRun.restore` finds by step and best.
+        """Evaluates the checkpoint that `SavedRun.restore` finds; raises ValueError if there is none.
 
-        With a file for the predictions of every example, it is evaluated again, if need be.
-
-        Raises:
-          ValueError: if there is none.
+        If a file for predictions is given, it evaluates again even a checkpoint whose result is known.
         """
         return self._evaluate(self._run.restore(step, best), predictions)
 
     def follow(self, poll_seconds: float) -> None:
-        """Evaluates all checkpoints as they come, until that of the last step; TensorBoard has the results, too.
-
-        Raises:
-          OSError: if they cannot be written.
-        """
+        """Evaluates all checkpoints as they come, up to the last step, also for TensorBoard; OSError if that fails."""
         seen: set[int] = set()
         name = f"evaluated_{self._split_name}{'_last' * (not self._averaged)}"
         with contextlib.closing(EventFile(self._path.parent / "tensorboard" / name, -1)) as self._events:
@@ -113,7 +92,7 @@ class Evaluator:
                     seen.add(step)
                     try:
                         state = self._run.restore(step)
-                    except ValueError as error:  # also one that the trainer has meanwhile deleted
+                    except ValueError as error:  # it is damaged, or the trainer has deleted it
                         logger.warning("%s; leaving it out", error)
                     else:
                         self._evaluate(state)
@@ -121,7 +100,7 @@ class Evaluator:
                     time.sleep(poll_seconds)
 
     def _evaluate(self, state: TrainState, predictions: Path | None = None) -> dict[str, Any]:
-        """The record of one checkpoint, kept from before or measured now."""
+        """The record of one checkpoint, read from evaluations.jsonl or measured now."""
         step, split = int(state.step), self._split_name
         kind = {"step": step, "split": split, "averaged": self._averaged}
         kept = [record for record in read_records(self._path, ["split"]) if set(Evaluation._fields[:-1]) <= set(record)]
@@ -139,13 +118,19 @@ class Evaluator:
         return record
 
     def _measure(self, state: TrainState, predictions: Path | None) -> Evaluation:
-        """Of one checkpoint; where asked for, the predictions that it counts are written."""
+        """Evaluates one checkpoint, and writes its predictions if a file is given."""
         inputs, logits = self._inputs, []
         split = getattr(inputs.dataset, self._split_name)
         command_line.tell(f"evaluating {split.size:,} examples")
-        collect, loss = None if predictions is None else logits.append, self._run.recipe.model.loss
-        what = self._run.graph, variables_of(state, self._averaged), split, inputs.task, inputs.threads
-        result = evaluate(*what, collect=collect, loss=loss)
+        result = evaluate(
+            self._run.graph,
+            variables_of(state, self._averaged),
+            split,
+            inputs.task,
+            inputs.threads,
+            collect=None if predictions is None else logits.append,
+            loss=self._run.recipe.model.loss,
+        )
         if predictions is not None:
             dataset = inputs.dataset
             labels = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
@@ -155,7 +140,7 @@ class Evaluator:
         return result
 
     def _append(self, record: dict[str, Any]) -> None:
-        """Adds a record, in the place of a line that a kill cut short."""
+        """Appends a record, over a last line that a kill cut short."""
         with self._path.open("ab+") as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)

@@ -1,6 +1,6 @@
-"""python -m jaxtern.export --workdir=RUN --out=FOLDER: a run's network as a folder that predicts by itself.
+"""python -m jaxtern.export --workdir=RUN --out=FOLDER: exports a run's network as a folder that predicts by itself.
 
-The folder holds the program (StableHLO, for CPUs and NVIDIA GPUs, any batch), the weights and the names of the classes.
+The folder holds the program (StableHLO, for CPUs and NVIDIA GPUs and any batch size), the weights and the class names.
 `python -m jaxtern.predict FOLDER IMAGE...` uses it.
 """
 
@@ -8,32 +8,23 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxtern import command_line
+from jaxtern import command_line, run_flags
+from jaxtern.run_flags import AVERAGED, BEST, DATA_DIR, STEP, WORKDIR
 
 with command_line.loading(__name__):
-    from jaxtern import own_networks
     from jaxtern.artifact.storage import Artifact, require_new, write_artifact
     from jaxtern.training.run.exporting import export_run
 
-WORKDIR = flags.DEFINE_string("workdir", "runs/digits", "folder of the run")
-OUT = flags.DEFINE_string("out", None, "folder to be made")
-STEP = flags.DEFINE_integer("step", None, "of the checkpoint [the newest that is whole]")
-BEST = flags.DEFINE_bool("best", False, "take the checkpoint of best precision@1, of those evaluated in training")
-AVERAGED = flags.DEFINE_bool("averaged", True, "take the moving averages of the weights, where the run keeps them")
-DATA_DIR = flags.DEFINE_string(
-    "data_dir", None, "folder of the dataset, to be asked in place of the run's dataset.json"
-)
-flags.adopt_module_key_flags(own_networks)
+OUT = flags.DEFINE_string("out", None, "new folder for the network")
+flags.adopt_module_key_flags(run_flags)
 
 
 def main() -> int:
     if OUT.value is None:
-        raise command_line.UsageError("--out is missing: give the folder to be made (--help tells more)")
-    own_networks.add_networks()
+        raise command_line.UsageError("--out is missing: give a new folder for the network (--help tells more)")
+    run_flags.prepare()
     out = Path(OUT.value)
     with command_line.refusing():
-        if BEST.value and STEP.value is not None:
-            raise ValueError(f"--step={STEP.value}: leave it out where --best says which")
         require_new(out)
         command_line.tell(f"exporting {WORKDIR.value}")
         artifact = export_run(Path(WORKDIR.value), STEP.value, AVERAGED.value, DATA_DIR.value, BEST.value)
@@ -45,7 +36,7 @@ def main() -> int:
 
 
 def describe(artifact: Artifact) -> str:
-    """What was exported, in a line."""
+    """Describes an exported network in one line."""
     manifest, shape = artifact.manifest, artifact.manifest.input_shape
     taken = f"{'images' if len(shape) == 3 else 'texts'} of {' by '.join(map(str, shape))}"
     parameters = sum(array.size for array in artifact.weights.values())

@@ -7,9 +7,9 @@ from absl import flags
 from jaxtern import command_line
 from jaxtern.hosts.processes import launch
 
-NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many processes to start", 1, 4096, short_name="n")
-MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 0, "how often to start all again from the last checkpoint", 0)
-GRACE_SECONDS = flags.DEFINE_float("grace_seconds", 30.0, "from SIGTERM to SIGKILL, for those left when one has ended")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes", 1, 4096, short_name="n")
+MAX_RESTARTS = flags.DEFINE_integer("max_restarts", 0, "how often to start all again after a failure", 0)
+GRACE_SECONDS = flags.DEFINE_float("grace_seconds", 30.0, "between SIGTERM and SIGKILL, once a process has ended")
 flags.register_validator(GRACE_SECONDS, lambda seconds: seconds >= 0, "must not be negative")
 
 

@@ -1,13 +1,13 @@
-"""python -m jaxtern.plan --config=RECIPE | --parameters=61M: what a step will take on a cluster, by method.
+"""python -m jaxtern.plan --config=RECIPE | --parameters=61M: predicts the time of a step on a cluster, by method.
 
     python -m jaxtern.plan --parameters=61M --hosts=8 --rate=1gbit --step_seconds=0.25
     python -m jaxtern.plan --config=mnist --config.data.dir=FOLDER --hosts=4 --rate=100mbit --out=plan.png
 
-Printed are the seconds of compute, codec, wire and the whole step on the cluster, with the float mean, each exchange of
-ternary words, and a recipe's own method; step and throughput over one worker's for 1 to 1,024 workers, each with as
-many examples; and which to take. A worker is a device; "hierarchical" averages the gradients of a
-host's devices as floats first, and exchanges between hosts. Nothing runs but what is measured on this machine: the
-recipe's step without exchange, and the codec.
+It prints the seconds of compute, codec, wire and the whole step on the cluster for the float mean, each exchange of
+ternary words, and the recipe's own method; then the step time and the speed-up over one worker for 1 to 1,024 workers,
+each with the same number of examples; and which method to take. A worker is a device; "hierarchical" averages the
+gradients of a host's devices as floats first, and exchanges between hosts. Only the recipe's step without exchange, and
+the codec, are run, on this machine.
 """
 
 import dataclasses
@@ -34,6 +34,7 @@ with command_line.loading(__name__):
     from jaxtern.compression.radix.quantizer import Quantizer
     from jaxtern.compression.reducer import Layout, Reducer
     from jaxtern.compression.transform import describe
+    from jaxtern.data.durable import require_writable
     from jaxtern.data.json_files import read_json
     from jaxtern.planning.forecast import Forecast, Scenario, seconds
     from jaxtern.planning.model import INSIDE_HOST, Method, QuantizerSpeed, measured_method, usual_methods
@@ -43,41 +44,34 @@ with command_line.loading(__name__):
     from jaxtern.training.run.inputs import open_inputs
     from jaxtern.training.run.workload import measure_step_seconds, read_workload
 
-PARAMETERS = flags.DEFINE_string("parameters", None, "elements of the gradient, as 61_000_000, 61M or 250k; one tensor")
-HOSTS = flags.DEFINE_integer("hosts", 2, "hosts that the links join", lower_bound=1)
+PARAMETERS = flags.DEFINE_string("parameters", None, "size of a gradient of one tensor: 61_000_000, 61M or 250k")
+HOSTS = flags.DEFINE_integer("hosts", 2, "number of hosts", lower_bound=1)
 DEVICES = flags.DEFINE_integer("devices_per_host", 1, "devices of each host", lower_bound=1)
-RATE = flags.DEFINE_string("rate", None, "of a host's link, as 1gbit, 100mbit, or bytes a second [1gbit]")
-LATENCY = flags.DEFINE_string("latency", None, "of a message, as 100us, 1ms, or seconds [100us]")
-FAST_RATE = flags.DEFINE_string("fast_rate", "80gbit", "of the links between a host's devices")
-NETWORK = flags.DEFINE_string("network", None, "network.json of a run, or its folder, to take latency and rate from")
-STEP_SECONDS = flags.DEFINE_string("step_seconds", None, "of a step without exchange [measured, of a recipe]")
+RATE = flags.DEFINE_string("rate", None, "bandwidth of a host's link: 1gbit, 100mbit, or bytes a second [1gbit]")
+LATENCY = flags.DEFINE_string("latency", None, "of a message: 100us, 1ms, or seconds [100us]")
+FAST_RATE = flags.DEFINE_string("fast_rate", "80gbit", "bandwidth of the links between a host's devices")
+NETWORK = flags.DEFINE_string("network", None, "network.json of a run, or the run's folder, for latency and rate")
+STEP_SECONDS = flags.DEFINE_string("step_seconds", None, "time of a step without exchange [a recipe's is measured]")
 CODEC_SPEED = flags.DEFINE_string(
-    "codec_speed", None, "seconds an element, as encode=2e-10,decode=4e-11; others cost nothing; or none [measured]"
+    "codec_speed", None, "seconds an element: encode=2e-10,decode=4e-11, stages left out cost nothing; none [measured]"
 )
 OVERLAP = flags.DEFINE_bool(
-    "overlap", None, "the wire works beside the computation [a recipe's mean.delayed or local.delay]"
+    "overlap", None, "whether messages travel during the computation [recipe's mean.delayed or local.delay]"
 )
-LOCAL_STEPS = flags.DEFINE_integer(
-    "local_steps", None, "steps from one exchange to the next [a recipe's local.steps, or 1]"
-)
-FRAGMENTS = flags.DEFINE_integer("fragments", None, "parts that take turns in them [a recipe's local.fragments, or 1]")
-_BEHIND = "share of the shorter of codec and wire that runs behind the other; less than 1 where both want a core"
+LOCAL_STEPS = flags.DEFINE_integer("local_steps", None, "steps from one exchange to the next [recipe's, or 1]")
+FRAGMENTS = flags.DEFINE_integer("fragments", None, "parts of the weights that take turns [recipe's, or 1]")
+_BEHIND = "fraction of the shorter of codec and wire that the longer hides; below 1 if both need the same cores"
 HIDDEN = flags.DEFINE_float("hidden", 1.0, _BEHIND, 0.0, 1.0)
 OUT = flags.DEFINE_string("out", None, "file for a plot of speed-up against workers, .png, .svg or .pdf")
 AS_JSON = flags.DEFINE_bool("json", False, "print all figures as JSON instead of tables")
 
-_RATES = {"": 1.0, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9}  # to bytes a second
+_RATES = {"": 1.0, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9}  # in bytes a second
 _TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
-@flags.validator("out", "must end with .png, .svg or .pdf, and lie in a folder that exists")
-def _can_be_drawn(out: str | None) -> bool:
-    return out is None or (Path(out).suffix in (".png", ".svg", ".pdf") and Path(out).parent.is_dir())
-
-
 class Job(NamedTuple):
-    """What is to be reduced, and what a step takes without; `others` are methods besides the exchanges, by name."""
+    """The gradients to reduce, and the time of a step without; `others` are methods besides the exchanges."""
 
     name: str
     quantizer: Quantizer
@@ -92,6 +86,8 @@ class Job(NamedTuple):
 
 def main() -> int:
     try:
+        if OUT.value:
+            require_writable("out", Path(OUT.value), [".png", ".svg", ".pdf"])
         network = read_links()
         speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse(FAST_RATE, _RATES, 1))
@@ -110,7 +106,7 @@ def main() -> int:
 
 
 def read_recipe() -> Job:
-    """That of --config; its step is measured unless it is given."""
+    """The job of --config; measures its step unless --step_seconds is given."""
     recipe = recipe_flags.read_recipe()
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     work = read_workload(recipe, inputs)
@@ -136,7 +132,7 @@ def read_timing(steps: int, fragments: int) -> Timing:
 
 
 def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]:
-    """The quantizer and the buckets whose exchanges are foretold, and the recipe's reducer if it is another one."""
+    """The quantizer and bucket size for the exchanges, and the recipe's reducer if it is not one of these."""
     levels = mean.levels if mean.method == "quantized" else 1
     rotation, rounding = (False, "stochastic") if mean.method == "terngrad" else (mean.rotation, mean.rounding)
     quantizer = Quantizer(mean.clip_sigmas, mean.block_size, levels, rotation, rounding)
@@ -145,7 +141,7 @@ def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]
 
 
 def read_parameters() -> Job:
-    """That of --parameters: one tensor."""
+    """The job of --parameters: one tensor."""
     if any(argument.lstrip("-").startswith("config") for argument in sys.argv[1:]):
         raise ValueError("--parameters and --config: give one of them")
     count = parse(PARAMETERS, _COUNTS, 1)
@@ -159,7 +155,7 @@ def read_parameters() -> Job:
 
 
 def read_links() -> Network:
-    """Between hosts: of a file, where one is given, but for what a flag says."""
+    """The links between hosts: of --network, if given; --latency and --rate take precedence."""
     network = Network()
     if NETWORK.value is not None:
         path = Path(NETWORK.value)
@@ -176,15 +172,11 @@ def read_links() -> Network:
 
 
 def parse(flag: flags.FlagHolder, units: dict[str, float], least: float = 0.0) -> float:
-    """The number that a flag gives alone or with a unit, as 1gbit or 100us.
-
-    Raises:
-      ValueError: if it gives none, or less than `least`.
-    """
+    """Parses a flag's number, alone or with a unit, such as 100us; raises ValueError for others or below `least`."""
     found = re.fullmatch(r"([\d_.]+(?:e[+-]?\d+)?)\s*([a-z]*)", (flag.value or "").strip().lower())
     try:
         value = float(found[1]) * units[found[2]] if found else math.nan
-    except (ValueError, KeyError):  # points that are no number, or another unit
+    except (ValueError, KeyError):  # several points, or an unknown unit
         value = math.nan
     if not least <= value < math.inf:
         rule = f"a number of {least:g} or more, alone or with {', '.join(filter(None, units))}"
@@ -193,7 +185,7 @@ def parse(flag: flags.FlagHolder, units: dict[str, float], least: float = 0.0) -
 
 
 def parse_speed(text: str) -> QuantizerSpeed:
-    """NAME=SECONDS of an element, separated by commas; "none" for no cost at all."""
+    """Parses NAME=SECONDS of an element, separated by commas, or "none"."""
     pairs = [part.partition("=") for part in text.split(",")] if text != "none" else []
     try:
         return QuantizerSpeed(**{name: float(value) for name, _, value in pairs})
@@ -204,7 +196,7 @@ def parse_speed(text: str) -> QuantizerSpeed:
 
 
 def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
-    """Prints the forecast and draws it."""
+    """Prints the forecast, and draws it if --out is given."""
     scenario, compressed = forecast.scenario, sum(job.layout.sizes)
     if AS_JSON.value:
         given = {"elements": {"compressed": compressed, "float": job.num_floats}, "speed": dataclasses.asdict(speed)}

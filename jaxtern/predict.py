@@ -1,10 +1,10 @@
-"""python -m jaxtern.predict ARTEFACT IMAGE_OR_FOLDER...: the best labels of images, and how sure the network is.
+"""python -m jaxtern.predict ARTEFACT IMAGE_OR_FOLDER...: predicts the best labels of images, with confidences.
 
     python -m jaxtern.predict exported photo.jpg
     python -m jaxtern.predict exported photos --out=predictions.csv
     python -m jaxtern.predict exported --dataset=./data/photos --split=test --out=predictions.csv
 
-ARTEFACT is a folder that jaxtern.export wrote. Images that cannot be read are named, and the status is 1 at the end.
+ARTEFACT is a folder written by jaxtern.export. Images that cannot be read are named, and the exit status is then 1.
 """
 
 import sys
@@ -16,28 +16,29 @@ from jaxtern import command_line
 
 with command_line.loading(__name__):
     from jaxtern.artifact.image_files import ImageFiles
-    from jaxtern.artifact.predictions import Predictions, format_table, rank, require_writable, write_predictions
+    from jaxtern.artifact.predictions import Predictions, format_table, rank, write_predictions
     from jaxtern.artifact.predictor import Predictor
     from jaxtern.data.dataset import Records, Split
+    from jaxtern.data.durable import require_writable
     from jaxtern.data.sources import load_dataset
 
 OUT = flags.DEFINE_string("out", None, "file for the predictions, .csv [a table is printed]")
-TOP = flags.DEFINE_integer("top", 5, "labels of each image", lower_bound=1)
-BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "images at once [as evaluation has it]", lower_bound=1)
-DATASET = flags.DEFINE_string("dataset", None, "in place of images: a prepared folder (with a slash), or a name")
-DATA_DIR = flags.DEFINE_string("data_dir", None, "of the dataset, as training has it")
-SPLIT = flags.DEFINE_string("split", "test", "of the dataset")
+TOP = flags.DEFINE_integer("top", 5, "number of labels of each image", lower_bound=1)
+BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "images at once [as in evaluation]", lower_bound=1)
+DATASET = flags.DEFINE_string("dataset", None, "instead of images: a prepared folder (with a slash) or a name")
+DATA_DIR = flags.DEFINE_string("data_dir", None, "folder of the dataset, as in training")
+SPLIT = flags.DEFINE_string("split", "test", "split of the dataset")
 
 
 def main(artifact: str, *paths: str) -> int:
     with command_line.refusing():
         if OUT.value is not None:
-            require_writable(Path(OUT.value))
+            require_writable("out", Path(OUT.value), [".csv"])
         if bool(paths) == (DATASET.value is not None):
-            raise ValueError("give images or folders of them behind ARTEFACT, or --dataset, and not both")
+            raise ValueError("give either images or folders of images after ARTEFACT, or --dataset")
         predictor = Predictor(artifact)
         if not predictor.of_images:
-            raise ValueError(f"ARTEFACT={artifact!r}: is a network of text; Predictor.predict takes characters")
+            raise ValueError(f"ARTEFACT={artifact!r}: is a network for text; use Predictor.predict in Python instead")
         named = DATASET.value
         split, classes = _open_files(paths) if named is None else _open_split(named, DATA_DIR.value, SPLIT.value)
         command_line.tell(f"predicting {split.size:,} images")
@@ -53,9 +54,9 @@ def main(artifact: str, *paths: str) -> int:
 
 
 def predict(predictor: Predictor, split: Split | Records, has_labels: bool) -> tuple[Predictions, int]:
-    """Predictions of all images but the damaged ones, which are named; and how many of these there are.
+    """Predicts all images but the damaged ones, which it names; also returns their number.
 
-    The split has labels where it knows the images' classes, and these are the network's.
+    `has_labels` says whether the split knows the images' classes, and they are the network's.
     """
     bad: set[int] = set()
 
@@ -74,12 +75,12 @@ def predict(predictor: Predictor, split: Split | Records, has_labels: bool) -> t
 def _open_files(paths: tuple[str, ...]) -> tuple[ImageFiles, None]:
     files = ImageFiles(paths)
     if files.left_out:
-        print(f"left out: {len(files.left_out):,} files that are no images by their names", file=sys.stderr)
+        print(f"left out: {len(files.left_out):,} files whose names are not those of images", file=sys.stderr)
     return files, None
 
 
 def _open_split(name: str, data_dir: str | None, split: str) -> tuple[Split | Records, tuple[str, ...]]:
-    """The training or test split as evaluation has it, or one by its own name; and what its classes are called."""
+    """Opens the split "train" or "test" as evaluation does, or one by its own name; also returns the class names."""
     dataset = load_dataset(name, data_dir, test_split=None if split in ("train", "test") else split)
     classes = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
     return dataset.train if split == "train" else dataset.test, classes

@@ -1,4 +1,4 @@
-"""The flags of the doors that take a recipe: --config, and --config.SECTION.FIELD for every field of it."""
+"""The flags of the doors that take a recipe: --config, and --config.SECTION.FIELD for each of its fields."""
 
 import ast
 import inspect
@@ -20,7 +20,7 @@ from jaxtern.training.recipe.recipe import Recipe
 
 _FOLDER = Path(configs.__file__).parent
 _DEFAULTS = Recipe()
-CONFIG = flags.DEFINE_string("config", "digits", "path of a recipe, or the bare name of an installed one")
+CONFIG = flags.DEFINE_string("config", "digits", "path of a recipe, or the name of an installed one")
 for _name, _value in _DEFAULTS.by_name().items():
     (flags.DEFINE_bool if isinstance(_value, bool) else flags.DEFINE_string)(
         f"config.{_name}", None, "a field of the recipe"
@@ -28,22 +28,18 @@ for _name, _value in _DEFAULTS.by_name().items():
 
 
 def run(main: Callable[..., int]) -> None:
-    """As `command_line.run`, for a door with --config."""
+    """Runs a door with --config, see `command_line.run`."""
     command_line.run(main, more_help=_describe_recipe)
 
 
 def read_recipe() -> Recipe:
-    """The recipe of --config, with the fields that have flags.
-
-    Raises:
-      UsageError: for a file that is no recipe, a field that does not exist, or a value out of its range.
-    """
+    """Reads the recipe of --config, overridden by the flags of its fields; raises UsageError for an invalid one."""
     path = recipe_path()
     try:
         config = runpy.run_path(str(path))["get_config"]()
         if not isinstance(config, ConfigDict):
             raise TypeError("get_config() must return a ConfigDict of sections")
-        values = config.lock().to_dict()  # the lock refuses placeholders that nothing has filled
+        values = config.lock().to_dict()  # the lock refuses unfilled placeholders
         for section, fields in _read_fields().items():
             values[section] = values.get(section, {}) | fields
     except Exception as error:  # noqa: BLE001 - a recipe is code, which may raise anything
@@ -55,25 +51,21 @@ def read_recipe() -> Recipe:
 
 
 def recipe_path() -> Path:
-    """The file of the recipe of --config.
-
-    Raises:
-      UsageError: if there is none.
-    """
+    """The file of the recipe of --config; raises UsageError if there is none."""
     name = CONFIG.value
     is_path = name.endswith(".py") or "/" in name
     path = Path(name) if is_path else _FOLDER / f"{name}.py"
     try:
         if path.is_file():
             return path
-    except OSError:  # a name that is too long
+    except OSError:  # the name is too long
         pass
     why = "no such file" if is_path else f"no such recipe is installed; available: {', '.join(_installed_recipes())}"
     raise UsageError(f"--config={name}: {why}")
 
 
 def _read_fields() -> dict[str, dict[str, Any]]:
-    """Of all fields that have a flag, their values by section."""
+    """The values of the fields that have flags, by section."""
     sections: dict[str, dict[str, Any]] = {}
     for name in _DEFAULTS.by_name():
         given = flags.FLAGS[f"config.{name}"]
@@ -85,7 +77,7 @@ def _read_fields() -> dict[str, dict[str, Any]]:
 
 
 def _parse(kind: Any, text: str | bool) -> Any:
-    """A flag's value as an annotation has it; what cannot be read stays text, which the recipe then refuses."""
+    """Parses a flag's value by its annotation; what cannot be parsed stays text, which the recipe then refuses."""
     options, is_tuple = typing.get_args(kind) or (kind,), typing.get_origin(kind) is tuple
     if text == "None" and type(None) in options:
         return None
@@ -99,7 +91,7 @@ def _parse(kind: Any, text: str | bool) -> Any:
 
 
 def _describe_recipe() -> str:
-    """Every field by section, with the value that --config and the other flags give it."""
+    """Describes every field by section, with its value in the recipe of the flags."""
     recipe = read_recipe()
     installed = textwrap.fill(f"--config=RECIPE, a file or one of {', '.join(_installed_recipes())}", 120)
     described = [_describe_section(name, getattr(recipe, name)) for name in recipe.to_dict()]
@@ -108,7 +100,7 @@ def _describe_recipe() -> str:
 
 
 def _describe_section(name: str, section: Section) -> str:
-    """What a section is for, and its fields as the command line has them."""
+    """Describes a section and its fields as on the command line."""
     subject, *entries = re.split(r"\n  (?=\w)", re.sub(r"\n {4}", " ", inspect.getdoc(section) or ""))
     described = f"\n  {name}: {subject.partition('.')[0]}"
     for field, _, meaning in (entry.partition(": ") for entry in entries):
@@ -118,5 +110,5 @@ def _describe_section(name: str, section: Section) -> str:
 
 
 def _installed_recipes() -> list[str]:
-    """All but `default`, from which the others start."""
+    """Names of the installed recipes, without `default`, the base of the others."""
     return sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem not in ("__init__", "default"))

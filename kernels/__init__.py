@@ -1,4 +1,4 @@
-"""The hot loop: gradients to words and back. Imports nothing of jaxtern, only JAX and NumPy."""
+"""The hot loop: encodes gradients to words and back. It imports only JAX and NumPy, nothing of jaxtern."""
 
 from .barriers import concatenate as concatenate, follow as follow
 from .moments import Moments as Moments, moments as moments

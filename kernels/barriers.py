@@ -1,4 +1,4 @@
-"""What XLA is kept from joining: collectives with one another, and a concatenation with what makes its parts."""
+"""Keeps XLA from fusing a concatenation with its inputs, and from merging collectives."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,17 @@ from .native.calls import concatenate_native, follow_native
 
 
 def concatenate(parts: Sequence[jax.Array], *, implementation: str = "auto") -> jax.Array:
-    """The elements of all parts, in their order and each in row-major order.
+    """Concatenates the elements of all parts, each in row-major order.
 
-    On a CPU, XLA computes what makes the parts inside of its own concatenation, element by element, which can take many
-    times longer than by itself (sums over a batch, as gradients of biases are). "native" copies what is there already.
+    On a CPU, XLA fuses the operations that make the parts into its concatenation, where sums over a batch, such as
+    gradients of biases, can take many times longer. "native" copies the finished parts.
 
     Args:
       parts: float32 of any shapes.
       implementation: "auto", "reference" or "native"; on GPUs XLA's code is used.
 
     Returns:
-      float32[n], n the number of all elements; of one part no copy.
+      float32[n], n the number of all elements; a single part is not copied.
     """
     parts = [part for part in parts if part.size]
     if not parts:
@@ -34,12 +34,12 @@ def concatenate(parts: Sequence[jax.Array], *, implementation: str = "auto") -> 
 
 
 def follow(words: jax.Array, after: Sequence[jax.Array], *, implementation: str = "auto") -> jax.Array:
-    """The same words, once `after` is there.
+    """Returns the words once `after` is computed.
 
-    XLA joins collectives that do not wait for one another, so that all would wait for the last of their words.
+    XLA merges collectives that do not depend on one another; the first would then wait for the words of the last.
 
     Args:
-      words: uint32 of any shape; handed on where they lie by "native", else copied.
+      words: uint32 of any shape; "native" does not copy them.
       after: uint32 arrays of any shapes.
       implementation: "auto", "reference" or "native"; on GPUs XLA's code is used.
     """
@@ -49,4 +49,4 @@ def follow(words: jax.Array, after: Sequence[jax.Array], *, implementation: str 
     if pick_implementation("follow", implementation, words.size) == "native":
         return follow_native(words, after)
     firsts = jnp.stack([each.reshape(-1)[0] for each in after])
-    return words + (jnp.max(firsts) >> 31 >> 1)  # zero, which the compiler does not know
+    return words + (jnp.max(firsts) >> 31 >> 1)  # adds zero, but the compiler cannot know that

@@ -1,4 +1,4 @@
-"""What every op checks, and which implementation it runs."""
+"""Picks the implementation that an op runs, and checks arguments for all ops."""
 
 import functools
 import logging
@@ -10,26 +10,25 @@ import jax.numpy as jnp
 
 from .native import library as native_library
 from .segments import Segments
-from .tuning import Tuning, tuning_for
 
 IMPLEMENTATIONS = ("auto", "reference", "native", "mosaic")
 MIN_JAX = (0, 11)
-MIN_CAPABILITY = 9.0  # of NVIDIA GPUs: below, Mosaic's compiler ends the process on instructions that are not there
+MIN_CAPABILITY = 9.0  # of NVIDIA GPUs; below, Mosaic's compiler aborts the process
 
-MAX_SIZE = 2**30  # of any array: the kernels count places in int32, up to a tile beyond the end
+MAX_SIZE = 2**30  # elements of an array, as the kernels count places in int32, up to a tile beyond the end
 
 _logger = logging.getLogger(__name__)
 
 
 def pick_implementation(op: str, implementation: str, size: int, not_native: str = "") -> str:
-    """The implementation that runs: "reference", plain jnp, which XLA compiles for any device, "native" or "mosaic".
+    """Picks "reference" (plain jnp, for any device), "native" (C, for CPUs) or "mosaic" (for NVIDIA GPUs).
 
-    "auto" is Mosaic where the default device is an NVIDIA GPU of compute capability 9.0 or more and JAX is 0.11 or
-    newer, for arrays of `size` up to 2^30; and native where it is a CPU and there is a C compiler, unless the op names
-    a reason, `not_native`. Of nothing, size 0, it is always the reference.
+    "auto" picks Mosaic if the default device is an NVIDIA GPU of compute capability 9.0 or more, JAX is 0.11 or newer,
+    and arrays have at most 2^30 elements. It picks native if that device is a CPU, there is a C compiler, and the op
+    gives no reason against it, `not_native`. Otherwise, and for `size` 0, it picks the reference.
 
     Raises:
-      ValueError: for an unknown name, and for "mosaic" and "native" where they cannot run.
+      ValueError: for an unknown name, and for "mosaic" and "native" if they cannot run.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"{op}: implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
@@ -44,19 +43,14 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
     if reason and implementation != "auto":
         raise ValueError(f"{op}: implementation={implementation!r}: {reason}")
     if wanted == "mosaic" or not not_native:
-        # A missing compiler, and what runs on a GPU, are worth knowing; elsewhere nobody expects kernels.
+        # Users should know of a missing compiler and of what runs on a GPU; elsewhere nobody expects kernels.
         level = logging.INFO if platform == "gpu" or (wanted == "native" and reason) else logging.DEBUG
         log_once(level, f"kernels: reference, as {reason}" if reason else f"kernels: {wanted}")
     return "reference" if reason else wanted
 
 
-def tuned(op: str) -> Tuning:
-    """The tuning of `op` on the default device."""
-    return tuning_for(op, jax.devices()[0].device_kind)
-
-
 def why_not_mosaic() -> str:
-    """Why the kernels cannot run on the default device, or nothing where they can."""
+    """Why Mosaic kernels cannot run on the default device; "" if they can."""
     device = jax.devices()[0]
     capability = getattr(device, "compute_capability", None)
     if device.platform != "gpu" or capability is None or not re.fullmatch(r"\d+\.\d+", capability):
@@ -69,7 +63,7 @@ def why_not_mosaic() -> str:
 
 
 def why_not_native() -> str:
-    """Why C cannot run on the default device, or nothing where it can; the first time, a compiler may run."""
+    """Why C cannot run on the default device; "" if it can. The first call may run a compiler."""
     device = jax.devices()[0]
     if device.platform != "cpu":
         return f"the default device is {device.device_kind!r}, no CPU"
@@ -86,12 +80,12 @@ def log_once(level: int, message: str) -> None:
 
 
 def why_not_float32(name: str, dtype: jnp.dtype) -> str:
-    """Why an array cannot be native's, or nothing where it can."""
+    """Why native cannot take an array of this dtype; "" if it can."""
     return "" if dtype == jnp.float32 else f"{name}={dtype} is not float32"
 
 
 def require_floating(gradient: jax.Array, segments: Segments) -> None:
-    """Refuses what is not a floating-point vector of the layout's length."""
+    """Refuses anything but a floating-point vector of the layout's length."""
     if not jnp.issubdtype(gradient.dtype, jnp.floating):
         raise ValueError(f"gradient.dtype={gradient.dtype}: must be a floating-point type")
     if gradient.shape != (segments.num_elements,):
@@ -99,7 +93,7 @@ def require_floating(gradient: jax.Array, segments: Segments) -> None:
 
 
 def require_tensors(tensors: Sequence[jax.Array], segments: Segments, start: int = 0, size: int | None = None) -> None:
-    """Refuses tensors that are not float32 or not those of the layout, and a span that is not among their elements."""
+    """Refuses tensors that are not float32 or do not fit the layout, and a span outside their elements."""
     sizes = tuple(each.size for each in tensors)
     if sizes != segments.sizes:
         raise ValueError(f"tensors of {sizes} elements: the segments hold {segments.sizes}")
@@ -117,7 +111,7 @@ def require_shape(name: str, array: jax.Array, shape: tuple[int, ...], dtype) ->
 
 
 def require_levels(levels: int, radix: int, num_workers: int) -> None:
-    """Refuses a radix that the digits of `num_workers` workers would overflow."""
+    """Refuses a radix too small for the summed digits of `num_workers` workers."""
     if not isinstance(levels, int) or levels < 1:
         raise ValueError(f"levels={levels!r}: must be an integer of 1 or more")
     if not isinstance(num_workers, int) or num_workers < 1:

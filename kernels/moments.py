@@ -1,4 +1,4 @@
-"""Maximum, mean and variance of every segment of a bucket: what a scale is made of."""
+"""Maximum, mean and variance of every segment of a bucket, from which scales are made."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,24 +9,18 @@ import numpy as np
 from jax import lax
 
 from .barriers import concatenate
-from .dispatch import pick_implementation, require_floating, require_tensors, tuned, why_not_float32
-from .moments_reference import (
-    Partials,
-    centres_of,
-    chunk_counts,
-    magnitude_bits,
-    partials_reference,
-    sum_in_any_order,
-)
+from .dispatch import pick_implementation, require_floating, require_tensors, why_not_float32
+from .moments_reference import Partials, centres_of, chunk_counts, magnitude_bits, partials_reference, sum_in_any_order
 from .native.calls import moments_native
 from .rounding import settle, to_12_bits
 from .segments import Segments
+from .tuning import DEFAULTS
 
 _FOLD = 256  # chunks
 
 
 class Moments(NamedTuple):
-    """Of every segment; float32[num_scales] each."""
+    """Moments of every segment; float32[num_scales] each."""
 
     max_abs: jax.Array
     mean: jax.Array
@@ -40,23 +34,23 @@ def moments(
     of_magnitudes: bool = False,
     implementation: str = "auto",
 ) -> Moments:
-    """max|g|, mean and population variance of every segment.
+    """Computes max|g|, mean and population variance of every segment.
 
-    The sums run in fixed orders with products that are exact in float32, or as integers, so the result depends on the
-    values alone: not on batching, fusion, the implementation, or the number of devices. To make the products exact,
-    deviations are rounded to 12 significant bits, which moves the variance by less than 2^-11 of itself.
+    The result depends only on the values, not on batching, fusion, the implementation or the number of devices: sums
+    have a fixed order and products exact in float32, or are of integers. To make products exact, deviations are rounded
+    to 12 significant bits, which changes the variance by less than 2^-11 of itself.
 
     Args:
-      gradient: float[n], a bucket; float32, bfloat16 or float16. Or its tensors, float32 of any shapes.
-      segments: its layout.
+      gradient: float[n], a bucket in float32, bfloat16 or float16; or its tensors, float32 of any shapes.
+      segments: layout of the bucket.
       of_magnitudes: whether mean and variance are those of |g|.
       implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
-      Moments. A segment that holds a NaN or an infinity has a max_abs that is not finite.
+      Moments. max_abs is not finite for a segment with a NaN or an infinity.
 
     Raises:
-      ValueError: if the gradient is not a floating-point vector of the layout's length, or not its tensors.
+      ValueError: if the gradient does not fit the layout, or has another dtype.
     """
     is_split = isinstance(gradient, list | tuple)
     if is_split:
@@ -73,17 +67,14 @@ def moments(
     if picked == "mosaic":
         from .mosaic.moments import partials_mgpu
 
-        partials = partials_mgpu(gradient, segments, tuned("moments"))
+        partials = partials_mgpu(gradient, segments, DEFAULTS["moments"])
     else:
         partials = partials_reference(gradient, segments)
     return finish(partials, centres_of(gradient, segments), segments)
 
 
 def finish(partials: Partials, centres: jax.Array, segments: Segments) -> Moments:
-    """Chunks to segments, a fold of neighbours at a time; few numbers, the large array is not read again.
-
-    A segment's result does not depend on the others: each is folded as often as it needs, and in folds of one size.
-    """
+    """Combines partials to moments: folds the neighbouring chunks of each segment, as often as that one needs."""
     max_abs, first, second = partials
     counts = chunk_counts(segments)
     while np.any(counts > 1):
@@ -107,7 +98,7 @@ def finish(partials: Partials, centres: jax.Array, segments: Segments) -> Moment
 
 
 def _fold_table(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which neighbours of one segment to fold: their places, int32[folds, up to _FOLD], -1 for none; and the folds."""
+    """Places of the chunks of each fold, int32[folds, up to _FOLD], -1 for none; and the folds of each segment."""
     width = min(_FOLD, int(counts.max()))
     folds = -(-counts // width)
     owner = np.repeat(np.arange(counts.size), folds)

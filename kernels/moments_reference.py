@@ -1,8 +1,8 @@
 """Moments in plain jnp.
 
-A segment is cut into chunks, a chunk into runs of `RUN` elements; a chunk is what one block of GPU threads sums. Runs
-are added place by place in one fixed order, then the places of a run, and later the chunks of a segment, as integers,
-which come out the same in any order. So the result depends on the values alone.
+A segment is cut into chunks, which a block of GPU threads sums, and a chunk into runs of `RUN` elements. The runs of a
+chunk are added place by place in a fixed order. Then the places of a run, and the chunks of a segment, are added as
+integers, which give the same sum in any order. So the result depends only on the values.
 """
 
 import functools
@@ -17,20 +17,20 @@ from .radix import RUN
 from .rounding import settle, to_12_bits
 from .segments import Segments, split
 
-FAN_IN = 16  # runs that are added in halves; such groups are added one after the other, even and odd ones apart
+FAN_IN = 16  # runs of a group, added in halves; groups are added in sequence, even and odd ones apart
 CHUNK_RUNS = 128
 CHUNK = CHUNK_RUNS * RUN
 
-_LARGE = 2**20  # elements of a tensor that is read in place
+_LARGE = 2**20  # elements from which a tensor is read in place
 
 Partials = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def partials_reference(gradient: jax.Array, segments: Segments) -> Partials:
-    """max|g|, sum and sum of squares of the deviations of every chunk; float32[num_chunks] each.
+    """max|g|, and sum and sum of squares of the deviations, of every chunk; float32[num_chunks] each.
 
-    Deviations are from the middle one of each segment's first, middle and last elements, so that the one-pass variance
-    is sound where the mean is large, also if one of the three lies far from the rest.
+    Deviations are from the median of the segment's first, middle and last elements. This keeps the one-pass variance
+    accurate for a large mean, even if one of the three is an outlier.
     """
     tensors = [tensor for tensor in split(gradient, segments.sizes) if tensor.size]
     if not tensors:
@@ -48,12 +48,12 @@ def partials_reference(gradient: jax.Array, segments: Segments) -> Partials:
 
 
 def chunk_counts(segments: Segments) -> np.ndarray:
-    """int64[num_scales]: chunks of every segment."""
+    """int64[num_scales]: the number of chunks of every segment."""
     return -(-np.diff(segments.bounds()) // CHUNK)
 
 
 def centres_of(gradient: jax.Array, segments: Segments) -> jax.Array:
-    """float32[num_scales]: what each segment's deviations are from."""
+    """float32[num_scales]: the centre of each segment, from which its deviations are measured."""
     bounds = segments.bounds()
     first, last = bounds[:-1], bounds[1:] - 1
     return middle(*(settle(gradient[place].astype(jnp.float32)) for place in (first, middle_place(first, last), last)))
@@ -65,17 +65,17 @@ def middle_place(first: int, last: int) -> int:
 
 
 def middle(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-    """The middle one of three; not finite values may give any of them."""
+    """The median of three; any of them if one is not finite."""
     return jnp.maximum(jnp.minimum(a, b), jnp.minimum(jnp.maximum(a, b), c))
 
 
 def deviation(x: jax.Array, centre: jax.Array) -> jax.Array:
-    """x - centre to 12 bits, so that its square is exact."""
-    return to_12_bits(settle(x) - centre)  # x may be a product, which a subtraction must not be fused with
+    """x - centre, rounded to 12 bits, so that its square is exact."""
+    return to_12_bits(settle(x) - centre)  # settles x, as a product must not be fused with the subtraction
 
 
 def magnitude_bits(x: jax.Array) -> jax.Array:
-    """The bits of |x| as int32, which rise with the value, NaN on top: a maximum of floats may drop a NaN."""
+    """The bits of |x| as int32, which increase with |x| and are largest for NaN; a maximum of floats may drop a NaN."""
     return lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(0x7FFFFFFF)
 
 
@@ -88,10 +88,7 @@ def add_runs(runs: list[jax.Array]) -> jax.Array:
 
 
 def _small_tensors(tensors: list[tuple[jax.Array, int]]) -> tuple[list[Partials], list[int]]:
-    """Partials of tensors, given with the number of their first chunk, and the numbers of the chunks, in any order.
-
-    All chunks of about one length go through one program: there may be hundreds of tensors.
-    """
+    """Partials of small tensors and their chunks' numbers; chunks of about equal length share one program."""
     rows: dict[int, list[tuple[int, jax.Array, jax.Array]]] = {}  # number, runs and centre of chunks, by length
     for tensor, first in tensors:
         centre = centres_of(tensor, Segments((tensor.size,)))[0]
@@ -123,7 +120,7 @@ def _tensor(tensor: jax.Array, segments: Segments) -> list[Partials]:
 
 
 def _segment(segment: jax.Array, centre: jax.Array) -> list[Partials]:
-    """Partials of one segment's chunks; all but the last one or two are read in place, through slices of the whole."""
+    """Partials of one segment's chunks; all but the last one or two are read in place, by slices of the segment."""
     group = FAN_IN * RUN
     chunks = max(segment.size - group + RUN, 0) // CHUNK
     parts = []
@@ -147,7 +144,7 @@ def _blocks(blocks: jax.Array, centres: jax.Array) -> Partials:
 
 
 def _as_slices(chunk: jax.Array, centre: jax.Array) -> list[jax.Array]:
-    """[..., m] to up to FAN_IN slices [..., groups, RUN]; what is missing is filled with centres, which add nothing."""
+    """Cuts [..., m] into up to FAN_IN slices [..., groups, RUN], filled up with centres, whose deviation is zero."""
     runs = -(-chunk.shape[-1] // RUN)
     fan_in = min(FAN_IN, 1 << (runs - 1).bit_length())
     groups = _fill(chunk, centre, -(-runs // fan_in) * fan_in).reshape(*chunk.shape[:-1], -1, fan_in, RUN)
@@ -155,7 +152,7 @@ def _as_slices(chunk: jax.Array, centre: jax.Array) -> list[jax.Array]:
 
 
 def _fill(chunk: jax.Array, centre: jax.Array, runs: int) -> jax.Array:
-    """[..., m] to [..., runs * RUN] with centres; a short last run lies at the end of its places."""
+    """Fills [..., m] up to [..., runs * RUN] with centres; a short last run goes to the end of its places."""
     size = chunk.shape[-1]
     whole = size // RUN * RUN
     counts = -size % RUN, runs * RUN - size - -size % RUN
@@ -168,21 +165,18 @@ def _fill(chunk: jax.Array, centre: jax.Array, runs: int) -> jax.Array:
 def _chunks(slices: list[jax.Array], centre: jax.Array) -> Partials:
     """Partials of chunks, cut into up to FAN_IN slices float[rows, chunks, groups, RUN]; float32[rows, chunks].
 
-    What is done to an element is done slice by slice: done to the whole, the compiler would write the whole out.
+    It works slice by slice, as the compiler would write out the results of elementwise work on the whole.
     """
     slices = [x.astype(jnp.float32) for x in slices]
     deviations = [deviation(x, centre[..., None, None]) for x in slices]
 
     largest = jnp.max(functools.reduce(jnp.maximum, [magnitude_bits(x) for x in slices]), axis=(-2, -1))
-    largest = jnp.maximum(largest, magnitude_bits(centre))  # it may fill places here, though its own lies elsewhere
+    largest = jnp.maximum(largest, magnitude_bits(centre))  # in every chunk, as some are filled up with it
     return lax.bitcast_convert_type(largest, jnp.float32), _total(deviations), _total([x * x for x in deviations])
 
 
 def _total(slices: list[jax.Array]) -> jax.Array:
-    """The sum of each chunk: of the even groups and of the odd ones, then of the two, then of the places.
-
-    A sum of two has one order only, so it may be XLA's; and what XLA reduces it computes once, though it is read twice.
-    """
+    """The sum of each chunk: of the even and of the odd groups, then of both (in any order), then of the places."""
     sums = add_runs(slices)
     if sums.shape[2] == 1:
         return sum_in_any_order(sums[:, :, 0])
@@ -192,10 +186,10 @@ def _total(slices: list[jax.Array]) -> jax.Array:
 
 
 def sum_in_any_order(x: jax.Array, count: int | None = None) -> jax.Array:
-    """The sum over the last axis, the same bits in any order: of whole multiples of a small part of the largest value.
+    """The sum over the last axis, with the same bits in any order: adds multiples of a fraction of the largest value.
 
-    Of m values it is off by at most m^2 2^-30 of the largest: by 2^-16 for the places of a run. With `count`, as if
-    there were so many values, the rest of them zero.
+    For m values the error is at most m^2 2^-30 of the largest, 2^-16 for the places of a run. `count` stands for m, as
+    if zeros were appended.
     """
     count = x.shape[-1] if count is None else count
     largest = jnp.max(magnitude_bits(x), axis=-1)
@@ -203,19 +197,19 @@ def sum_in_any_order(x: jax.Array, count: int | None = None) -> jax.Array:
 
 
 def as_multiples(x: jax.Array, largest: jax.Array, count: int) -> jax.Array:
-    """int32 multiples of the unit; `largest` are the bits of the largest magnitude, which broadcast to x."""
+    """x as int32 multiples of the unit; `largest`, the bits of the largest magnitude, broadcasts to x."""
     inverse = lax.bitcast_convert_type((254 - _exponent(largest, count)) << 23, jnp.float32)
     return jnp.round(x * inverse).astype(jnp.int32)
 
 
 def as_float(largest: jax.Array, total: jax.Array, count: int) -> jax.Array:
-    """What a sum of multiples stands for; the largest value itself where that is an infinity or a NaN."""
+    """The value of a sum of multiples; the largest value itself if that is an infinity or a NaN."""
     unit = lax.bitcast_convert_type(_exponent(largest, count) << 23, jnp.float32)
     is_finite = largest < jnp.int32(0x7F800000)
     return jnp.where(is_finite, total.astype(jnp.float32) * unit, lax.bitcast_convert_type(largest, jnp.float32))
 
 
 def _exponent(largest: jax.Array, count: int) -> jax.Array:
-    """The exponent field of a unit of which `count` values up to the largest come to at most 2^30."""
+    """The exponent field of the unit in which `count` values up to the largest sum to at most 2^30."""
     bits = 30 - (count - 1).bit_length()
     return jnp.maximum((largest >> 23) + jnp.int32(1 - bits), 1)

@@ -1,12 +1,11 @@
 """Counter-based random bits: a pure function of (seed, step, worker, position).
 
-There is no state to carry or to store: any worker, device or host can compute any bit of the stream on its own, so N
-virtual workers on one device draw exactly what N hosts draw. Everything here is elementwise integer arithmetic, the
-same in plain jnp and inside a GPU kernel.
+There is no state to store: any worker, device or host can compute any bit by itself, so N virtual workers on one device
+draw exactly what N hosts draw. All of it is elementwise integer arithmetic, the same in plain jnp and in a GPU kernel.
 
 The generator is Philox 2x32 with seven rounds, the fewest that pass BigCrush (Salmon et al., "Parallel random numbers:
-as easy as 1, 2, 3", SC 2011). Its 64 bits serve four elements with 16 bits each: the elements at the same place of four
-consecutive runs, a run being `RUN` elements (see radix.py). docs/benchmarks.md has the tests, and why this generator.
+as easy as 1, 2, 3", SC 2011). Its 64 bits serve four elements with 16 bits each: those at the same place of four
+consecutive runs of `RUN` elements (see radix.py). docs/benchmarks.md has the tests.
 """
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from .radix import RUN
 
 LANES = 4  # runs that share the output of one generator call
-BITS = 16  # random bits an element
+BITS = 16  # random bits of an element
 
 _ROUNDS = 7
 _MULTIPLIER = 0xD256D193
@@ -27,10 +26,10 @@ Halves = tuple[jax.Array, jax.Array]
 
 
 def derive_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike, worker: jax.typing.ArrayLike) -> jax.Array:
-    """The key of one worker's noise at one step.
+    """Derives the key of one worker's noise at one step.
 
-    A Feistel network of four rounds keyed by `seed` permutes the 64 bits (step, worker), so under one seed no two
-    (step, worker) pairs ever share a key.
+    A Feistel network of four rounds, keyed by `seed`, permutes the 64 bits (step, worker). So for one seed no two
+    (step, worker) pairs share a key.
 
     Args:
       seed: uint32 scalar (or any integer below 2^32).
@@ -48,7 +47,7 @@ def derive_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike, worker: j
 
 
 def mix(x: jax.Array) -> jax.Array:
-    """Bijective avalanche of uint32 values: the two-multiply hash of C. Wellons' hash-prospector search (2018-2022)."""
+    """A bijective hash of uint32 values: the two-multiply hash from C. Wellons' hash-prospector (2018-2022)."""
     x = x ^ (x >> 16)
     x = x * jnp.uint32(0x21F0AAAD)
     x = x ^ (x >> 15)
@@ -57,7 +56,7 @@ def mix(x: jax.Array) -> jax.Array:
 
 
 def philox2x32(counter: Halves, key: jax.Array, rounds: int = _ROUNDS) -> Halves:
-    """Philox 2x32: 64 random bits of a 64-bit counter and a 32-bit key, all uint32 of shapes that broadcast."""
+    """Philox 2x32: 64 random bits from a 64-bit counter and a 32-bit key; uint32 of shapes that broadcast."""
     left, right = counter
     for _ in range(rounds):
         high, low = _multiply(left)
@@ -67,14 +66,14 @@ def philox2x32(counter: Halves, key: jax.Array, rounds: int = _ROUNDS) -> Halves
 
 
 def _multiply(x: jax.Array) -> Halves:
-    """High and low half of the 64-bit product with the multiplier: one instruction, but not one that JAX has."""
+    """High and low half of the 64-bit product with the multiplier, for which JAX has no operation of its own."""
     with jax.enable_x64(True):
         product = x.astype(jnp.uint64) * jnp.uint64(_MULTIPLIER)
         return (product >> jnp.uint64(32)).astype(jnp.uint32), product.astype(jnp.uint32)
 
 
 def draw(key: jax.Array | Halves, group: jax.Array) -> Halves:
-    """The 64 bits of every group of four elements.
+    """Draws the 64 bits of every group of four elements.
 
     Args:
       key: uint32[2], from `derive_key`, or its two halves.
@@ -87,10 +86,10 @@ def draw(key: jax.Array | Halves, group: jax.Array) -> Halves:
 
 
 def take(halves: Halves, lane: int | jax.Array) -> jax.Array:
-    """The 16 bits of the elements of one run, as uint32 below 2^16.
+    """The 16 bits of each element of a run, as uint32 below 2^16.
 
     Args:
-      halves: what `draw` returned for the run's groups.
+      halves: from `draw`, for the run's groups.
       lane: run % LANES, an int or uint32 that broadcasts.
     """
     low, high = halves
@@ -102,11 +101,11 @@ def take(halves: Halves, lane: int | jax.Array) -> jax.Array:
 
 
 def random_bits(key: jax.Array, positions: jax.Array) -> jax.Array:
-    """16 random bits for every position, in whatever order they are asked for.
+    """16 random bits for every position.
 
     Args:
       key: uint32[2], from `derive_key`.
-      positions: uint32 of any shape: the element's place in the bucket.
+      positions: uint32 of any shape, places of elements in the bucket.
 
     Returns:
       uint32 of the shape of `positions`, below 2^16.

@@ -1,12 +1,12 @@
-"""Digits to words and back: word = sum over k of digit[k] * R^k, as many digits as 32 bits hold.
+"""Packs digits into 32-bit words and back: word = sum over k of digit[k] * R^k, with as many digits as fit.
 
-With R = 3 a word carries 20 trits (1.6 bits each). With R = 2LN + 1 the digits of N workers, each in [0, 2L], add
-without a carry, so an ordinary integer all-reduce sums the words exactly.
+With R = 3 a word holds 20 trits (1.6 bits each). With R = 2LN + 1 the digits of N workers, each in [0, 2L], add without
+a carry, so an ordinary integer all-reduce sums the words exactly.
 
-The layout is planar. A run is `RUN` consecutive digits; D runs, one behind the other, make a tile, whose D planes they
-are; and the words of a tile are one run, word j holding the D digits at place j of the runs. So every step is
-elementwise on whole runs, needs no shuffle, and fits the threads of a GPU block. The last run is filled up, and the
-last tile holds fewer runs: the planes that it lacks hold `fill`. Up to RUN - 1 words are spent so, once for all digits.
+The layout is planar. A run is `RUN` consecutive digits. D consecutive runs make a tile, and are its D planes. The words
+of a tile are one run: word j holds the D digits at place j of the runs. So every step is elementwise on whole runs,
+needs no shuffle, and fits the threads of a GPU block. The last run and the last tile are filled up, which costs at most
+RUN - 1 words.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,7 @@ MIN_RADIX, MAX_RADIX = 3, 2**16
 
 
 def digits_per_word(radix: int) -> int:
-    """The largest D with radix^D <= 2^32.
-
-    Raises:
-      ValueError: if `radix` is not an integer in [3, 65536].
-    """
+    """Digits of a word: the largest D with radix^D <= 2^32; ValueError unless radix is an integer in [3, 65536]."""
     if not isinstance(radix, int) or not MIN_RADIX <= radix <= MAX_RADIX:
         raise ValueError(f"radix={radix!r}: must be an integer from {MIN_RADIX} to {MAX_RADIX}")
     digits = 1
@@ -35,7 +31,7 @@ def digits_per_word(radix: int) -> int:
 
 
 def num_words(num_digits: int, radix: int) -> int:
-    """Words that `num_digits` digits take, a multiple of RUN: D runs of digits to each run of words."""
+    """The number of words for `num_digits` digits, a multiple of RUN: a run of words for every D runs of digits."""
     return RUN * -(-num_digits // (RUN * digits_per_word(radix)))
 
 
@@ -45,7 +41,7 @@ def powers(radix: int) -> np.ndarray:
 
 
 def pack_planes(planes: Sequence[jax.Array], radix: int) -> jax.Array:
-    """Words of up to D planes of digits, all uint32 of one shape; the planes that are missing count as zeros."""
+    """Packs up to D planes of digits, uint32 of one shape, into words; missing planes count as zeros."""
     words = planes[0]
     for plane, weight in zip(planes[1:], powers(radix)[1:], strict=False):
         words = words + plane * weight
@@ -53,11 +49,11 @@ def pack_planes(planes: Sequence[jax.Array], radix: int) -> jax.Array:
 
 
 def unpack_planes(words: jax.Array, radix: int) -> jax.Array:
-    """uint32[..., RUN] words to the digits of their planes, as exact float32[..., D, RUN].
+    """Unpacks uint32[..., RUN] words to the digits of their planes, exact in float32[..., D, RUN].
 
-    digit[k] = floor(word / R^k) - R floor(word / R^(k+1)). CPUs divide integer vectors slowly, so a word is cut into
-    two halves of at most R^ceil(D/2) < 2^22, and (half + 1/2) / R^k is a float product: 1/(2 R^k) or more away from any
-    whole number, it cannot round across one.
+    digit[k] = floor(word / R^k) - R floor(word / R^(k+1)). As CPUs divide integer vectors slowly, words are cut into
+    halves below R^ceil(D/2) < 2^22, and multiplied as floats: (half + 1/2) / R^k is at least 1/(2 R^k) away from any
+    whole number, so rounding cannot cross one.
     """
     depth = digits_per_word(radix)
     low_depth = -(-depth // 2)

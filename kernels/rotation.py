@@ -1,7 +1,7 @@
-"""Random rotation of a tensor: signs and Hadamard transforms of blocks, after which elements are almost Gaussian.
+"""Random rotation of a tensor by random signs and Hadamard transforms of blocks.
 
-A rotation keeps every norm and every inner product, and spreads each element evenly over its block. What is rounded
-afterwards has no tails, however heavy those of the tensor are.
+A rotation keeps all norms and inner products, and spreads each element evenly over its block. Rotated elements are
+almost Gaussian, however heavy the tails of the tensor are.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from . import noise
 from .dispatch import pick_implementation, require_shape
 from .native.calls import rotate_native
 
-BLOCK = 4096  # elements, a power of four: its root is a power of two, by which a product is exact
+BLOCK = 4096  # elements; a power of four, so that scaling by its root is exact
 _LANES = 16  # columns of a block of 256 rows
-_GROUP = 64  # elements whose signs are one draw of noise
+_GROUP = 64  # elements whose signs come from one draw of noise
 
 
 def block_of(num_elements: int) -> int:
-    """Elements of the blocks of a tensor: BLOCK, or in a smaller one the largest power of four that fits."""
+    """The size of a tensor's blocks: BLOCK, or for a smaller tensor the largest power of four that fits."""
     size = BLOCK
     while size > max(num_elements, 1):
         size //= 4
@@ -31,21 +31,21 @@ def block_of(num_elements: int) -> int:
 def rotate(
     tensors: Sequence[jax.Array], key: jax.Array, *, is_inverse: bool = False, implementation: str = "auto"
 ) -> list[jax.Array]:
-    """Turns each tensor by a random rotation: x becomes H D x, and back.
+    """Rotates each tensor, x -> H D x, or rotates it back.
 
-    D has signs drawn from the key, the same for every tensor, H Hadamard matrices of blocks, divided by the root of
-    their size. What is left over behind the last block forms one more with the elements before it, which is turned
-    behind the others. Elements are only added and subtracted, in a fixed order, so every implementation gives the same
-    bits. An element that is not finite makes its block so.
+    D holds signs drawn from the key, the same for every tensor. H applies a Hadamard matrix, divided by the root of its
+    size, to each block. Elements beyond the last whole block are rotated afterwards, in a block that ends with the
+    tensor. Every implementation gives the same bits, as all add and subtract in the same order. An element that is not
+    finite spoils its block.
 
     Args:
       tensors: float32 of any shapes.
       key: uint32[2], from `derive_key`.
-      is_inverse: whether to turn back.
+      is_inverse: whether to rotate back.
       implementation: "auto", "reference" or "native"; on GPUs XLA's code is used.
 
     Returns:
-      float32 of the same shapes; "native" turns them in place where nobody else needs them.
+      float32 of the same shapes; "native" works in place if nothing else needs the tensors.
 
     Raises:
       ValueError: for a shape, dtype or implementation that does not fit.
@@ -64,7 +64,7 @@ def rotate(
 
 
 def _rotate(x: jax.Array, block: int, key: jax.Array, is_inverse: bool) -> jax.Array:
-    """`rotate` of a vector."""
+    """Rotates a vector."""
     start, last_group = x.size - block, -(-x.size // _GROUP)
 
     def turn_last(x: jax.Array) -> jax.Array:
@@ -78,7 +78,7 @@ def _rotate(x: jax.Array, block: int, key: jax.Array, is_inverse: bool) -> jax.A
 
 
 def _turn(x: jax.Array, block: int, key: jax.Array, first_group: int, is_inverse: bool) -> jax.Array:
-    """Signs of all elements, which begin at a draw, and transforms of all whole blocks."""
+    """Applies signs to all elements, from draw `first_group` on, and the transform to all whole blocks."""
 
     def flip(x: jax.Array) -> jax.Array:
         groups = jnp.arange(-(-x.size // _GROUP), dtype=jnp.uint32) + jnp.uint32(first_group)
@@ -93,15 +93,15 @@ def _turn(x: jax.Array, block: int, key: jax.Array, first_group: int, is_inverse
     if not is_inverse:
         return x
     x = flip(x)
-    return jnp.where(x == 0, 0.0, x)  # no zero of a sign, which an all-reduce may lose
+    return jnp.where(x == 0, 0.0, x)  # makes zeros positive, as an all-reduce may lose their sign
 
 
 def _transform(x: jax.Array, is_inverse: bool) -> jax.Array:
-    """float32[blocks, size]: H of every block.
+    """float32[blocks, size]: applies H to every block.
 
-    A small block is mixed by Walsh and Hadamard's matrix. One of BLOCK is 256 rows of 16 columns: the rows are mixed,
-    row r is shifted by r columns, and every 16 rows are mixed once more. So an element reaches all others with
-    one weight, as in the whole matrix, and the columns stay side by side for vector instructions.
+    A small block is multiplied by the Walsh-Hadamard matrix. A block of BLOCK is 256 rows of 16 columns: the rows are
+    mixed, row r is shifted by r columns, and every 16 rows are mixed again. So each element reaches all others with
+    equal weight, as with the whole matrix, and columns stay adjacent for vector instructions.
     """
     factor = jnp.float32(x.shape[1] ** -0.5)
     if x.shape[1] < BLOCK:
@@ -117,7 +117,7 @@ def _transform(x: jax.Array, is_inverse: bool) -> jax.Array:
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """Walsh and Hadamard's sums over axis 1 of three, four rows at a time."""
+    """The unscaled Walsh-Hadamard transform over axis 1 of three, four rows at a time."""
     shape, step = x.shape, 1
     while step < shape[1]:
         x = x.reshape(shape[0], -1, 4, step, shape[2])

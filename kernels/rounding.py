@@ -1,8 +1,8 @@
 """Rounding that no compiler can fuse away.
 
-Compilers contract a product and an addition behind it into one operation (FMA) that skips the product's rounding, or do
-not, as the code around happens to be fused. Where the same values must give the same bits in every program, products
-are made exact, or closed off by an operation on their bits.
+A compiler may contract a product and a following addition into one operation (FMA), which does not round the product;
+whether it does depends on the code around. To get the same bits in every program, products here are exact, or followed
+by an operation on their bits.
 """
 
 import jax
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_MAGIC = 1.5 * 2**23  # floats beside it are whole numbers, in the order of their bits
-_MAGIC_LEVELS = 64  # up to so many levels the fixed-point numbers are small enough for it
+_MAGIC = 1.5 * 2**23  # floats near it are whole numbers, consecutive in their bits
+_MAGIC_LEVELS = 64  # the largest number of levels for which fixed-point numbers are small enough for it
 
 
 def to_12_bits(x: jax.Array) -> jax.Array:
@@ -20,7 +20,7 @@ def to_12_bits(x: jax.Array) -> jax.Array:
 
 
 def settle(x: jax.Array) -> jax.Array:
-    """Clears the last bit of float32, so that `x` is rounded before anything is added to it; an error below 2^-22."""
+    """Clears the last bit of float32, which forces `x` to be rounded first; the relative error is below 2^-22."""
     return _keep(x, add=0, mask=0xFFFFFFFE)
 
 
@@ -30,15 +30,15 @@ def _keep(x: jax.Array, add: int, mask: int) -> jax.Array:
 
 
 def to_digits(scaled: jax.Array, noise: jax.Array, levels: int) -> jax.Array:
-    """Stochastic rounding in fixed point: the carry of fraction + noise is the rounding.
+    """Rounds stochastically in fixed point: the carry of fraction + noise rounds up.
 
     Args:
-      scaled: float32, g / s * L * 2^16; beyond L 2^16 it is clipped.
+      scaled: float32, g / s * L * 2^16; clipped to +- L 2^16.
       noise: uint32 below 2^16.
       levels: L.
 
     Returns:
-      uint32 digits in [0, 2L]: floor(g / s L + L + noise / 2^16). A NaN becomes what the lowest number does.
+      uint32 digits in [0, 2L]: floor(g / s L + L + noise / 2^16). A NaN is treated as the lowest number.
     """
     limit = np.float32(levels << 16)
     scaled = jnp.where(scaled > -limit, scaled, -limit)

@@ -1,4 +1,4 @@
-"""Where one scale ends and the next begins: the tensors of a bucket and their blocks."""
+"""The segments of a bucket: the tensors, or blocks of tensors, that share one scale."""
 
 import dataclasses
 import itertools
@@ -12,10 +12,10 @@ from . import radix as radix_lib
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """The static layout of a bucket, a flat vector of whole tensors one after another.
+    """The static layout of a bucket, a flat vector of whole tensors in sequence.
 
-    Every tensor has one scale, or with `block_size` one for each run of that many elements (the last may be shorter).
-    What lies under one scale is a segment. Words know nothing of segments: they hold the digits of the whole bucket.
+    Every tensor has one scale, or with `block_size` one for every block of that many elements (the last may be
+    shorter). The elements under one scale are a segment. Words hold the digits of the bucket across segments.
 
     Attributes:
       sizes: elements of each tensor.
@@ -53,18 +53,18 @@ class Segments:
         return sum(self.scale_counts)
 
     def num_words(self, radix: int) -> int:
-        """Words of the bucket under `radix`."""
+        """The number of words of the bucket with this radix."""
         return radix_lib.num_words(self.num_elements, radix)
 
     def bounds(self) -> np.ndarray:
-        """int64[num_scales + 1]: the first element of every segment, and the number of elements."""
+        """int64[num_scales + 1]: the first element of every segment, then the number of elements."""
         starts = itertools.accumulate(self.sizes, initial=0)
         step = self.block_size or max(self.sizes, default=1) or 1
         firsts = [np.arange(start, start + size, step) for start, size in zip(starts, self.sizes, strict=False)]
         return np.concatenate([*firsts, [self.num_elements]]).astype(np.int64)
 
     def spread(self, vector: jax.Array, factors: jax.Array) -> jax.Array:
-        """float[n] times the factor of each element's segment; float32[num_scales] factors."""
+        """Multiplies float[n] by the factor of each element's segment; factors are float32[num_scales]."""
         if self.num_scales == 1:
             return vector * factors[0]
         parts = []
@@ -76,11 +76,11 @@ class Segments:
 
 
 def split(flat: jax.Array, counts: tuple[int, ...]) -> list[jax.Array]:
-    """Consecutive slices of the last axis, `counts` long."""
+    """Splits the last axis into consecutive slices of these lengths."""
     return jnp.split(flat, np.cumsum(counts, dtype=int), axis=-1)[:-1]
 
 
 def fill_up(vector: jax.Array, multiple: int) -> jax.Array:
-    """Zeros behind the last axis, up to the next multiple."""
+    """Pads the last axis with zeros to the next multiple."""
     missing = -vector.shape[-1] % multiple
     return jnp.pad(vector, [(0, 0)] * (vector.ndim - 1) + [(0, missing)]) if missing else vector

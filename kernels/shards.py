@@ -1,28 +1,29 @@
-"""The middle of an exchange: a shard of many workers' words to the words of their sum, or of their mean."""
+"""Sums or averages the words of many workers for one shard, in the middle of an exchange."""
 
 import jax
 import jax.numpy as jnp
 
 from . import noise, radix as radix_lib
-from .dispatch import pick_implementation, require_levels, require_shape, tuned
+from .dispatch import pick_implementation, require_levels, require_shape
 from .native.calls import shard_mean_native, shard_sum_native
 from .ternary_decode import sum_digits
+from .tuning import DEFAULTS
 
-MAX_WORKERS = 2**15 - 1  # of a mean, so that noise times workers stays below 2^31
+MAX_WORKERS = 2**15 - 1  # of a mean, so that 16 bits of noise times workers stay below 2^31
 
 
 def shard_sum(words: jax.Array, num_elements: int, *, levels: int = 1, implementation: str = "auto") -> jax.Array:
     """Sums the digits of N workers' words and packs the sums.
 
     Args:
-      words: uint32[N, num_words(num_elements, 2L + 1)], a shard of each worker's words; behind the last element stand
-        zero levels, as `ternary_encode` leaves them.
+      words: uint32[N, num_words(num_elements, 2L + 1)], each worker's words of the shard; places after the last element
+        hold level zero, as from `ternary_encode`.
       num_elements: n, of the shard.
       levels: L.
       implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
-      uint32[num_words(n, R)] of radix R = 2LN + 1, for `ternary_decode` with all N workers in its one row.
+      uint32[num_words(n, R)] of radix R = 2LN + 1, for `ternary_decode` as one row of all N workers.
 
     Raises:
       ValueError: if a shape, dtype, the levels, the number of workers or the implementation do not fit.
@@ -39,7 +40,7 @@ def shard_sum(words: jax.Array, num_elements: int, *, levels: int = 1, implement
     if picked == "mosaic":
         from .mosaic.shard_sum import shard_sum_mgpu
 
-        return shard_sum_mgpu(words, num_elements, levels, radix, tuned("shard_sum"))
+        return shard_sum_mgpu(words, num_elements, levels, radix, DEFAULTS["shard_sum"])
     return _sum_reference(words, num_elements, levels, radix)
 
 
@@ -47,7 +48,7 @@ def _sum_reference(words: jax.Array, num_elements: int, levels: int, radix: int)
     zero, depth = levels * words.shape[0], radix_lib.digits_per_word(radix)
     sums = sum_digits(words, 2 * levels + 1, zero=0).reshape(-1, radix_lib.RUN)
     missing = radix_lib.num_words(num_elements, radix) // radix_lib.RUN * depth - sums.shape[0]
-    # Fewer tiles of sums may hold all runs that there are, without those that the last tile of words lacks.
+    # The tiles of sums may hold fewer runs than the tiles of words, whose last runs may be empty.
     sums = sums[:missing] if missing < 0 else jnp.pad(sums, [(0, missing), (0, 0)], constant_values=zero)
     tiles = sums.reshape(-1, depth, radix_lib.RUN)
     return radix_lib.pack_planes([tiles[:, k].astype(jnp.uint32) for k in range(depth)], radix).reshape(-1)
@@ -58,16 +59,16 @@ def shard_mean(
 ) -> jax.Array:
     """Averages the levels of N workers and rounds the mean stochastically to a level.
 
-    With S the sum of N digits and r uniform in {0, ..., N - 1}, the digit is floor((S + r) / N), whose expectation is
-    S / N: an unbiased estimate of the mean that takes one worker's digits again. r is N times 16 random bits, shifted
-    right by 16, so the bias is at most 2^-16 of a level; where N is a power of two there is none.
+    With S the sum of N digits and r uniform in {0, ..., N - 1}, the digit is floor((S + r) / N). Its expectation is
+    S / N, so the mean is unbiased and again takes the digits of one worker. r is N times 16 random bits, shifted right
+    by 16, so the bias is at most 2^-16 of a level, and zero if N is a power of two.
 
     Args:
-      words: uint32[N, W], a shard of each worker's words of radix 2L + 1, in whole tiles.
+      words: uint32[N, W], each worker's words of the shard, of radix 2L + 1 and in whole tiles.
       key: uint32[2], from `derive_key`, the same for all shards.
       position: uint32 scalar, the place of the shard's first element in the stream of noise, a multiple of 512.
       levels: L.
-      implementation: "auto", "reference" or "native"; there is no kernel for GPUs, where XLA's code is used.
+      implementation: "auto", "reference" or "native"; on GPUs XLA's code is used.
 
     Returns:
       uint32[W] of radix 2L + 1, for `ternary_decode` as the words of one worker.

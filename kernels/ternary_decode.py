@@ -1,4 +1,4 @@
-"""Words of one or many workers to the float mean."""
+"""Decodes the words of one or many workers to the float mean."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,16 @@ from jax import lax
 
 from . import radix as radix_lib
 from .barriers import concatenate
-from .dispatch import pick_implementation, require_levels, require_shape, require_tensors, tuned
+from .dispatch import pick_implementation, require_levels, require_shape, require_tensors
 from .dither import Dither
 from .native.calls import ternary_decode_native
 from .radix import RUN
 from .rounding import settle
 from .segments import Segments, split
 from .ternary_encode import noise_planes
+from .tuning import DEFAULTS
 
-_UNROLLED_ROWS = 8  # rows that one loop over the elements adds
+UNROLLED_ROWS = 8  # the most rows that are added without a loop
 
 
 def ternary_decode(
@@ -31,21 +32,20 @@ def ternary_decode(
     dither: Dither | None = None,
     implementation: str = "auto",
 ) -> jax.Array:
-    """The mean gradient: s (sum of digits - N L - dither) / (N L).
+    """Decodes the mean gradient: s (sum of digits - N L - dither) / (N L).
 
-    The rows of `words` are added; each row may hold the words of one worker, or the sum of the words of several (radix
-    2LN + 1), as long as all rows together hold `num_workers` workers. The sum is exact in integers, so the mean is the
-    same bits whatever the rows are.
+    A row of `words` holds the words of one worker, or the sum of the words of several (radix 2LN + 1); all rows
+    together hold `num_workers` workers. The sum is exact in integers, so the mean has the same bits for any such rows.
 
     Args:
       words: uint32[rows, segments.num_words(radix)].
-      scales: float32[num_scales], the ones that the workers encoded with. Not finite: the segment decodes to NaN.
+      scales: float32[num_scales], with which the workers encoded. A segment decodes to NaN if its scale is not finite.
       segments: layout of the bucket.
-      num_workers: N, divisible by the rows.
+      num_workers: N, a multiple of the rows.
       radix: R of the words.
       levels: L.
-      dither: what the workers' dither has added to the digits; of a mean of N workers' digits, which comes with
-        num_workers = 1, the dither of all N.
+      dither: the dither in the digits, to be subtracted; for the mean of N workers' digits, given with num_workers = 1,
+        the dither of all N.
       implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
@@ -62,7 +62,7 @@ def ternary_decode(
     if picked == "mosaic":
         from .mosaic.ternary_decode import ternary_decode_mgpu
 
-        return ternary_decode_mgpu(words, units, segments, zero, radix, dither, tuned("ternary_decode"))
+        return ternary_decode_mgpu(words, units, segments, zero, radix, dither, DEFAULTS["ternary_decode"])
     digits = _sum_levels(words, radix, zero, dither)[: segments.num_elements]
     return settle(segments.spread(digits, units))
 
@@ -83,16 +83,15 @@ def decode_span(
     after: Sequence[jax.Array] = (),
     implementation: str = "auto",
 ) -> list[jax.Array]:
-    """`ternary_decode` into some elements of a bucket whose tensors lie apart.
+    """`ternary_decode` into a span of the elements of a bucket whose tensors are separate arrays.
 
     Args:
-      words: uint32[rows, W] of the span, as `encode_span` makes them.
+      words: uint32[rows, W] of the span, as from `encode_span`.
       scales: float32[num_scales], of all tensors.
       segments, start, size, after, implementation: as in `encode_span`.
-      into: float32 of any shapes, in row-major order. No copy is made where nobody else needs them: arguments that are
-        donated, or what another call returned.
+      into: the tensors, float32 of any shapes, in row-major order. They are not copied if nothing else needs them.
       num_workers, radix, levels, dither: as in `ternary_decode`.
-      total: uint32[1, W], the sum modulo 2^32 of the one row of words and of a second one, which then belongs to them.
+      total: uint32[1, W]; then `words` has one row, and a second one is total - words modulo 2^32.
 
     Returns:
       The tensors with the mean in place of the span's elements.
@@ -118,7 +117,7 @@ def decode_span(
 def _as_numbers(
     scales: jax.Array, segments: Segments, num_workers: int, levels: int, dither: Dither | None
 ) -> tuple[int, jax.Array, Dither | None]:
-    """The sum of zero levels, what a digit is worth, and the dither with its `times`, once they are checked."""
+    """Checks scales and dither; returns the sum of zero levels, the value of a digit, and the dither with `times`."""
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
     count = dither.count if dither else num_workers
     if count % num_workers:
@@ -128,7 +127,7 @@ def _as_numbers(
 
 
 def _require_words(words: jax.Array, size: int, num_workers: int, radix: int, levels: int) -> None:
-    """Refuses what is not the words of `num_workers` workers, one or more of them a row."""
+    """Refuses anything but the words of `num_workers` workers, one or more a row."""
     require_levels(levels, radix, num_workers=1)
     rows = words.shape[0] if words.ndim == 2 else 0
     if rows < 1 or num_workers % rows:
@@ -138,7 +137,7 @@ def _require_words(words: jax.Array, size: int, num_workers: int, radix: int, le
 
 
 def _require_two(words: jax.Array, total: jax.Array, size: int, num_workers: int, radix: int, levels: int) -> None:
-    """Refuses what is not the words of half the workers, and the total of those and the other half's."""
+    """Refuses anything but the words of half the workers, and their sum with the words of the other half."""
     if num_workers % 2:
         raise ValueError(f"num_workers={num_workers}: must be even, as a total stands for two rows")
     require_levels(levels, radix, num_workers // 2)
@@ -147,7 +146,7 @@ def _require_two(words: jax.Array, total: jax.Array, size: int, num_workers: int
 
 
 def units_of(scales: jax.Array, num_levels: int) -> jax.Array:
-    """What a digit is worth: s / (N L); NaN where the scale is not finite."""
+    """The value of a digit, s / (N L); NaN where the scale is not finite."""
     return jnp.where(jnp.isfinite(scales), scales, jnp.nan) / np.float32(num_levels)
 
 
@@ -161,7 +160,7 @@ def _sum_levels(words: jax.Array, radix: int, zero: int, dither: Dither | None) 
 
 
 def sum_digits(words: jax.Array, radix: int, zero: int) -> jax.Array:
-    """uint32[rows, W] to float32[tiles, D, RUN]: the sum of the rows' digits less `zero`, exact below 2^24."""
+    """Sums the digits of uint32[rows, W], less `zero`: float32[tiles, D, RUN], exact below 2^24."""
 
     def add_row(row: int | jax.Array, total: jax.Array) -> jax.Array:
         return total + radix_lib.unpack_planes(lax.dynamic_index_in_dim(words, row, keepdims=False), radix)
@@ -169,7 +168,7 @@ def sum_digits(words: jax.Array, radix: int, zero: int) -> jax.Array:
     words = words.reshape(words.shape[0], -1, RUN)
     rows, tiles, _ = words.shape
     total = jnp.full((tiles, radix_lib.digits_per_word(radix), RUN), -float(zero), jnp.float32)
-    unrolled = rows if rows <= _UNROLLED_ROWS else 1  # a first row, so that what a loop carries varies as the words do
+    unrolled = rows if rows <= UNROLLED_ROWS else 1  # one, so that the loop's carry varies over axes as the words do
     for row in range(unrolled):
         total = add_row(row, total)
     return lax.fori_loop(unrolled, rows, add_row, total) if unrolled < rows else total

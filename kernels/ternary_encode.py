@@ -1,4 +1,4 @@
-"""Gradient, scales and key to radix words."""
+"""Encodes gradients to radix words, given scales and a key."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from . import dispatch, dither, noise, radix as radix_lib
+from . import dither, noise, radix as radix_lib
 from .barriers import concatenate
+from .dispatch import (
+    pick_implementation,
+    require_floating,
+    require_levels,
+    require_shape,
+    require_tensors,
+    why_not_float32,
+)
 from .native.calls import ternary_encode_native
 from .radix import RUN
 from .rounding import to_digits
 from .segments import Segments
+from .tuning import DEFAULTS
 
 MIN_SCALE = 2.0**-100
 
@@ -31,21 +40,20 @@ def ternary_encode(
     """Clips to the scale, rounds stochastically to levels, packs the digits.
 
     The digit is floor(clip(g/s, -1, 1) L + L + u) with u uniform in [0, 1); less L, it is a level q in [-L, L] with
-    E[q] = L clip(g/s, -1, 1). With L = 1 that is TernGrad's ternarize (Wen et al. 2017, eq. 2-4): P(q != 0) = |g|/s.
-    u has 16 random bits and g/s L is rounded to 16 binary places, so the bias is at most 2^-17 of the scale. Where the
-    scale is below 2^-100 (zero, too) every level is zero; where it is not finite the digits are valid and mean
-    nothing, and `ternary_decode` returns NaN.
+    E[q] = L clip(g/s, -1, 1). With L = 1 this is TernGrad's ternarize (Wen et al. 2017, eq. 2-4): P(q != 0) = |g|/s.
+    u has 16 random bits and g/s L is rounded to 16 binary places, so the bias is at most 2^-17 of the scale. A scale
+    below 2^-100 makes every level zero. For a scale that is not finite the digits are valid but meaningless, and
+    `ternary_decode` returns NaN.
 
     Args:
       gradient: float[n], a bucket; float32, bfloat16 or float16.
       scales: float32[num_scales], shared by all workers.
-      key: uint32[2], from `derive_key`; or uint32[4], other bits than 16 random ones (see dither.py).
+      key: uint32[2], from `derive_key`; or uint32[4], for bits other than 16 random ones (see dither.py).
       segments: layout of the bucket.
-      radix: R of the words, at least 2L + 1; 2LN + 1 where the words of N workers will be added.
+      radix: R of the words, at least 2L + 1; 2LN + 1 if the words of N workers will be added.
       levels: L, 1 to 32767.
       offset: position of the bucket's first element in the stream of noise, a multiple of 512.
-      implementation: "auto", "reference", "native" or "mosaic". "native" knows only float32; for others "auto"
-        takes the reference on a CPU.
+      implementation: "auto", "reference", "native" (float32 only) or "mosaic".
 
     Returns:
       uint32[segments.num_words(radix)].
@@ -53,17 +61,17 @@ def ternary_encode(
     Raises:
       ValueError: if a shape, dtype, the radix, the levels or the implementation do not fit.
     """
-    dispatch.require_floating(gradient, segments)
+    require_floating(gradient, segments)
     steps, key = _prepare(scales, key, segments, gradient.size, radix, levels, offset)
     arguments = steps, key, segments, radix, levels, offset
-    not_native = dispatch.why_not_float32("gradient.dtype", gradient.dtype)
-    picked = dispatch.pick_implementation("ternary_encode", implementation, gradient.size, not_native)
+    not_native = why_not_float32("gradient.dtype", gradient.dtype)
+    picked = pick_implementation("ternary_encode", implementation, gradient.size, not_native)
     if picked == "native":
         return ternary_encode_native([gradient], *arguments)[0]
     if picked == "mosaic":
         from .mosaic.ternary_encode import ternary_encode_mgpu
 
-        return ternary_encode_mgpu(gradient, *arguments, dispatch.tuned("ternary_encode"))
+        return ternary_encode_mgpu(gradient, *arguments, DEFAULTS["ternary_encode"])
     return _reference(gradient, *arguments)
 
 
@@ -81,30 +89,29 @@ def encode_span(
     after: Sequence[jax.Array] = (),
     implementation: str = "auto",
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """`ternary_encode` of some elements of a bucket whose tensors lie apart, which hands the tensors on.
+    """`ternary_encode` of a span of the elements of a bucket whose tensors are separate arrays.
 
-    The next span can then be encoded from what is handed on, and a mean decoded into it, one after the other and
-    without a copy.
+    The returned tensors let the next span be encoded from them, or a mean be decoded into them, without a copy.
 
     Args:
       tensors: float32 of any shapes, in row-major order.
       scales: float32[num_scales], of all tensors.
       key, radix, levels: as in `ternary_encode`.
       segments: layout of all tensors.
-      start, size: the first element of the span, and how many there are.
+      start, size: the first element of the span, and the number of its elements.
       offset: position of the span's first element in the stream of noise, a multiple of 512.
-      after: arrays that are to be computed first; "native" keeps to it.
+      after: arrays to be computed first; only "native" waits for them.
       implementation: "auto", "reference" or "native"; on GPUs XLA's code is used.
 
     Returns:
-      uint32 words of the span, as if it were a bucket of its own; and the tensors, the same values as before.
+      uint32 words of the span, as if it were a bucket of its own; and the tensors, with unchanged values.
 
     Raises:
       ValueError: if a shape, dtype, the span, the radix, the levels or the implementation do not fit.
     """
-    dispatch.require_tensors(tensors, segments, start, size)
+    require_tensors(tensors, segments, start, size)
     steps, key = _prepare(scales, key, segments, size, radix, levels, offset)
-    if dispatch.pick_implementation("ternary_encode", implementation, size) == "native":
+    if pick_implementation("ternary_encode", implementation, size) == "native":
         options = segments, radix, levels, offset, (start, size), after
         words, *tensors = ternary_encode_native(tensors, steps, key, *options)
         return words, tensors
@@ -115,9 +122,9 @@ def encode_span(
 def _prepare(
     scales: jax.Array, key: jax.Array, segments: Segments, size: int, radix: int, levels: int, offset: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The steps and the complete key, once what both functions are given is checked."""
-    dispatch.require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    dispatch.require_levels(levels, radix, num_workers=1)
+    """Checks the arguments that both functions share; returns the steps and the complete key."""
+    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
+    require_levels(levels, radix, num_workers=1)
     multiple = noise.LANES * RUN
     if offset % multiple or not 0 <= offset <= 2**32 - size:
         raise ValueError(f"offset={offset}: must be a multiple of {multiple} from which {size} elements end below 2^32")
@@ -125,19 +132,15 @@ def _prepare(
 
 
 def steps_of(scales: jax.Array, levels: int) -> jax.Array:
-    """What turns g into fixed-point levels: L 2^16 / s, or 0 where the scale is too small to divide by."""
+    """The factor that turns g into fixed-point levels: L 2^16 / s, or 0 if the scale is too small."""
     return jnp.where(scales >= MIN_SCALE, np.float32(levels << noise.BITS) / scales, 0.0)
 
 
 def _reference(
     gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
 ) -> jax.Array:
-    """The words in plain jnp.
-
-    All tiles but one or two are encoded in one loop, to which each plane is a slice of the gradient with a start of its
-    own, so that the compiler reads the gradient in place whatever its length.
-    """
-    one_step = steps[0] if segments.num_scales == 1 else None  # a factor for all fuses into the loop
+    """Encodes in plain jnp: all tiles but the last one or two in a loop that reads the gradient in place."""
+    one_step = steps[0] if segments.num_scales == 1 else None  # a common factor fuses into the loop
     vector = gradient if one_step is not None else segments.spread(gradient.astype(jnp.float32), steps)
     depth = radix_lib.digits_per_word(radix)
     tile = depth * RUN
@@ -152,7 +155,7 @@ def _reference(
         return radix_lib.pack_planes(planes, radix).reshape(-1)
 
     tiles = segments.num_words(radix) // RUN
-    in_place = max(vector.size - tile + RUN, 0) // tile  # so that the slice of the last plane ends in the gradient
+    in_place = max(vector.size - tile + RUN, 0) // tile  # the slice of the last plane must end within the gradient
     words = [encode(vector, in_place, 0)] if in_place else []
     if tiles > in_place:
         rest = vector[in_place * tile :]
@@ -162,10 +165,7 @@ def _reference(
 
 
 def noise_planes(key: jax.Array, tiles: int, first_tile: int, depth: int, offset: int) -> list[jax.Array]:
-    """The random bits of every plane of consecutive tiles, uint32[tiles, RUN] each.
-
-    A tile need not begin with a group of noise, so its k-th run takes its bits from one of two neighbouring groups.
-    """
+    """The random bits of every plane of consecutive tiles, uint32[tiles, RUN] each; tiles may begin within a group."""
     first_run = (lax.broadcasted_iota(jnp.uint32, (tiles, 1), 0) + jnp.uint32(first_tile)) * jnp.uint32(depth)
     place = lax.broadcasted_iota(jnp.uint32, (1, RUN), 1) + jnp.uint32(offset // noise.LANES)
     first_group = first_run // noise.LANES * RUN + place

@@ -1,4 +1,4 @@
-"""How the work of each kernel is dealt out to blocks of threads, by GPU."""
+"""How the GPU kernels distribute their work over blocks of threads."""
 
 import dataclasses
 
@@ -7,11 +7,11 @@ OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum")
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """What may be tuned; results are the same bits under all of them.
+    """A distribution of work, which does not change the bits of results.
 
     Attributes:
-      warpgroups: of 128 threads, in a block; 1 to 8.
-      items: that each warpgroup works on, one after the other; 1 to 64.
+      warpgroups: of 128 threads each, in a block; 1 to 8.
+      items: of each warpgroup, in sequence; 1 to 64.
     """
 
     warpgroups: int = 1
@@ -24,19 +24,6 @@ class Tuning:
                 raise ValueError(f"{name}={value!r}: must be an integer from 1 to {limit}")
 
 
-# moments adds over threads, for which a block of several warpgroups takes all of a processor's sixteen barriers.
+# `python -m benchmarks.kernels --tune` measures others. moments adds over threads, for which several warpgroups in a
+# block would take all of a processor's sixteen barriers.
 DEFAULTS = {op: Tuning(warpgroups=1 if op == "moments" else 2) for op in OPS}
-
-# By the name of the device, as JAX gives it, then by op; `python -m benchmarks.kernels --tune` prints an entry.
-TABLES: dict[str, dict[str, Tuning]] = {}
-
-
-def tuning_for(op: str, device_kind: str) -> Tuning:
-    """What was found best for `op` on such a device, or what suits most.
-
-    Raises:
-      ValueError: if there is no such op.
-    """
-    if op not in OPS:
-        raise ValueError(f"op={op!r}: must be one of {', '.join(OPS)}")
-    return TABLES.get(device_kind, {}).get(op, DEFAULTS[op])

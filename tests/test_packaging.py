@@ -44,9 +44,9 @@ ARROWS = {  # what a part of jaxtern may import, besides itself and the version
     "plan": {*PARTS, "planning", "command_line", "recipe_flags"},
     "predict": {"artifact", "data", "command_line"},
     "prepare": {"preparation", "data", "training", "command_line"},
-    "own_networks": {"command_line"},
+    "run_flags": {"command_line"},
     "__main__": {"command_line"},
-    **{door: {*PARTS, "command_line", "own_networks"} for door in ("evaluate", "export")},
+    **{door: {*PARTS, "command_line", "run_flags"} for door in ("evaluate", "export")},
     "launch": {*PARTS, "command_line"},
     "": PARTS,  # jaxtern/__init__.py, the public names
 }

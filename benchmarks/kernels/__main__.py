@@ -31,7 +31,7 @@ from benchmarks.kernels.cases import Case, create_cases
 from benchmarks.kernels.check import DTYPES, check
 from benchmarks.timing import Program, machine, on_gpu, one_line, prepare, prepare_copy, summarize
 from jaxtern.kernels.dispatch import why_not_mosaic
-from jaxtern.kernels.tuning import OPS, TABLES, Tuning, tuning_for
+from jaxtern.kernels.tuning import DEFAULTS, OPS, Tuning
 
 ELEMENTS = {"cpu": (2**20, 2**25), "gpu": (2**20, 2**24, 2**28, 2**30)}
 MAX_WORKERS = 2**15 - 1
@@ -155,7 +155,6 @@ def as_line(row: dict) -> str:
 
 def tune(elements: int, dtype: str, workers: int, repeats: int) -> list[dict]:
     """Figures of every tuning, which are printed with what to put into kernels/tuning.py."""
-    kind = jax.devices()[0].device_kind
     copy = prepare_copy(elements)
     cases, rows, best = list(create_cases(elements, [dtype], workers)), [], {}
     say(f"\n{elements:,} elements, {dtype}; bandwidth over that of a copy, geometric mean of an op's rows\n")
@@ -163,20 +162,19 @@ def tune(elements: int, dtype: str, workers: int, repeats: int) -> list[dict]:
         own = [measure_tuning(tuning, [case for case in cases if case.op == op], copy, repeats) for tuning in TUNINGS]
         rows += own
         ranked = sorted((row for row in own if "error" not in row), key=lambda row: -row["fraction_of_copy"])
-        best[op] = ranked[0]["tuning"] if ranked else str(tuning_for(op, kind))
-        say(f"{op}, now {tuning_for(op, kind)}")
+        best[op] = ranked[0]["tuning"] if ranked else str(DEFAULTS[op])
+        say(f"{op}, now {DEFAULTS[op]}")
         for row in [*ranked[:3], *(row for row in own if "error" in row)]:
             say(f"    {row['tuning']}: " + (row["error"] if "error" in row else f"{row['fraction_of_copy']:.3f}"))
-    entry = "".join(f'        "{op}": {tuning},\n' for op, tuning in best.items())
-    say(f'\n    "{kind}": {{\n{entry}    }},')
+    say("\nDEFAULTS = {\n" + "".join(f'    "{op}": {tuning},\n' for op, tuning in best.items()) + "}")
     return rows
 
 
 def measure_tuning(tuning: Tuning, cases: list[Case], copy: Program, repeats: int) -> dict:
     """Figures of one op under a tuning."""
-    kind, op = jax.devices()[0].device_kind, cases[0].op
+    op = cases[0].op
     row: dict[str, Any] = {"op": op, "tuning": str(tuning)}
-    with mock.patch.dict(TABLES, {kind: {**TABLES.get(kind, {}), op: tuning}}):
+    with mock.patch.dict(DEFAULTS, {op: tuning}):
         found = [measure(partial(case.run, implementation="mosaic"), case, copy, repeats) for case in cases]
     errors = [each["error"] for each in found if "error" in each]
     if errors:

@@ -1,1 +1,1 @@
-"""Exported networks: a folder that predicts without the code that trained it."""
+"""Exported networks: folders that predict without the code that trained them."""

@@ -1,4 +1,4 @@
-"""Image files as examples."""
+"""Lists image files as examples for prediction."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,20 +8,14 @@ from jaxtern.data.dataset import NO_BOXES, Record
 
 
 class ImageFiles:
-    """The images among some files and in some folders, at any depth; those of a folder are sorted.
+    """The given files, and the images in the given folders, at any depth and sorted.
 
-    A file's key is its path as it was given. One in a folder has its path in there, or where more than that folder was
-    given, so that no two keys are the same, also the folder's. Hidden files are overlooked; those of a folder that are
-    no images by their names are `left_out`, but a file that was given itself is taken for one.
+    A given file's key is its path. A file in a folder has its path within the folder as key, after the folder's own
+    path if several paths are given. Hidden files are ignored; files in folders without an image's name are `left_out`.
     """
 
     def __init__(self, paths: Sequence[str]):
-        """Looks for the images.
-
-        Raises:
-          FileNotFoundError: for a path where nothing is.
-          ValueError: for a folder without images.
-        """
+        """Finds the images; raises FileNotFoundError for a missing path, ValueError for a folder without images."""
         self._files: list[tuple[str, Path]] = []
         self.left_out: list[Path] = []
         for path in paths:
@@ -36,7 +30,7 @@ class ImageFiles:
         return None, None, 3
 
     def read(self, index: int) -> Record:
-        """An image as preparation would have made it one of colours: upright, and of a kind that training reads."""
+        """Reads an image, upright and in a format that training reads, as preparation would store it in colour."""
         return Record(as_plain(self._files[index][1].read_bytes()), 0, NO_BOXES)
 
     def describe(self, index: int) -> str:

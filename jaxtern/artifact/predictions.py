@@ -1,4 +1,4 @@
-"""Logits to the best labels and their confidences, as a table or CSV."""
+"""Turns logits into the best labels and their confidences, as a table or CSV."""
 
 import csv
 import os
@@ -13,10 +13,10 @@ class Predictions(NamedTuple):
     """The best classes of each example, the best one first.
 
     Attributes:
-      keys: of the examples.
-      labels: as many a key as were asked for, or as there are classes.
+      keys: names of the examples.
+      labels: the best labels of each example.
       confidences: float32[n, top], softmax of the logits.
-      true: the right label of each example; None where they are not known.
+      true: the right label of each example; None if not known.
     """
 
     keys: list[str]
@@ -26,12 +26,12 @@ class Predictions(NamedTuple):
 
     @property
     def heads(self) -> dict[str, list[str]]:
-        """The first columns of a table: key, and true where right labels are known."""
+        """The first columns of a table: key, and true if the right labels are known."""
         return {"key": self.keys} | ({} if self.true is None else {"true": self.true})
 
     @property
     def precision_at_1(self) -> float | None:
-        """Share of examples whose best label is the right one; None where right ones are not known."""
+        """The fraction of examples whose best label is right; None if the right labels are not known."""
         if not self.true:
             return None
         return sum(best[0] == true for best, true in zip(self.labels, self.true, strict=True)) / len(self.true)
@@ -40,16 +40,16 @@ class Predictions(NamedTuple):
 def rank(
     keys: Sequence[str], logits: np.ndarray, labels: tuple[str, ...], top: int, true: Sequence[int] | None = None
 ) -> Predictions:
-    """Finds the best classes of each row; of equal ones the first, as evaluation does.
+    """Finds the best classes of each row; among equal ones the first comes first, as in evaluation.
 
-    The softmax is NumPy's, in float32: the same bits for the same logits, wherever these were computed.
+    The softmax is NumPy's, in float32, so equal logits give equal bits wherever they were computed.
 
     Args:
-      keys: of the rows.
+      keys: names of the rows.
       logits: float32[n, K].
       labels: of the K classes.
-      top: how many to give, at most K.
-      true: the right classes of the rows, where they are known.
+      top: number of classes to return, at most K.
+      true: the right class of each row, if known.
     """
     best = np.argsort(-logits, axis=1, kind="stable")[:, :top]
     powers = np.exp(logits - np.max(logits, axis=1, keepdims=True))
@@ -59,19 +59,8 @@ def rank(
     return Predictions(list(keys), chosen, np.take_along_axis(confidences, best, axis=1), right)
 
 
-def require_writable(path: Path) -> None:
-    """Refuses a file that `write_predictions` could not write once all else is done."""
-    if path.suffix.lower() != ".csv":
-        raise ValueError(f"{str(path)!r}: must end in .csv")
-    if not path.parent.is_dir():
-        raise ValueError(f"{str(path)!r}: there is no folder {path.parent}")
-
-
 def write_predictions(path: Path, predictions: Predictions) -> None:
-    """Writes CSV in place of what may be there: columns key, true (where known), label_1, confidence_1, label_2, ...
-
-    float32s have the digits that tell one from the next.
-    """
+    """Writes or replaces a CSV file with columns key, true (if known), label_1, confidence_1, label_2, ..."""
     places, heads = range(1, predictions.confidences.shape[1] + 1), predictions.heads
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w", newline="") as file:
@@ -84,7 +73,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
 
 
 def format_table(predictions: Predictions) -> str:
-    """Formats a line for each example, for people."""
+    """Formats a table for people, with a line for each example."""
     heads = list(predictions.heads.values())
     widths = [max(map(len, column), default=0) for column in heads]
     longest = max((len(label) for labels in predictions.labels for label in labels), default=0)

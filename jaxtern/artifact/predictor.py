@@ -1,4 +1,4 @@
-"""Images, or text, to logits by an exported network, without the code that trained it."""
+"""Runs an exported network on images or text, without the code that trained it."""
 
 import os
 from collections.abc import Callable
@@ -19,11 +19,7 @@ class Predictor:
     """An exported network, loaded on JAX's default device."""
 
     def __init__(self, folder: str | Path):
-        """Reads a folder that `python -m jaxtern.export` wrote.
-
-        Raises:
-          ValueError, OSError: if there is none, or if it is damaged or of another version.
-        """
+        """Reads a folder written by `python -m jaxtern.export`; raises ValueError or OSError if that fails."""
         self.manifest, program, weights = read_artifact(Path(folder))
         self.of_images = len(self.manifest.input_shape) == 3
         self._preprocessing = get_preprocessing(self.manifest.preprocessing) if self.of_images else None
@@ -32,7 +28,7 @@ class Predictor:
             exported = jax.export.deserialize(bytearray(program))
             self._program = jax.jit(exported.call)
             logits = self._program.lower(weights, inputs).out_info
-        except Exception as error:  # what JAX raises for a program of another version is not documented
+        except Exception as error:  # JAX does not document what it raises for a program of another version
             written = f"was written by JAX {self.manifest.jax_version}, this is {jax.__version__}"
             raise ValueError(f"ARTEFACT={str(folder)!r}: its program cannot be read ({written}): {error}") from error
         found = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(logits)]
@@ -43,14 +39,13 @@ class Predictor:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, or their numbers where names are not known."""
+        """The names of the classes, or their numbers if names are not known."""
         return self.manifest.class_names or tuple(map(str, range(self.manifest.num_classes)))
 
     def render(self, image: bytes | np.ndarray) -> np.ndarray:
-        """uint8[H, W, C], as `predict` takes it, of a JPEG, a PNG or uint8[height, width, C].
+        """Makes the input of `predict`, uint8[H, W, C], from the bytes of a JPEG or PNG, or from uint8[h, w, C].
 
-        Raises:
-          ValueError: if it cannot be read, or has another shape where the network takes whole images.
+        Raises ValueError if the image cannot be read, or has the wrong shape for a network that takes whole images.
         """
         shape = self.manifest.input_shape
         pixels = render_image(image, self._preprocessing, self.manifest.image_size, shape[2])
@@ -59,11 +54,11 @@ class Predictor:
         return pixels
 
     def predict(self, pixels: np.ndarray, batch_size: int | None = None) -> np.ndarray:
-        """float32[n, K] logits of images, or float32[n, T, K] of texts.
+        """Computes logits: float32[n, K] for images, float32[n, T, K] for texts.
 
         Args:
           pixels: uint8[n, H, W, C]; or uint8[n, T], characters as places in `labels`.
-          batch_size: examples at once, the last ones filled up with zeros; None: as evaluation has it.
+          batch_size: of each call, the last filled up with zeros; None: as in evaluation, for the same bits.
         """
         batch_size, logits = batch_size or self._batch_size(len(pixels)), [self._none()]
         for start in range(0, len(pixels), batch_size):
@@ -75,14 +70,14 @@ class Predictor:
     def predict_records(
         self, split: Split | Records, on_damage: Callable[[int, str], None], batch_size: int | None = None
     ) -> np.ndarray:
-        """float32[n, K] logits of examples, which are read beside the work; of damaged ones they mean nothing.
+        """Computes float32[n, K] logits of examples, which are read while the network runs.
 
-        A damaged example leaves its place empty, so that others have the bits that they would have beside it whole.
-        `on_damage` is told which ones cannot be read, and why.
+        It calls `on_damage` with the number of an example that cannot be read, and the reason. Such an example is
+        replaced by zeros, so the others keep their bits; its logits mean nothing.
         """
         import cv2
 
-        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # who calls is told of damage
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # on_damage reports damage
         batch_size = batch_size or self._batch_size(split.size)
         logits = [self._none()]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -104,7 +99,7 @@ class Predictor:
         return np.concatenate(logits)
 
     def _batch_size(self, num_examples: int) -> int:
-        """The size of the batches in which evaluation takes so many examples."""
+        """The batch size of an evaluation of this many examples."""
         height, width, *_ = *self.manifest.input_shape, 1
         return evaluation_batch_size(num_examples, height, width)
 

@@ -1,11 +1,11 @@
-"""The folder of an exported network: what it is, its program, its weights.
+"""The folder of an exported network.
 
-    manifest.json       what it takes and gives, where it comes from, digests of the other two
-    program.stablehlo   jax.export's serialization, for any b: of images (weights by name, uint8[b, H, W, C]) ->
-                        float32[b, K] logits; of text (weights by name, uint8[b, T]) -> float32[b, T, K]
+    manifest.json       inputs, outputs and origin of the network, and digests of the other two files
+    program.stablehlo   jax.export's serialization for any b: (weights by name, uint8[b, H, W, C]) -> float32[b, K]
+                        logits of images; (weights by name, uint8[b, T]) -> float32[b, T, K] logits of text
     weights.npz         float arrays by name
 
-Nothing in it is pickled, so reading one runs no code of its own.
+Nothing is pickled, so reading a folder runs none of its code.
 """
 
 import dataclasses
@@ -23,29 +23,29 @@ import numpy as np
 from jaxtern.data.json_files import read_json
 
 FORMAT_VERSION = 1
-_MOST = 1 << 28  # classes, or numbers of an image
+_MOST = 1 << 28  # the most classes, or numbers in an input
 MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.stablehlo", "weights.npz"
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What an exported network is.
+    """The description of an exported network.
 
     Attributes:
       jaxtern_version, jax_version: that wrote it.
       model: name of the network.
-      recipe: that trained it, by field.
-      step: updates of its weights.
-      averaged: whether its weights are moving averages.
+      recipe: that trained it, by section.
+      step: number of updates of its weights.
+      averaged: whether the weights are moving averages.
       num_classes: K.
-      class_names: K, or none where they are not known.
-      preprocessing: whose geometry is for the caller to apply, colours are the program's; "text" has none.
-      image_size: pixels, side of that geometry; None: as the preprocessing has it.
-      input_shape: height, width and channels of the images that the program takes, or T, characters of a text.
-      input_dtype: of those.
-      platforms: that the program is for, as JAX calls them.
-      format_version: of this folder.
-      digests: SHA-256 of the other files, by name; those of a folder that is yet to be written are not known.
+      class_names: K names; empty if they are not known.
+      preprocessing: its views are cut by the caller, its colours are changed by the program; "text" has neither.
+      image_size: side of the views in pixels; None: the preprocessing's own.
+      input_shape: height, width and channels of the program's images, or (T,), characters of a text.
+      input_dtype: of the program's inputs.
+      platforms: for which the program was made, in JAX's names.
+      format_version: of the folder.
+      digests: SHA-256 of the other files, by name; empty before they are written.
     """
 
     jaxtern_version: str
@@ -66,7 +66,7 @@ class Manifest:
 
 
 class Artifact(NamedTuple):
-    """An exported network: what it is, jax.export's serialization of its program, its weights by name."""
+    """An exported network: its description, jax.export's serialization of its program, its weights by name."""
 
     manifest: Manifest
     program: bytes
@@ -74,7 +74,7 @@ class Artifact(NamedTuple):
 
 
 def require_new(out: Path) -> None:
-    """Refuses a folder that is there, or cannot be made."""
+    """Makes a new folder's parents; raises ValueError if the folder exists, or cannot be made."""
     if out.exists():
         raise ValueError(f"out={str(out)!r}: is already there; choose another folder")
     try:
@@ -84,7 +84,7 @@ def require_new(out: Path) -> None:
 
 
 def write_artifact(out: Path, artifact: Artifact) -> None:
-    """Writes a folder that is whole or not there; refuses what `require_new` does, and what cannot be written."""
+    """Writes a new folder, whole or not at all; raises ValueError as `require_new`, and if writing fails."""
     require_new(out)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **artifact.weights)
@@ -106,12 +106,7 @@ def write_artifact(out: Path, artifact: Artifact) -> None:
 
 
 def read_artifact(folder: Path) -> Artifact:
-    """Reads a folder that `write_artifact` wrote.
-
-    Raises:
-      FileNotFoundError: if it is none, or a file is missing.
-      ValueError: if it is damaged, or of another version.
-    """
+    """Reads a folder of `write_artifact`; FileNotFoundError if a file is missing, ValueError if damaged or too new."""
     given, path = f"ARTEFACT={str(folder)!r}", folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{given}: holds no exported network (there is no {MANIFEST})")
@@ -126,7 +121,7 @@ def read_artifact(folder: Path) -> Artifact:
     try:
         with np.load(io.BytesIO(contents[WEIGHTS]), allow_pickle=False) as arrays:
             return Artifact(manifest, contents[PROGRAM], dict(arrays))
-    except Exception as error:  # noqa: BLE001 - of whoever made both it and its digest; zipfile and NumPy raise many kinds
+    except Exception as error:  # noqa: BLE001 - a file made to fit its digest; zipfile and NumPy raise many types
         raise ValueError(f"{given}: {WEIGHTS} cannot be read: {error}") from None
 
 
@@ -148,7 +143,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _require_types(manifest: Manifest) -> None:
-    """Refuses fields that JSON has of another type, or numbers that no network has."""
+    """Refuses fields of another type, and numbers that no network has."""
     shape, names, platforms = manifest.input_shape, manifest.class_names, manifest.platforms
     if not (all(isinstance(each, list) for each in (shape, names, platforms)) and isinstance(manifest.digests, dict)):
         raise ValueError("input_shape, class_names and platforms must be lists, digests an object")

@@ -9,16 +9,7 @@ from jax import lax
 
 from jaxtern.compression.arguments import as_float
 from jaxtern.compression.network.links import Traffic, all_gather
-from jaxtern.compression.reducer import (
-    Group,
-    Layout,
-    Reduced,
-    Reducer,
-    State,
-    Tensors,
-    require_int32,
-    stateless,
-)
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, require_int32, stateless
 from jaxtern.compression.wrappers import error_feedback
 
 _VALUES = ("float32", "bfloat16")

@@ -1,1 +1,1 @@
-"""Sources of images, and the order in which a run sees them."""
+"""Datasets of images and text: how they are opened, ordered, decoded, augmented and batched."""

@@ -1,4 +1,4 @@
-"""Image files of any format that Pillow reads, upright: what preparation stores anew, and what prediction is given."""
+"""Decodes image files of any format that Pillow reads, for preparation and prediction."""
 
 import contextlib
 import io
@@ -10,11 +10,11 @@ import numpy as np
 from PIL import Image, ImageOps
 
 LOSSLESS = (".png", ".gif", ".bmp", ".tif", ".tiff")
-SUFFIXES = (".jpg", ".jpeg", ".webp", *LOSSLESS)  # of image files, in any letter case
-JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # how a file begins
+SUFFIXES = (".jpg", ".jpeg", ".webp", *LOSSLESS)  # of image files; letter case does not matter
+JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # first bytes of a file
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N")
-_ORIENTATION = 0x0112  # in EXIF; 1 is upright
-# What Pillow's decoders raise on damaged files.
+_ORIENTATION = 0x0112  # EXIF tag; 1 is upright
+# Exceptions of Pillow's decoders for damaged files.
 _DECODING_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, struct.error, zlib.error,
     NotImplementedError, Image.DecompressionBombError,
@@ -22,37 +22,35 @@ _DECODING_ERRORS = (
 
 
 class DamagedImage(ValueError):
-    """This image cannot be decoded; the message says why."""
+    """An image that cannot be decoded; the message says why."""
 
 
 def decode_any(encoded: bytes, channels: int) -> np.ndarray:
-    """uint8[H, W, channels] of the first frame, turned as EXIF says: grey with 1 channel, RGB with 3.
+    """Decodes the first frame to uint8[H, W, channels], upright by its EXIF tag: grey with 1 channel, RGB with 3.
 
-    Alpha is dropped, as all decoders of training data do; 16 bits become 8.
-
-    Raises:
-      DamagedImage: if it is no image, or damaged.
+    Drops alpha, as the decoders of training do, and reduces 16 bits a channel to 8. Raises DamagedImage if the file is
+    not an image, or damaged.
     """
     if encoded.startswith(PNG):
         with _opened(encoded) as image:
-            image.verify()  # decoding alone overlooks a missing end
+            image.verify()  # decoding alone does not notice a missing end
     with _opened(encoded) as image:
         upright = ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):  # 16 bits, which Pillow would clip
+        if upright.mode.startswith("I"):  # Pillow would clip 16 bits
             upright = Image.fromarray((np.asarray(upright).astype(np.uint32) >> 8).astype(np.uint8))
         pixels = np.array(upright.convert("L" if channels == 1 else "RGB"))
     return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def as_plain(encoded: bytes) -> bytes | np.ndarray:
-    """The file itself where training's decoders read it as it is meant, else uint8[H, W, 3]; errors as above."""
+    """The file if training's decoders show it correctly, else its pixels, uint8[H, W, 3]; raises DamagedImage."""
     with _opened(encoded) as image:
         plain = is_plain_png(encoded) or (encoded.startswith(JPEG) and image.mode != "CMYK")
     return encoded if plain and is_upright(encoded) else decode_any(encoded, 3)
 
 
 def is_grey(image: bytes | np.ndarray) -> bool:
-    """Whether an image has one channel, as its header says; errors as above."""
+    """Whether an image's header says that it has one channel; raises DamagedImage."""
     if isinstance(image, np.ndarray):
         return image.shape[2] == 1
     with _opened(image) as opened:
@@ -60,7 +58,7 @@ def is_grey(image: bytes | np.ndarray) -> bool:
 
 
 def is_upright(encoded: bytes) -> bool:
-    """Whether a JPEG or PNG is to be shown as it is stored; also where its EXIF cannot be read."""
+    """Whether a JPEG or PNG needs no turning; True if its EXIF data cannot be read."""
     if b"Exif\0" not in encoded and b"eXIf" not in encoded:
         return True
     with contextlib.suppress(DamagedImage), _opened(encoded) as image:
@@ -69,7 +67,7 @@ def is_upright(encoded: bytes) -> bool:
 
 
 def is_plain_png(encoded: bytes) -> bool:
-    """Whether it is a PNG of 8 bits a channel, grey or RGB, without alpha, transparency, palette or animation."""
+    """Whether a file is a PNG with 8 bits a channel, grey or RGB, without alpha, palette or animation."""
     is_simple = encoded.startswith(PNG) and encoded[24:26] in (b"\x08\0", b"\x08\x02")
     return is_simple and b"tRNS" not in encoded[:1024] and b"acTL" not in encoded[:1024]
 
@@ -79,7 +77,7 @@ def _opened(encoded: bytes) -> Iterator[Image.Image]:
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             yield image
-    except Image.UnidentifiedImageError:  # whose message shows an address, different each time
+    except Image.UnidentifiedImageError:  # its message holds a memory address
         raise DamagedImage("is no image" if encoded else "is empty") from None
     except _DECODING_ERRORS as error:
         raise DamagedImage(str(error) or type(error).__name__) from None

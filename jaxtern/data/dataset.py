@@ -1,4 +1,4 @@
-"""Labelled images: arrays in memory, or records on disk."""
+"""The types of a dataset: labelled images in memory (`Split`) or on disk (`Records`)."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -6,12 +6,12 @@ import numpy as np
 
 
 class Record(NamedTuple):
-    """One example as it is stored.
+    """One stored example.
 
     Attributes:
       image: bytes of a JPEG or PNG file, or uint8[H, W, C].
       label: 0 to num_classes - 1.
-      boxes: float32[k, 4], ymin, xmin, ymax, xmax of objects as shares of the image; k may be 0.
+      boxes: float32[k, 4], bounding boxes (ymin, xmin, ymax, xmax) as fractions of the image's sides; k may be 0.
     """
 
     image: bytes | np.ndarray
@@ -20,43 +20,43 @@ class Record(NamedTuple):
 
 
 class DataError(ValueError):
-    """An example cannot be read, or processes that read them are gone; the message is one line for the user."""
+    """An example cannot be read, or a process that reads examples has died; the message is one line."""
 
 
 NO_BOXES = np.zeros((0, 4), np.float32)
 
 
 class Records(Protocol):
-    """Examples that can be read in any order, by threads and, as they can be pickled, by other processes."""
+    """Examples that can be read in any order, by several threads, and after pickling by other processes."""
 
     @property
     def size(self) -> int: ...
 
     @property
     def image_shape(self) -> tuple[int | None, int | None, int]:
-        """Height, width, channels; None where images differ."""
+        """Height, width and channels; None for a side in which images differ."""
         ...
 
     def read(self, index: int) -> Record:
-        """Raises DataError, with the name of the file, for a record that cannot be read."""
+        """Reads one example; raises DataError, which names the file, if that fails."""
         ...
 
     def describe(self, index: int) -> str:
-        """Where the example comes from, for messages."""
+        """Says where an example comes from, for messages."""
         ...
 
     def key(self, index: int) -> str:
-        """What it is called in lists of predictions: the file that it was made from, else its number."""
+        """An example's name in lists of predictions: the file it was made from, else its number."""
         ...
 
 
 class Split(NamedTuple):
-    """Images and their classes.
+    """Images in memory and their classes.
 
     Attributes:
       images: uint8[n, H, W, C].
       labels: int32[n], 0 to num_classes - 1.
-      source: the same on disk, where they were loaded from there; it knows their keys.
+      source: the records that the images were loaded from, which know their keys; None if there are none.
     """
 
     images: np.ndarray
@@ -87,9 +87,10 @@ class Split(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """A training and a test split of the same classes, whose names may be known.
+    """A training split and a test split: each a `Split` or `Records` of images, or `Windows` of text.
 
-    Splits are `Split` or `Records` of images, or `Windows` of text, which all have a size.
+    Attributes:
+      class_names: one a class; empty if they are not known.
     """
 
     train: Any
@@ -99,7 +100,7 @@ class Dataset(NamedTuple):
 
 
 def refuse_arguments(name: str, **arguments: str | None) -> None:
-    """Refuses those that are not as `load_dataset` has them by default, which a dataset does not take."""
+    """Raises ValueError for an argument that a dataset does not take, unless it is `load_dataset`'s default."""
     for argument, value in arguments.items():
         if value is not None and (argument, value) != ("train_split", "train"):
             raise ValueError(f"{argument}={value!r}: dataset={name!r} takes no {argument}")

@@ -1,4 +1,4 @@
-"""The handwritten digits of the UCI repository that scikit-learn carries: 1797 images of 8x8 pixels, 16 grey levels."""
+"""scikit-learn's handwritten digits, from the UCI repository: 1,797 images of 8x8 pixels in 17 grey levels."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ _SPLIT_SEED = 0
 
 
 def load_digits() -> Dataset:
-    """1437 training and 360 test images, the same share of every digit in both, always the same split."""
-    from sklearn.datasets import load_digits as load  # here, because importing scikit-learn takes a second
+    """Loads 1,437 training and 360 test images, always split alike; each digit has the same share in both."""
+    from sklearn.datasets import load_digits as load  # here because importing scikit-learn takes a second
     from sklearn.model_selection import train_test_split
 
     digits: Any = load()

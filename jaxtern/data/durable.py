@@ -1,16 +1,25 @@
-"""Files that are whole after a power failure: as they were, or as they are now."""
+"""Output files: checked before the work, and whole after a power failure."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 
-def replace_durably(path: Path, text: str) -> None:
-    """Gives a file this text, by another one that takes its place when all of it is on the disk.
+def require_writable(name: str, path: Path, suffixes: Sequence[str], new_folder: Path | None = None) -> None:
+    """Raises ValueError for the path of a flag `name` that could not be written after the work is done.
 
-    Raises:
-      OSError: with the file's name, if it cannot be written.
+    The file must have one of the suffixes, in any letter case, and lie in a folder that exists, or in `new_folder`,
+    which the work makes.
     """
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(f"--{name}={str(path)!r}: must end in {', '.join(suffixes)}")
+    if not path.parent.is_dir() and (new_folder is None or path.parent.resolve() != new_folder.resolve()):
+        raise ValueError(f"--{name}={str(path)!r}: there is no folder {path.parent}; make it first")
+
+
+def replace_durably(path: Path, text: str) -> None:
+    """Replaces a file's text, so that it is the old or the new one after a power failure; raises OSError, naming it."""
     temporary = path.with_suffix(".tmp")
     try:
         with temporary.open("w") as file:
@@ -23,13 +32,13 @@ def replace_durably(path: Path, text: str) -> None:
 
 
 def sync(file: IO[str]) -> None:
-    """Waits until all that was written to a file is on the disk."""
+    """Waits until everything written to a file is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_path(path: Path) -> None:
-    """Waits until the bytes of a file, or the names of a folder's files, are on the disk."""
+    """Waits until a file's bytes, or the names of a folder's files, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

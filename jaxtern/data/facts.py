@@ -1,20 +1,20 @@
-"""What is known of a dataset without reading it."""
+"""A dataset's shape, classes and size, known without reading it."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_KEPT = "image_shape", "num_classes", "num_examples", "class_names"  # fields that are written down
+_KEPT = "image_shape", "num_classes", "num_examples", "class_names"  # fields written to dataset.json
 
 
 class Facts(NamedTuple):
-    """What is known of a training split.
+    """Facts about a training split.
 
     Attributes:
-      image_shape: height, width, channels; None where images differ, or are text.
-      num_classes: of them.
-      num_examples: in an epoch.
-      source: who says so, for messages.
-      class_names: of all classes, or none where they are not known.
+      image_shape: height, width and channels; None if images differ, and for text.
+      num_classes: number of classes.
+      num_examples: examples in an epoch.
+      source: where these facts come from, for messages.
+      class_names: one a class; empty if they are not known.
     """
 
     image_shape: tuple[int, ...] | None
@@ -25,7 +25,7 @@ class Facts(NamedTuple):
 
     @classmethod
     def from_dict(cls, values: Any, source: str) -> "Facts":
-        """Makes facts of what `to_dict` returned and JSON has kept; raises ValueError for something else."""
+        """Rebuilds what `to_dict` returned, read back from JSON; raises ValueError for anything else."""
         if not isinstance(values, dict):
             raise ValueError(f"must be an object of {', '.join(_KEPT)}")
         for name in set(_KEPT) ^ set(values):
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
         return cls(None if shape is None else tuple(shape), num_classes, num_examples, source, tuple(names))
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields but the source, as JSON can hold them."""
+        """All fields but `source`, ready for JSON."""
         return {name: value for name, value in self._asdict().items() if name in _KEPT}
 
 
@@ -58,7 +58,7 @@ _PUBLISHED: dict[str, tuple[tuple[int, ...] | None, int, int]] = {
 
 
 def published_facts(dataset: str) -> Facts | None:
-    """Of a dataset by its usual name, or a folder of that name, "mnist" or "./data/imagenet"; None for another."""
+    """The published facts of a well-known dataset, by its name or a folder so named ("./data/mnist"); else None."""
     name = Path(dataset).name
     return Facts(*_PUBLISHED[name], f"{name} as published") if name in _PUBLISHED else None
 

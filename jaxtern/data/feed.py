@@ -1,8 +1,8 @@
-"""Batches for a run: from examples that lie on the devices, or streamed from disk by Grain.
+"""Batches for a run: resident (the examples lie on the devices) or streaming (Grain reads them from disk).
 
-Both give each example once an epoch, in the order of `ExampleOrder`, and key every random choice of an example by
-(seed, epoch, place in the epoch). So a batch is the same whatever the number of hosts, threads and processes, and where
-a run stands is one number: the examples seen so far.
+Both feeds give each example once an epoch, in the order of `ExampleOrder`, and key the random choices for an example by
+(seed, epoch, place in the epoch). So a batch does not depend on the number of hosts, threads or processes, and one
+number says where a run stands: the examples seen so far.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ from jaxtern.data.rendering import Batch, Share, render_examples, whole_image_sh
 from jaxtern.data.text import Windows
 from jaxtern.data.worker import deaf_to_signals, follow_parent
 
-_READ_AHEAD = 2  # pieces of a process, or of all threads, that wait to be used
+_READ_AHEAD = 2  # pieces that each process, or all threads together, hold ready
 _LOADED_AT_ONCE = 256  # examples
-_ENDLESS = 1 << 40  # pieces of batches
+_ENDLESS = 1 << 40  # pieces
 
 
 class ResidentFeed:
-    """Batches of a split that lies on the devices: only which examples, and their labels, go there every step."""
+    """Batches of a split that lies on the devices: a step sends only the numbers of its examples, and their labels."""
 
     def __init__(self, split: Split | Windows, batch_size: int, seed: int, share: Share | None = None):
-        """Takes a split in memory; arguments and errors are those of `StreamingFeed`."""
+        """Takes a split in memory; the arguments and errors are those of `StreamingFeed`."""
         self._labels, self._order = split.labels, ExampleOrder(split.size, seed)
         self._batch_size, self._share = batch_size, share or Share()
         _require_batch(batch_size, split.size, self._share)
 
     def batches(self, start: int) -> Generator[Batch]:
-        """This host's part of every batch, endlessly, after `start` examples have been seen."""
+        """Yields this host's part of every batch, without end, from the example after the first `start` on."""
         for first in itertools.count(start, self._batch_size):
             place = self._share.of(first, self._batch_size)
             examples = self._order.batch(*place)
@@ -48,20 +48,20 @@ class ResidentFeed:
 
 @dataclass
 class StreamingFeed:
-    """Batches that are read, decoded and cropped while the devices work.
+    """Batches that are read, decoded and cropped while the devices compute.
 
     Attributes:
       split: the examples, in memory or on disk.
-      batch_size: examples of a step over all hosts.
-      seed: of order and views.
-      share: of this host; None: it is the only one.
-      preprocessing: its training views are rendered here; the rest is the compiled step's.
-      size: pixels, side of the views; None: as the preprocessing has it.
-      threads: that decode at the same time, in each process.
-      processes: to decode in; 0: in this one.
+      batch_size: examples of a step, over all hosts.
+      seed: of the order and the views.
+      share: this host's part of a batch; None: all of it.
+      preprocessing: its training views are rendered here, the rest happens in the compiled step.
+      size: side of the views in pixels; None: the preprocessing's own.
+      threads: decoding threads of each process.
+      processes: decoding processes; 0: this process decodes.
 
     Raises:
-      ValueError: if the batch is larger than the split, or does not divide among the hosts.
+      ValueError: if the batch is larger than the split, or cannot be divided among the hosts.
     """
 
     split: Split | Records
@@ -76,16 +76,12 @@ class StreamingFeed:
     def __post_init__(self):
         self._share, self._order = self.share or Share(), ExampleOrder(self.split.size, self.seed)
         _require_batch(self.batch_size, self.split.size, self._share)
-        # Whoever decodes has a piece in hand: many of them together no more than about two batches.
+        # Every decoding thread holds a piece; all pieces together are about two batches at most.
         workers = self.threads * max(1, self.processes)
         self._pieces = min(self.batch_size // self._share.num_hosts, math.ceil(workers / 2))
 
     def batches(self, start: int) -> Generator[Batch]:
-        """This host's part of every batch, endlessly, after `start` examples have been seen.
-
-        Raises:
-          DataError: if an example cannot be read, or a process was killed.
-        """
+        """As `ResidentFeed.batches`; raises DataError if an example cannot be read, or a process was killed."""
         make = functools.partial(self._make_piece, start)
         with contextlib.closing(_stream(make, _ENDLESS, self.threads, self.processes)) as made:
             while True:
@@ -93,7 +89,7 @@ class StreamingFeed:
                 yield pieces[0] if len(pieces) == 1 else Batch(*map(np.concatenate, zip(*pieces, strict=True)))
 
     def _make_piece(self, start: int, number: int) -> Batch:
-        """One of the equal runs of this host's part of a batch; as its number tells all of it, any process makes it."""
+        """Makes one of the equal pieces of this host's part of a batch; its number alone says which."""
         batch, piece = divmod(number, self._pieces)
         own = self._share.of(start + batch * self.batch_size, self.batch_size)
         place = Share(piece, self._pieces).of(*own)
@@ -105,7 +101,7 @@ class StreamingFeed:
 
 
 def _require_batch(batch_size: int, num_examples: int, share: Share) -> None:
-    """Refuses a batch that is larger than the split, or that hosts cannot take equal parts of."""
+    """Refuses a batch that is larger than the split, or that the hosts cannot share equally."""
     if batch_size > num_examples:
         raise ValueError(f"batch_size={batch_size}: must be at most the {num_examples} examples of the training split")
     if batch_size % share.num_hosts:
@@ -120,11 +116,10 @@ def evaluation_batches(
     threads: int = 2,
     share: Share | None = None,
 ) -> Generator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """This host's part of a split, every example once: uint8[B, H, W, C], int32[B], and bool[B], false where padded.
+    """Yields this host's part of a split, every example once, in batches.
 
-    Raises:
-      ValueError: if there are fewer examples than hosts.
-      DataError: naming the example, if one cannot be read.
+    A batch is uint8[B, H, W, C] images, int32[B] labels, and bool[B], false for padding. Raises ValueError for fewer
+    examples than hosts, and DataError, which names it, for an example that cannot be read.
     """
     first, num_examples = require_shares(split.size, share or Share()).of(0, split.size)
 
@@ -144,18 +139,14 @@ def evaluation_batches(
 
 
 def require_shares(num_examples: int, share: Share) -> Share:
-    """Refuses fewer examples than hosts; returns the share otherwise."""
+    """Returns the share; raises ValueError if there are fewer examples than hosts."""
     if num_examples < share.num_hosts:
         raise ValueError(f"a split of {num_examples} examples cannot be shared by {share.num_hosts} hosts")
     return share
 
 
 def load_split(split: Split | Records, threads: int) -> Split:
-    """Brings a split into memory.
-
-    Raises:
-      DataError: naming the example, if one cannot be read or has not the shape of the others.
-    """
+    """Loads a split into memory; raises DataError for an example that cannot be read or has another shape."""
     if isinstance(split, Split):
         return split
     images = np.empty((split.size, *whole_image_shape(split)), np.uint8)
@@ -163,21 +154,21 @@ def load_split(split: Split | Records, threads: int) -> Split:
     for pixels, classes, present in evaluation_batches(split, _LOADED_AT_ONCE, None, threads=threads):
         stop = start + present.sum()
         if pixels.shape[1:] != images.shape[1:]:
-            alike = f"its shape is {pixels.shape[1:]}, the first one's {images.shape[1:]}; whole images must be alike"
-            raise DataError(f"{split.describe(start)}: {alike}")
+            rule = f"must have the shape of the first image, {images.shape[1:]}, not {pixels.shape[1:]}"
+            raise DataError(f"{split.describe(start)}: {rule}")
         images[start:stop], labels[start:stop] = pixels[present], classes[present]
         start = stop
     return Split(images, labels, split)
 
 
 def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int = 0) -> Generator[Any]:
-    """What is made of each number from 0 on, in order, ahead of its use; the workers end with the iterator."""
-    import grain  # here, because importing it takes a second, and images in memory do without
+    """Yields make(0), make(1), ... in order, made ahead of their use; closing the iterator ends the workers."""
+    import grain  # here, because the import takes a second, and images in memory do without it
 
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(threads, _READ_AHEAD))
     dataset = grain.MapDataset.range(count).map(make).to_iter_dataset(options)
     if processes:
-        if not flags.FLAGS.is_parsed():  # Grain asks for a flag of its own, also where no command has parsed any
+        if not flags.FLAGS.is_parsed():  # Grain reads a flag of its own, which fails unless flags were parsed
             flags.FLAGS.mark_as_parsed()
         options = grain.MultiprocessingOptions(processes, per_worker_buffer_size=_READ_AHEAD)
         dataset = dataset.mp_prefetch(options, _start_worker)
@@ -190,12 +181,12 @@ def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int
     except RuntimeError as error:
         if not str(error).startswith("Worker process was terminated"):
             raise
-        why = "perhaps for want of memory; fewer decode_processes need less"
-        raise DataError(f"a process that decodes images was killed, {why}") from error
+        remedy = "perhaps for lack of memory: try a smaller data.decode_processes"
+        raise DataError(f"a process that decodes images was killed, {remedy}") from error
     finally:
         iterator.close()
 
 
 def _start_worker(*_: int) -> None:
-    """Runs first in a process."""
+    """Prepares a worker process."""
     follow_parent()

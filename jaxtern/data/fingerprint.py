@@ -1,4 +1,4 @@
-"""Whether two machines hold the same dataset, from a few of its bytes."""
+"""A fingerprint of a dataset, by which hosts find out that they do not hold the same one."""
 
 import hashlib
 
@@ -7,14 +7,13 @@ import numpy as np
 from jaxtern.data.dataset import Dataset, Records, Split
 from jaxtern.data.text import Windows
 
-_SAMPLES = 64  # records of a split that is on disk
+_SAMPLES = 64  # records read from a split on disk
 
 
 def fingerprint(dataset: Dataset) -> dict[str, int | str]:
-    """Number of classes and, of both splits, examples and a digest: of all in memory, of some records on disk.
+    """The number of classes and, for each split, its size and a digest.
 
-    Raises:
-      DataError: if one of these records cannot be read.
+    The digest covers all examples in memory, or some records on disk. Raises DataError if one cannot be read.
     """
     facts: dict[str, int | str] = {"classes": dataset.num_classes}
     for name, split in (("training", dataset.train), ("test", dataset.test)):

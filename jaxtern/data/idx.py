@@ -1,4 +1,4 @@
-"""The idx format of MNIST: a big-endian header of magic number and sizes, then unsigned bytes."""
+"""Reads MNIST's idx files: a big-endian header of magic number and sizes, then unsigned bytes."""
 
 import gzip
 import math
@@ -10,44 +10,38 @@ import numpy as np
 from jaxtern.data.dataset import Dataset, Split
 
 _UNSIGNED_BYTE = 0x08
-FILES = {  # images and labels
+FILES = {  # the files of images and of labels
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
 _NUM_CLASSES = 10
-_AT_ONCE = 1 << 24  # bytes
+_AT_ONCE = 1 << 24  # bytes of a read
 
 
 def load_mnist(folder: str | Path) -> Dataset:
-    """Reads the four files of MNIST, each plain or gzipped, from `folder`.
+    """Reads MNIST's four files, plain or gzipped, from a folder.
 
-    Raises:
-      FileNotFoundError: if the folder or a file is missing.
-      ValueError: if a file is damaged, cut short, or does not fit the others.
+    Raises FileNotFoundError for a missing file, ValueError for one that is damaged or does not fit the others.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"data_dir={str(folder)!r}: no such folder")
-    train, test = _load_split(folder, "train"), _load_split(folder, "test")
-    sizes = train.images.shape[1:], test.images.shape[1:]
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"data_dir={str(folder)!r}: training images are {sizes[0]}, test images {sizes[1]}")
+    given, splits = f"data_dir={str(folder)!r}", []
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"{given}: no such folder")
+    for split in FILES:
+        paths, images, labels = read_pair(Path(folder), split, given)
+        if labels.max() >= _NUM_CLASSES:
+            raise ValueError(f"{paths[1]}: must hold labels from 0 to {_NUM_CLASSES - 1}")
+        splits.append(Split(images[..., None], labels.astype(np.int32)))
+    train, test = splits
+    if train.image_shape != test.image_shape:
+        raise ValueError(f"{given}: training images are {train.image_shape}, test images {test.image_shape}")
     return Dataset(train, test, _NUM_CLASSES)
 
 
-def _load_split(folder: Path, split: str) -> Split:
-    paths, images, labels = read_pair(folder, split, f"data_dir={str(folder)!r}")
-    if labels.max() >= _NUM_CLASSES:
-        raise ValueError(f"{paths[1]}: must hold labels from 0 to {_NUM_CLASSES - 1}")
-    return Split(images[..., None], labels.astype(np.int32))
-
-
 def read_pair(folder: Path, split: str, given: str) -> tuple[list[Path], np.ndarray, np.ndarray]:
-    """The files of a split's images and labels, uint8[n, H, W] images and uint8[n] labels.
+    """Reads a split: the paths of its two files, uint8[n, H, W] images and uint8[n] labels.
 
-    Raises:
-      FileNotFoundError: if a file is missing; in words that start with `given`.
-      ValueError: if a file is damaged, there are no images or pixels, or not as many labels.
+    Raises FileNotFoundError, which starts with `given`, for a missing file, and ValueError if a file is damaged, there
+    are no pixels, or the numbers of labels and images differ.
     """
     found = {name: find_idx(folder, name) for name in FILES[split]}
     missing = [name for name, path in found.items() if path is None]
@@ -63,16 +57,12 @@ def read_pair(folder: Path, split: str, given: str) -> tuple[list[Path], np.ndar
 
 
 def find_idx(folder: Path, name: str) -> Path | None:
-    """The file of that name, plain or gzipped; None if there is none."""
+    """The path of a file in a folder, plain or gzipped; None if there is none."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """An idx file of unsigned bytes, plain or gzipped, as uint8 with so many dimensions.
-
-    Raises:
-      ValueError: if it is not such a file, or its length is not what the header says.
-    """
+    """Reads an idx file of unsigned bytes, plain or gzipped, as uint8; raises ValueError if it is anything else."""
     magic, data = bytes([0, 0, _UNSIGNED_BYTE, dimensions]), bytearray()
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         try:
@@ -83,7 +73,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             shape = tuple(np.frombuffer(header, ">u4")[1:].tolist())
             size = math.prod(shape)
             while (left := size + 1 - len(data)) and (part := file.read(min(left, _AT_ONCE))):
-                data += part  # no more than the header says, which may be a few of many that are packed
+                data += part  # reads no more than the header says: a small gzip file may hold many gigabytes
         except (EOFError, OSError, zlib.error) as error:
             raise ValueError(f"{path}: is damaged or cut short: {error}") from None
     if len(data) != size:

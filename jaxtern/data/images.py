@@ -1,9 +1,8 @@
-"""Encoded images to squares of pixels: JPEG and PNG, decoding no more than what is looked at.
+"""Decodes JPEGs and PNGs to squares of pixels, and no more of them than a view shows.
 
-A JPEG is read from its first row on, so the rows below the box are left out; and where the box is at least two, four or
-eight times as large as it will be, the decoder makes it that much smaller in passing, out of fewer frequencies. JPEGs
-are decoded by simplejpeg, which carries its own libjpeg-turbo and was the fastest; OpenCV does the rest. Both let other
-threads run meanwhile.
+The rows of a JPEG below the view are not decoded. If the view is at least two, four or eight times as large as the
+result, the decoder shrinks it by that factor, which takes fewer frequencies. simplejpeg, which has its own
+libjpeg-turbo, decodes JPEGs; OpenCV does the rest. Both release Python's global lock.
 """
 
 import io
@@ -21,17 +20,17 @@ from jaxtern.data.preprocessing.views import View
 
 cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
 _END_OF_JPEG = b"\xff\xd9"
-# What simplejpeg takes for damage, in files that others read: of an odd header, or with something behind the pixels.
+# simplejpeg reports these as damage, but other decoders read such files.
 _HARMLESS = ("unknown JFIF revision", "Could not determine subsampling", "extraneous bytes")
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame's header, which tells the size
-_FACTORS = (8, 4, 2)  # by which libjpeg-turbo shrinks fast; others take longer than the whole
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame's header, which has the size
+_FACTORS = (8, 4, 2)  # libjpeg-turbo shrinks fast by these; other factors take longer than decoding the whole
 _GREY, _RGB = 1, 3
-MAX_PIXELS = 1 << 28  # more are taken for a header that lies, before there is room made for them
-_Box = tuple[float, float, float, float]  # top, left, height and width of a view among decoded pixels
+MAX_PIXELS = 1 << 28  # a header that claims more is refused before memory is allocated
+_Box = tuple[float, float, float, float]  # top, left, height and width of a view in decoded pixels
 
 
 class _Header(NamedTuple):
-    """What an image says of itself; `place` is where a JPEG tells its height, None for others."""
+    """An image's size; `place` is the offset of the height in a JPEG, None for others."""
 
     height: int
     width: int
@@ -39,19 +38,19 @@ class _Header(NamedTuple):
 
 
 def read_shape(image: bytes | np.ndarray) -> tuple[int, int]:
-    """Height and width in pixels, of a file by its header alone; raises ValueError if that is of no JPEG or PNG."""
+    """Height and width in pixels, read from the header; raises ValueError if it is neither a JPEG nor a PNG."""
     return _read_header(image)[:2]
 
 
 def decode(image: bytes | np.ndarray, channels: int) -> np.ndarray:
-    """uint8[H, W, channels]: the whole image, as exact as the decoders can; grey with 1 channel, RGB with 3.
+    """Decodes a whole image to uint8[H, W, channels], at the decoder's full precision.
 
     Args:
-      image: a JPEG or PNG, or uint8[H, W, 1 or 3].
-      channels: 1 or 3.
+      image: bytes of a JPEG or PNG, or uint8[H, W, 1 or 3].
+      channels: 1 for grey, 3 for RGB.
 
     Raises:
-      ValueError: if it is no JPEG or PNG of grey or RGB colours, or if it is damaged or cut short.
+      ValueError: if the file is not a grey or RGB JPEG or PNG, or is damaged or cut short.
     """
     if channels not in (_GREY, _RGB):
         raise ValueError(f"channels={channels}: must be 1 or 3")
@@ -63,25 +62,25 @@ def decode(image: bytes | np.ndarray, channels: int) -> np.ndarray:
 
 
 def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> np.ndarray:
-    """uint8[size, size, channels]: what a view shows of an image, resized, rotated and flipped.
+    """Renders a view of an image as uint8[size, size, channels]: crops, resizes, rotates and flips it.
 
-    Shrinks by means over areas to no less than half the size, and bilinearly from there; enlarges bilinearly. What a
-    rotation brings in from outside of the box is black. Colours that a JPEG has fewer of than pixels are repeated, not
-    interpolated, which changes values by less than 1 of 255 on average. Damage inside of a JPEG that ends as it should
-    may go unnoticed, as it does in tf.io.decode_jpeg; `decode` finds more of it.
+    A box more than twice as large as the result is first shrunk by averaging areas; the rest is bilinear. Pixels that a
+    rotation brings in from outside the box are black. Subsampled colours of a JPEG are repeated, not interpolated,
+    which changes values by less than 1 of 255 on average. Damage inside a JPEG with a sound end may go unnoticed, as in
+    tf.io.decode_jpeg; `decode` finds more of it.
 
     Args:
-      image: a JPEG or PNG, or uint8[H, W, 1 or 3], as `decode` gives it.
-      view: what to show.
+      image: bytes of a JPEG or PNG, or uint8[H, W, 1 or 3].
+      view: the box to show, and how it is turned.
       size: side of the result in pixels.
       channels: 1 for grey, 3 for RGB.
 
     Raises:
-      ValueError: as `decode`; if the box is empty or not inside the image.
+      ValueError: as for `decode`, and if the box is empty or not inside the image.
     """
     header = _read_header(image)
     if not (0 <= view.top < view.bottom <= header.height and 0 <= view.left < view.right <= header.width):
-        raise ValueError(f"view={view}: has no pixels, or some outside of {header.height} by {header.width}")
+        raise ValueError(f"view={view}: must have pixels, none outside of {header.height} by {header.width}")
     pixels, box = _cut(image, header, view, size, channels)
     pixels, box = _shrink(pixels, box, size)
     if view.degrees == 0 and box == (0, 0, *pixels.shape[:2]):
@@ -93,7 +92,7 @@ def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> n
 
 
 def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, channels: int) -> tuple[np.ndarray, _Box]:
-    """All pixels that a view shows any of, and its box among them; those of a JPEG may be 2, 4 or 8 times as large."""
+    """Decodes the pixels that a view touches, a JPEG's shrunk by 1, 2, 4 or 8; returns them and the box in them."""
     if header.place is None or isinstance(image, np.ndarray):
         factor, pixels = 1, decode(image, channels)
     else:
@@ -108,11 +107,10 @@ def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, chan
 
 
 def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, channels: int) -> np.ndarray:
-    """Decodes the rows of a JPEG down to `bottom`, perhaps some more, with both sides divided by `factor`.
+    """Decodes a JPEG down to row `bottom`, or a little further, with both sides divided by `factor`.
 
-    A decoder stops at the last row that the header tells of, so it is told of no more than are needed. What follows
-    looks like damage to it then, of which it must not complain; but where the JPEG does not end as it should, it must
-    decode the whole, and complain.
+    A decoder stops at the last row that the header claims, so the header is changed to claim only the rows needed. The
+    rest then looks like damage, which is ignored; but a JPEG without its end marker is decoded whole, to find damage.
     """
     has_end = encoded[-2:] == _END_OF_JPEG
     height = bottom if has_end else header.height
@@ -122,7 +120,7 @@ def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, chan
     return _call_simplejpeg(
         told,
         channels,
-        fastupsample=True,  # with frequencies, the fast way gains less and costs more: 2 of 255 at high qualities
+        fastupsample=True,  # but not fastdct, which gains less and costs 2 of 255 at high qualities
         strict=not has_end,
         min_height=-(-height // factor),
         min_width=-(-header.width // factor),
@@ -140,7 +138,7 @@ def _call_simplejpeg(encoded: bytes | bytearray, channels: int, **options: Any) 
 
 
 def _call_pillow(encoded: bytes | bytearray, channels: int, factor: int) -> np.ndarray:
-    """Decodes what simplejpeg refuses, to as many rows and columns as that would have given."""
+    """Decodes what simplejpeg refuses, to the size that it would have returned."""
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             pixels = np.asarray(image.convert("RGB" if channels == _RGB else "L"))
@@ -156,7 +154,7 @@ def _decode_png(encoded: bytes, channels: int) -> np.ndarray:
     flags, needed = cv2.IMREAD_COLOR if channels == _RGB else cv2.IMREAD_GRAYSCALE, _needed_of_png(encoded)
     try:
         pixels = cv2.imdecode(np.frombuffer(needed, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error as error:  # of a header that tells of more pixels than it takes
+    except cv2.error as error:  # the header claims more pixels than OpenCV accepts
         raise ValueError(f"the PNG cannot be decoded: {' '.join(str(error).split())}") from None
     if pixels is None:
         raise ValueError("the PNG is damaged or cut short")
@@ -164,21 +162,21 @@ def _decode_png(encoded: bytes, channels: int) -> np.ndarray:
 
 
 def _needed_of_png(encoded: bytes) -> bytes:
-    """The chunks that pixels depend on, all of them sound: of others, and of damage, libpng prints lines of its own."""
+    """Keeps the chunks that the pixels depend on, after checking them: libpng prints warnings about the others."""
     kept, place, kind = [PNG], len(PNG), b""
     while kind != b"IEND":
         end = place + 12 + int.from_bytes(encoded[place : place + 4], "big")
         kind, content, check = encoded[place + 4 : place + 8], encoded[place + 4 : end - 4], encoded[end - 4 : end]
         if len(encoded) < end or zlib.crc32(content) != int.from_bytes(check, "big"):
             raise ValueError("the PNG is damaged or cut short")
-        if kind[:1].isupper() or kind == b"tRNS":  # names of the chunks that every decoder must know start so
+        if kind[:1].isupper() or kind == b"tRNS":  # a capital marks a chunk that decoders must understand
             kept.append(encoded[place:end])
         place = end
     return b"".join(kept)
 
 
 def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """uint8[H, W, channels] of uint8[H, W, 1 or 3]."""
+    """Converts uint8[H, W, 1 or 3] to uint8[H, W, channels]."""
     if pixels.shape[2] == channels:
         return pixels
     if channels == _RGB:
@@ -187,7 +185,7 @@ def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _shrink(pixels: np.ndarray, box: _Box, size: int) -> tuple[np.ndarray, _Box]:
-    """Makes sides of more than twice the size that long: four neighbours, as bilinear has, would leave pixels out."""
+    """Averages sides longer than twice the size down to the size, as bilinear interpolation would skip pixels."""
     top, left, height, width = box
     rows, columns = size if height > 2 * size else pixels.shape[0], size if width > 2 * size else pixels.shape[1]
     if (rows, columns) == pixels.shape[:2]:
@@ -198,10 +196,10 @@ def _shrink(pixels: np.ndarray, box: _Box, size: int) -> tuple[np.ndarray, _Box]
 
 
 def _turn(pixels: np.ndarray, box: _Box, view: View, size: int) -> np.ndarray:
-    """Resizes, rotates and flips at once: every pixel is interpolated one time."""
+    """Resizes, rotates and flips in one step, so that pixels are interpolated only once."""
     top, left, height, width = box
     vertical, horizontal, middle = height / size, width / size, (size - 1) / 2
-    resized = np.diag([horizontal, vertical, 1.0])  # from the places of the result's pixels to those of the image's
+    resized = np.diag([horizontal, vertical, 1.0])  # maps the result's coordinates to the image's
     resized[:2, 2] = left + horizontal / 2 - 0.5, top + vertical / 2 - 0.5
     rotated = np.vstack([cv2.getRotationMatrix2D((middle, middle), -view.degrees, 1.0), [0.0, 0.0, 1.0]])
     flipped = np.array([[-1.0, 0.0, size - 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]) if view.flip else np.eye(3)
@@ -212,7 +210,7 @@ def _turn(pixels: np.ndarray, box: _Box, view: View, size: int) -> np.ndarray:
 
 
 def _read_header(encoded: bytes | np.ndarray) -> _Header:
-    """Raises ValueError if it is no JPEG or PNG of a kind that is read here, or is damaged."""
+    """Reads an image's header; raises ValueError if this is not a JPEG or PNG that can be read here."""
     if isinstance(encoded, np.ndarray):
         return _Header(encoded.shape[0], encoded.shape[1], None)
     if encoded[:8] == PNG:
@@ -230,7 +228,7 @@ def _read_header(encoded: bytes | np.ndarray) -> _Header:
     if bits != 8 or components not in (_GREY, _RGB):
         raise ValueError(f"the JPEG has {components} channels of {bits} bits: must be grey or RGB of 8")
     if height == 0 or width == 0:
-        raise ValueError(f"the JPEG is damaged: its header tells of {height} by {width} pixels")
+        raise ValueError(f"the JPEG is damaged: its header claims {height} by {width} pixels")
     require_few_pixels(height, width)
     return _Header(height, width, place + 5)
 
@@ -238,15 +236,15 @@ def _read_header(encoded: bytes | np.ndarray) -> _Header:
 def require_few_pixels(height: int, width: int) -> None:
     """Refuses an image that would take too much memory."""
     if height * width > MAX_PIXELS:
-        raise ValueError(f"a JPEG or PNG of {height} by {width} pixels by its header; {MAX_PIXELS:,} are read at most")
+        raise ValueError(f"the JPEG or PNG claims {height} by {width} pixels: must have {MAX_PIXELS:,} at most")
 
 
 def _find_frame(encoded: bytes) -> int:
-    """Where the header of a JPEG's frame starts; every segment before it tells its own length."""
+    """The offset of a JPEG's frame header; the segments before it each hold their own length."""
     place = 2
     while place + 10 <= len(encoded) and encoded[place] == 0xFF:
         marker = encoded[place + 1]
         if marker in _FRAMES:
             return place
         place += 1 if marker == 0xFF else 2 + struct.unpack_from(">H", encoded, place + 2)[0]
-    raise ValueError("the JPEG is damaged or cut short: it has no header of a frame")
+    raise ValueError("the JPEG is damaged or cut short: it has no frame header")

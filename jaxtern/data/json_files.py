@@ -1,4 +1,4 @@
-"""JSON of files that may hold anything."""
+"""Reads JSON that may be malformed."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def read_json(path: Path) -> Any:
-    """Reads a file of JSON; raises OSError if it cannot be read, ValueError as `parse_json` does."""
+    """Reads a JSON file; raises OSError if it cannot be read, ValueError if it is not JSON."""
     return parse_json(path.read_bytes())
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Reads JSON from text in UTF-8; raises ValueError if it is none, or nested too deeply."""
+    """Parses JSON in UTF-8; raises ValueError if it is not JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -1,6 +1,6 @@
-"""Prepared datasets: a TFDS folder of ArrayRecord shards, read at random without TensorFlow.
+"""Reads prepared datasets, which are TFDS folders of ArrayRecord shards, in any order and without TensorFlow.
 
-`python -m jaxtern.prepare` writes such folders; so does TFDS itself, for every dataset that it knows by name.
+`python -m jaxtern.prepare` writes such folders, and so does TFDS for every dataset that it knows by name.
 """
 
 import importlib.util
@@ -13,14 +13,14 @@ import numpy as np
 from jaxtern.data.dataset import NO_BOXES, DataError, Dataset, Record, Split
 
 TEST_SPLITS = ("test", "validation")
-_SPARE_FILES = 128  # that a program has open besides shards
+_SPARE_FILES = 128  # open files of a program besides the shards
 
 
 class RecordSplit:
     """A split of a prepared dataset."""
 
     def __init__(self, builder: Any, name: str):
-        """Opens a split, or a part of one, of a TFDS builder; raises ValueError if that cannot be done."""
+        """Opens a split of a TFDS builder, or a part of one; raises ValueError if that fails."""
         import tensorflow_datasets as tfds
 
         self.path, self.name, info = Path(builder.data_dir), name, builder.info
@@ -38,7 +38,7 @@ class RecordSplit:
     def read(self, index: int) -> Record:
         try:
             example = self._source[index]
-        except Exception as error:  # array_record and protobuf raise many kinds for damaged bytes
+        except Exception as error:  # array_record and protobuf raise many types for damaged bytes
             raise DataError(f"{self.describe(index)}: cannot be read: {_first_line(error)}") from error
         label = int(example["label"])
         if not 0 <= label < self._num_classes:
@@ -53,23 +53,23 @@ class RecordSplit:
     def key(self, index: int) -> str:
         try:
             return self._source[index]["file_name"].decode()
-        except Exception:  # noqa: BLE001 - this is also for messages, perhaps about this very record
+        except Exception:  # noqa: BLE001 - also names damaged records in messages
             return str(index)
 
 
 def open_folder(path: str | Path, train_split: str = "train", test_split: str | None = None) -> Dataset:
-    """Opens a prepared dataset; images stay on disk.
+    """Opens a prepared dataset; the images stay on disk.
 
     Args:
       path: the folder that holds dataset_info.json.
-      train_split: what to train on; a split's name, or a part of one as TFDS writes it: "train[:90%]".
-      test_split: what to evaluate on, likewise; None: "test", or "validation" where there is no such split.
+      train_split: split to train on, or a part of one in TFDS's notation, "train[:90%]".
+      test_split: split to evaluate on, likewise; None: "test", or "validation" if there is no "test".
 
     Raises:
       FileNotFoundError: if there is no such folder, or no dataset in it.
       ValueError: if a split or shard is missing, damaged or cut short, or the examples are not labelled images.
     """
-    import tensorflow_datasets as tfds  # here, because importing it takes a second
+    import tensorflow_datasets as tfds  # here because importing it takes a second
 
     given, path = f"dataset={str(path)!r}", Path(path)
     if not path.is_dir():
@@ -81,13 +81,13 @@ def open_folder(path: str | Path, train_split: str = "train", test_split: str | 
         raise FileNotFoundError(f"{given}: holds no dataset (there is no dataset_info.json); {why}")
     try:
         builder = tfds.builder_from_directory(path)
-    except Exception as error:  # JSON, protobuf and TFDS each have their own
+    except Exception as error:  # JSON, protobuf and TFDS raise their own types
         raise ValueError(f"{given}: its description cannot be read: {_first_line(error)}") from error
     return _open_builder(builder, train_split, test_split)
 
 
 def require_apart(dataset: Dataset) -> None:
-    """Raises ValueError if a prepared dataset is to be tested on examples that it is trained on."""
+    """Raises ValueError if the training and test splits of a prepared dataset share examples."""
     train, test = (split.source if isinstance(split, Split) else split for split in (dataset.train, dataset.test))
     if not (isinstance(train, RecordSplit) and isinstance(test, RecordSplit)):
         return
@@ -103,15 +103,15 @@ def require_apart(dataset: Dataset) -> None:
 
 
 def open_named(name: str, data_dir: str | None, train_split: str = "train", test_split: str | None = None) -> Dataset:
-    """Opens a dataset that TFDS knows by name, having TFDS prepare it where that is still to do.
+    """Opens a dataset that TFDS knows by name; TFDS downloads and prepares it first if need be.
 
     Args:
-      name: as `tfds.builder` takes it: "cifar10", "imagenet2012:5.1.0".
+      name: as for `tfds.builder`: "cifar10", "imagenet2012:5.1.0".
       data_dir: folder of TFDS's datasets; None: TFDS's default.
       train_split, test_split: as for `open_folder`.
 
     Raises:
-      ValueError, OSError: if TFDS does not know it, cannot prepare it, or as for `open_folder`.
+      ValueError, OSError: if TFDS does not know or cannot prepare it, and as for `open_folder`.
     """
     import tensorflow_datasets as tfds
 
@@ -135,7 +135,7 @@ def open_named(name: str, data_dir: str | None, train_split: str = "train", test
 
 
 def _open_builder(builder: Any, train_split: str, test_split: str | None) -> Dataset:
-    """The splits of a TFDS builder whose data is on disk; errors are those of `open_folder`."""
+    """Opens the splits of a TFDS builder whose data is on disk; the errors are those of `open_folder`."""
     path, info = Path(builder.data_dir), builder.info
     test_split = test_split or next((name for name in TEST_SPLITS if name in info.splits), TEST_SPLITS[0])
     for argument, name in (("train_split", train_split), ("test_split", test_split)):
@@ -155,7 +155,7 @@ def _open_builder(builder: Any, train_split: str, test_split: str | None) -> Dat
 
 
 def _check_shards(split: Any) -> None:
-    """Every shard must be there with as many records as the description says: a copy may have been cut short."""
+    """Requires that every shard exists and holds as many records as the description says: copies get cut short."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     for path, expected in zip(split.filepaths, split.shard_lengths, strict=True):
@@ -174,7 +174,7 @@ def _check_shards(split: Any) -> None:
 def _require_split(dataset: str, argument: str, name: str, splits: Any) -> None:
     try:
         size = splits[name].num_examples if name.partition("[")[0] in splits else 0
-    except Exception as error:  # TFDS has many for parts that are none
+    except Exception as error:  # TFDS raises many types for a malformed part
         raise ValueError(f"{dataset}: {argument}={name!r}: {_first_line(error)}") from error
     if size == 0:
         found = ", ".join(splits) or "none"
@@ -185,7 +185,7 @@ def _require_split(dataset: str, argument: str, name: str, splits: Any) -> None:
 
 
 def _raise_file_limit(shards: int) -> None:
-    """Lets this process have a file open for each shard, as array_record does; raises ValueError if it may not."""
+    """Raises this process's limit of open files, as array_record opens every shard; ValueError if it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = shards + _SPARE_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:

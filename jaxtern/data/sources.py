@@ -1,4 +1,4 @@
-"""Datasets by name or folder."""
+"""Opens a dataset of images by its name or folder."""
 
 import re
 from pathlib import Path
@@ -8,23 +8,23 @@ from jaxtern.data.dataset import Dataset, refuse_arguments
 from jaxtern.data.digits import load_digits
 from jaxtern.data.idx import load_mnist
 
-_CONFIG = re.compile(r"[a-z]\w*/[^/]+")  # a name in TFDS with one of its configurations, "cifar10_corrupted/fog_1"
+_CONFIG = re.compile(r"[a-z]\w*/[^/]+")  # a TFDS name with a configuration: "cifar10_corrupted/fog_1"
 
 
 def load_dataset(
     name: str, data_dir: str | None = None, train_split: str = "train", test_split: str | None = None
 ) -> Dataset:
-    """Opens a dataset of images; digits and idx files come into memory, others stay on disk.
+    """Opens a dataset of images. Digits and idx files are loaded into memory, others stay on disk.
 
     Args:
       name: "digits"; the path of a prepared folder, with a slash in it; or a name that TFDS knows. "mnist" is read from
-        its four idx files where `data_dir` is given and is no folder of TFDS's that holds it.
-      data_dir: folder of TFDS's datasets, or of idx files.
-      train_split: of a prepared dataset, what to train on, also a part as TFDS writes it: "train[:90%]".
-      test_split: what to evaluate on, likewise; None: "test", or "validation" where there is no such split.
+        its four idx files if `data_dir` is given, unless that folder holds TFDS's MNIST.
+      data_dir: folder of TFDS's datasets, or of the idx files.
+      train_split: split of a prepared dataset to train on, or a part of one in TFDS's notation, "train[:90%]".
+      test_split: split to evaluate on, likewise; None: "test", or "validation" if there is no "test".
 
     Raises:
-      ValueError: for an unknown name, an argument that the dataset does not take, or damaged files.
+      ValueError: for an unknown name, damaged files, or an argument that the dataset does not take.
       FileNotFoundError: if files are missing.
     """
     splits = {"train_split": train_split, "test_split": test_split}

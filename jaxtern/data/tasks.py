@@ -1,7 +1,6 @@
-"""What a network is asked: the class of an image, or the next character of a text.
+"""The two tasks: the class of an image, and the next character of a text.
 
-A task owns its examples: how they are opened or made, what a network is given of them, and the targets that its answers
-are held to.
+A task opens or makes its examples, and turns them into a network's inputs and targets.
 """
 
 from collections.abc import Generator
@@ -20,18 +19,18 @@ from jaxtern.data.sources import load_dataset
 from jaxtern.data.synthetic import make_synthetic, make_synthetic_text
 from jaxtern.data.text import open_text
 
-TEXT = "text"  # by what name a recipe's preprocessing asks for it
-_CHARACTERS_AT_ONCE = 1 << 14  # in evaluation, for each of which there are logits
-Batches = Generator[tuple[np.ndarray, Any, np.ndarray]]  # examples, labels, and which of them are there
+TEXT = "text"  # the preprocessing of a recipe whose task is text
+_CHARACTERS_AT_ONCE = 1 << 14  # of an evaluation batch; each has its logits
+Batches = Generator[tuple[np.ndarray, Any, np.ndarray]]  # examples, labels, and False for padding
 
 
 @dataclass(frozen=True)
 class ImageTask:
-    """The class of an image: of uint8[B, H, W, C] images float32[B, H', W', C] inputs, and as targets int32[B] labels.
+    """The class of an image: uint8[B, H, W, C] become float32[B, H', W', C] inputs; targets are int32[B] labels.
 
     Attributes:
       preprocessing: of the images.
-      size: pixels, side of the images after it; None: as the preprocessing has it.
+      size: side of the inputs in pixels; None: the preprocessing's own.
     """
 
     preprocessing: Preprocessing
@@ -40,20 +39,20 @@ class ImageTask:
     of_images = True
     open = staticmethod(load_dataset)
     make = staticmethod(make_synthetic)
-    example_shape = staticmethod(whole_image_shape)  # of the uint8 examples of a split that are taken whole
+    example_shape = staticmethod(whole_image_shape)  # of uint8 examples that are taken whole
 
     @property
     def view_shape(self) -> tuple[int, ...] | None:
-        """Of the views that are cut out of images of any shape; None: examples are taken whole."""
+        """The shape of the views cut out of images of any shape; None if images are taken whole."""
         own = self.preprocessing
         return None if own.takes_whole_images else own.output_shape(None, self.size)
 
     def input_shape(self, example_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of what a network is given of an example; errors are those of `Preprocessing.output_shape`."""
+        """The shape of a network's input, for examples of a shape; raises as `Preprocessing.output_shape`."""
         return self.preprocessing.output_shape(example_shape, self.size)
 
     def in_training(self, examples: jax.Array, labels: Any, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Inputs, which are augmented by a key each, and targets."""
+        """Inputs, each augmented by its own key, and targets."""
         return self.preprocessing.augment(examples, keys, self.size), labels
 
     def in_evaluation(self, examples: jax.Array, labels: Any) -> tuple[jax.Array, jax.Array]:
@@ -61,7 +60,7 @@ class ImageTask:
         return self.preprocessing.standardize(examples, self.size), labels
 
     def evaluation_batches(self, split: Any, threads: int = 1, share: Share | None = None) -> Batches:
-        """This host's part of a split, every example once: examples, labels, and bool[B], false where padded."""
+        """Batches of this host's part of a split, as `feed.evaluation_batches` yields them."""
         height, width, *_ = self.view_shape or whole_image_shape(split)
         size = evaluation_batch_size(split.size, height, width)
         return evaluation_batches(split, size, self.preprocessing, self.size, threads, share)
@@ -69,9 +68,9 @@ class ImageTask:
 
 @dataclass(frozen=True)
 class TextTask:
-    """The next character: of uint8[B, T + 1] windows int32[B, T] inputs, and as targets what comes after each.
+    """The next character: uint8[B, T + 1] windows become int32[B, T] inputs and int32[B, T] targets, one place later.
 
-    Its methods are those of `ImageTask`.
+    The methods are those of `ImageTask`.
 
     Attributes:
       sequence_length: T.
@@ -113,11 +112,7 @@ Task = ImageTask | TextTask
 
 
 def create_task(preprocessing: str, size: int | None = None, sequence_length: int = 1) -> Task:
-    """The task of a recipe's preprocessing, "text" or the name of a family; other arguments are its attributes.
-
-    Raises:
-      ValueError: for an unknown name, or a size of what is no image.
-    """
+    """The task for a preprocessing, "text" or a family's name; raises ValueError if unknown, or for text of a size."""
     if preprocessing != TEXT:
         return ImageTask(get_preprocessing(preprocessing), size)
     if size is not None:

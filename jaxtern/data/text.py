@@ -1,4 +1,4 @@
-"""A text file as windows of characters, each of which is predicted from those before it."""
+"""Cuts a text file into windows, whose characters a network predicts from those before."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -7,15 +7,15 @@ import numpy as np
 
 from jaxtern.data.dataset import Dataset, refuse_arguments
 
-MAX_CHARACTERS = 256  # that a uint8 tells apart
-_TEST_SHARE = 10  # the last tenth
+MAX_CHARACTERS = 256  # different ones, as classes are uint8
+_TEST_SHARE = 10  # the last tenth is the test split
 
 
 class Windows(NamedTuple):
-    """Runs of characters. The label of a character is the one after it, so there are no others.
+    """Windows of characters. The label of a character is the one after it, so there are no separate labels.
 
     Attributes:
-      examples: uint8[n, T + 1], classes of characters.
+      examples: uint8[n, T + 1], the classes of the characters.
     """
 
     examples: np.ndarray
@@ -33,24 +33,24 @@ def open_text(
     train_split: str = "train",
     test_split: str | None = None,
 ) -> Dataset:
-    """Reads a text; what is learnt from its first nine tenths is tested on the last.
+    """Reads a text file. Its first nine tenths are the training split, its last tenth the test split.
 
-    A character's class is its place among all different characters of the file, in the order of their code points.
-    Example i is the characters from place i T to place (i + 1) T, both included, so that every character but the first
-    is predicted exactly once. What is left at the end, fewer than T characters, belongs to none.
+    A character's class is its rank, by code point, among the different characters of the file. Example i holds the
+    characters at places i T to (i + 1) T inclusive, so every character but the first is predicted exactly once. The
+    fewer than T characters that remain at the end are not used.
 
     Args:
       name: path of a file in UTF-8, with a slash in it.
-      sequence_length: T, characters that are predicted in an example.
-      data_dir, train_split, test_split: as `load_dataset` has them by default; text takes no others.
+      sequence_length: T, predicted characters of an example.
+      data_dir, train_split, test_split: must be the defaults.
 
     Returns:
-      Splits of `Windows`; the names of the classes are the characters.
+      Splits of `Windows`; the class names are the characters.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if it is not in UTF-8, has more than 256 different characters, or fewer than two examples; for a name
-        without a slash, a folder, or another argument than by default.
+      ValueError: if the file is not in UTF-8, has more than 256 different characters or fewer than two examples; for a
+        name without a slash, a folder, or an argument that is not the default.
     """
     given, path = f"dataset={name!r}", Path(name)
     if "/" not in name or path.is_dir():

@@ -1,4 +1,4 @@
-"""How processes that work for this one begin, and end."""
+"""Start and end of worker processes."""
 
 import contextlib
 import multiprocessing
@@ -8,15 +8,15 @@ import threading
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 
-# That a terminal or a scheduler sends to a whole group of processes, but is for the parent to answer.
+# A terminal or a scheduler sends these to a whole group of processes, but only the parent answers them.
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 @contextlib.contextmanager
 def deaf_to_signals() -> Iterator[None]:
-    """Processes started inside never hear Ctrl-C or SIGTERM; for this one such a signal waits until the end."""
-    resource_tracker.ensure_running()  # not later: starting it unblocks them
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # children inherit what is blocked
+    """Processes started inside ignore Ctrl-C and SIGTERM; this process handles such a signal after the block."""
+    resource_tracker.ensure_running()  # now, because starting it would unblock the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # child processes inherit the mask
     try:
         yield
     finally:
@@ -24,7 +24,7 @@ def deaf_to_signals() -> Iterator[None]:
 
 
 def follow_parent() -> None:
-    """Makes a worker end with its parent, however that ends: also when it is killed."""
+    """Ends this worker process when its parent ends, even if the parent is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,1 +1,1 @@
-"""Many processes that train together: who they are, whether they are there, how to start and to lose them."""
+"""Processes that train together: how they find, watch and agree with each other."""

@@ -1,4 +1,4 @@
-"""Do all processes of a cluster train the same: config, data, code."""
+"""Checks that all processes of a cluster have the same config, data and code."""
 
 import glob
 import hashlib
@@ -18,13 +18,9 @@ _SOURCES = "**/*.py", "**/*.c", "**/*.h"
 
 
 def require_same(facts: dict[str, dict[str, Any]]) -> None:
-    """Refuses, in all processes, what is not the same in all; all must call it.
+    """Raises ValueError in all processes if facts, JSON by subject and name, differ; all processes must call it.
 
-    Args:
-      facts: by subject, as "config", values by name; as JSON has them.
-
-    Raises:
-      ValueError: naming what differs, with its values, and the first process where it does.
+    The message names the first process that differs, what differs, and the values.
     """
     first, *others = gather_json({"host": socket.gethostname(), "facts": facts})
     for number, other in enumerate(others, start=1):
@@ -35,19 +31,16 @@ def require_same(facts: dict[str, dict[str, Any]]) -> None:
 
 
 def describe_code() -> dict[str, str]:
-    """Versions of libraries that a run's bits depend on, and a digest of each source file of this package."""
+    """The versions of libraries that affect a run's bits, and a digest of each source file of this package."""
     root = Path(__file__).parents[1]
-    # Path.glob does not follow links
+    # Path.glob does not follow links.
     files = [name for each in _SOURCES for name in glob.glob(each, root_dir=root, recursive=True)]  # noqa: PTH207
     versions = {library: _version(library) for library in _LIBRARIES}
     return versions | {name: _digest(root / name) for name in sorted(files)}
 
 
 def describe_source(functions: Iterable[Any]) -> dict[str, str]:
-    """The files in which functions are written, such as a user's own network or method, with digests.
-
-    Modules that such a file imports are not looked at.
-    """
+    """Digests of the files that define functions, such as a user's own network; not of what these files import."""
     unwrapped = [inspect.unwrap(getattr(each, "func", each)) for each in functions]
     paths = {Path(each.__code__.co_filename) for each in unwrapped if inspect.isfunction(each)}
     return {path.name: _digest(path) for path in sorted(paths, key=lambda path: path.name)}
@@ -58,7 +51,7 @@ def _digest(path: Path) -> str:
 
 
 def _version(library: str) -> str:
-    """The version of a library, which may be installed under another name, as OpenCV is."""
+    """The version of a library; one may be installed under another name, as OpenCV is."""
     try:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:

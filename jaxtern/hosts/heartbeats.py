@@ -1,11 +1,10 @@
-"""Which processes of a cluster are alive, by lines that they send each other over TCP.
+"""Heartbeats over TCP, by which the processes of a cluster know which of them are alive.
 
-Every process keeps a connection to process 0. Both sides send a beat a second, a goodbye before they leave in the
-regular way, and a verdict before they leave because something failed. A connection that closes without one of the last
-two has lost its other side; closed after a goodbye it has not, but process 0 must stay until all have said theirs. So
-has a connection on which nothing has come for too long; also after a goodbye, since beats go on until it closes: JAX
-has all wait for each other in the end. The first verdict that reaches process 0 holds; it tells all, and they repeat it
-to confirm.
+Every process keeps a connection to process 0. Both sides send a beat every second, a goodbye before a regular end, and
+a verdict before they leave because something failed. A process is lost if its connection closes without a goodbye or
+verdict, or if nothing arrives for too long. Beats go on after a goodbye, until the connection closes, as JAX lets all
+processes wait for each other at the end; process 0 must stay until all have said goodbye. The first verdict that
+reaches process 0 is final: it tells all others, which repeat it to confirm.
 """
 
 import abc
@@ -19,16 +18,16 @@ from typing import Any, NamedTuple
 
 from jaxtern.hosts.json_lines import LONGEST_LINE, encode_line, parse_line
 
-_HELLO_SECONDS = 10.0  # within which who connects must have said who it is
+_HELLO_SECONDS = 10.0  # time for a new connection to say which process it is
 
 
 class Verdict(NamedTuple):
     """Why a cluster ends.
 
     Attributes:
-      process: which of them failed first.
-      status: with which all leave.
-      reason: in one line.
+      process: number of the process that failed first.
+      status: exit status of all processes.
+      reason: one line.
     """
 
     process: int
@@ -37,10 +36,10 @@ class Verdict(NamedTuple):
 
 
 class AwakeClock:
-    """Seconds during which this process ran.
+    """Counts the seconds during which this process ran.
 
-    Of a time in which it stood still, as by SIGSTOP or where another thread did not let go of the interpreter, two
-    beats count at most: what others sent meanwhile is yet to be read.
+    If it stood still, because of SIGSTOP or a thread that held the interpreter, at most two beats count, as it has not
+    yet read what others sent meanwhile.
     """
 
     def __init__(self, beat: float, read: Callable[[], float] = time.monotonic):
@@ -48,14 +47,14 @@ class AwakeClock:
         self.now = 0.0
 
     def tick(self) -> None:
-        """Adds the time since the last call; must be called every beat."""
+        """Adds the time since the last call; must be called at every beat."""
         now = self._read()
         self.now += min(now - self._last, self._longest)
         self._last = now
 
 
 class _Peer:
-    """Another process as this one knows it; `heard` by this one's clock."""
+    """State of the connection to another process; `heard` is when it last sent something, by this process's clock."""
 
     def __init__(self, host: str, writer: asyncio.StreamWriter, heard: float):
         self.host, self.writer, self.heard = host, writer, heard
@@ -63,15 +62,15 @@ class _Peer:
 
 
 class Side(abc.ABC):
-    """What both sides of the connections have in common; all but the constructor runs in one event loop.
+    """One side of the connections. Everything but the constructor runs in one event loop.
 
     Args:
-      process, host: this process's number, and its host's name.
+      process, host: number and host name of this process.
       others: the processes that it is connected to.
-      timeout: seconds after which a process that says nothing counts as lost.
+      timeout: seconds of silence after which a process counts as lost.
 
     Attributes:
-      verdict: why the cluster ends; None as long as it does not.
+      verdict: why the cluster ends; None while it does not.
     """
 
     def __init__(self, process: int, host: str, others: range, timeout: float):
@@ -84,36 +83,36 @@ class Side(abc.ABC):
         self._finished = False
 
     async def run(self, leave: Callable[[Verdict], None]) -> None:
-        """Sends and receives for ever; `leave` is called with the verdict, once, but not for this process's failure."""
+        """Sends and receives for ever; calls `leave` once with a verdict, but not for this process's own failure."""
         self._leave = leave
         await self._connect()
 
     def tell_failure(self, reason: str, status: int) -> None:
-        """This process fails, and is about to leave by itself, with its own words."""
+        """Tells the others that this process failed and is about to leave."""
         own = Verdict(self._process, status if 0 < status < 256 else 1, f"{self._name} failed: {reason}")
         self.verdict = self.verdict or own
         self._send(verdict=self.verdict)
 
     def told_failure(self) -> bool:
-        """Whether the others know of it, as far as that can be known."""
+        """Whether all others that are left have confirmed the verdict."""
         peers = [self._peers.get(process) for process in self._others]
         return all(peer is not None and (peer.knows_verdict or peer.gone) for peer in peers)
 
     def tell_goodbye(self) -> None:
-        """This process is about to end in the regular way."""
+        """Tells the others that this process is about to end regularly."""
         self._finished = True
         self._send(bye=True)
 
     def alone(self) -> bool:
-        """Whether those for whom this process stays have left."""
+        """Whether the processes for which this one stays have left."""
         return all(peer.gone for peer in tuple(self._peers.values()))
 
     @abc.abstractmethod
     async def _connect(self) -> None:
-        """Connects, beats and listens for ever."""
+        """Connects, then beats and listens for ever."""
 
     def _judge(self, verdict: Verdict) -> None:
-        """Tells the others, and has this process leave; the first verdict is final, a later one does nothing."""
+        """Tells the others a verdict and makes this process leave; only the first verdict counts."""
         if self.verdict is None:
             self.verdict = verdict
             self._send(verdict=verdict)
@@ -127,8 +126,8 @@ class Side(abc.ABC):
             self._look_for_silence()
 
     async def _listen(self, process: int, peer: _Peer, reader: asyncio.StreamReader) -> None:
-        """Takes in what a process says, until it says no more."""
-        with contextlib.suppress(OSError, ValueError):  # it was reset; a line is too long
+        """Handles the messages of a process until its connection closes."""
+        with contextlib.suppress(OSError, ValueError):  # a reset; a line that is too long
             while line := await reader.readline():
                 said = parse_line(line) or {}
                 peer.heard = self._clock.now
@@ -136,18 +135,16 @@ class Side(abc.ABC):
                 if "verdict" in said:
                     peer.knows_verdict = True
                     told = Verdict(*said["verdict"])
-                    self._judge(self._expelled() if told.process == self._process else told)
+                    if told.process == self._process:
+                        reason = f"{self._name}, this one, was silent for so long that the others have left"
+                        told = Verdict(self._process, 1, reason)
+                    self._judge(told)
         peer.gone = True
         if not peer.finished:
             reason = "ended without a word: it was killed, or its host went down"
             self._judge(Verdict(process, 1, f"{named(process, peer.host)} {reason}"))
         elif process == 0 and not self._finished:
             self._judge(Verdict(0, 1, f"{named(0, peer.host)} ended before the others had"))
-
-    def _expelled(self) -> Verdict:
-        """The verdict of a process on itself when the others have left without it."""
-        reason = f"{self._name}, this one, was silent for so long that the others have left"
-        return Verdict(self._process, 1, reason)
 
     def _send_beat(self) -> None:
         self._send(beat=True)
@@ -169,7 +166,7 @@ class Side(abc.ABC):
 
 
 class Hub(Side):
-    """Process 0's side: the others connect to `listener`, and must say the token."""
+    """Process 0's side: the others connect to `listener` and must know the token."""
 
     def __init__(self, listener: socket.socket, token: str, num_processes: int, timeout: float, host: str):
         super().__init__(0, host, range(1, num_processes), timeout)
@@ -184,7 +181,7 @@ class Hub(Side):
             await self._keep_beating()
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, to its end; a stranger's is closed without a word."""
+        """Handles one connection until it ends; closes a stranger's without an answer."""
         with contextlib.closing(writer), contextlib.suppress(OSError, ValueError, TimeoutError):
             hello = parse_line(await asyncio.wait_for(reader.readline(), _HELLO_SECONDS))
             if hello is not None and self._knows(hello):
@@ -195,14 +192,14 @@ class Hub(Side):
                 await self._listen(process, peer, reader)
 
     def _knows(self, hello: dict[str, Any]) -> bool:
-        """Whether who connects is one of the cluster, and new."""
+        """Whether a hello is from a process of the cluster that is not yet connected."""
         token, process = hello.get("token"), hello.get("process_id")
         authentic = isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())
         return authentic and type(process) is int and process in self._others and process not in self._peers
 
 
 class Spoke(Side):
-    """The side of a process that is not process 0: connected to that one, on `hub_host`, to which it says the token."""
+    """The side of any other process: connected to process 0, on `hub_host`, which it tells the token."""
 
     def __init__(self, connection: socket.socket, token: str, process: int, timeout: float, host: str, hub_host: str):
         super().__init__(process, host, range(1), timeout)
@@ -218,5 +215,5 @@ class Spoke(Side):
 
 
 def named(process: int, host: str) -> str:
-    """A name for messages, as "process 2 (host b)"."""
+    """Names a process for messages: "process 2 (host b)"."""
     return f"process {process} (host {host})" if host else f"process {process}"

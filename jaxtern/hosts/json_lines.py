@@ -1,4 +1,4 @@
-"""Lines of JSON that the processes of a cluster send each other: {"jaxtern": version of the protocol, ...}."""
+"""The messages between processes of a cluster: lines of JSON, {"jaxtern": version of the protocol, ...}."""
 
 import json
 from typing import Any

@@ -1,8 +1,8 @@
-"""mpirun and torchrun, which tell every process that they start its rank, and several on a host which is which.
+"""Reads the environment variables of mpirun and torchrun, which give each process its rank, also within its host.
 
-Open MPI does not tell, from version 5 on, where the first process is; torchrun itself takes the port that it tells.
+From version 5 on, Open MPI does not say where the first process is. torchrun itself listens at the port that it names.
 
-Their variables: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
+Variables: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
 https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
 """
 
@@ -11,21 +11,17 @@ from collections.abc import Mapping, Sequence
 
 from jaxtern.hosts.settings import ALONE, Cluster, count_of, parse_address, parse_count
 
-_FIRST_PORT, _NUM_PORTS = 61440, 4096  # the range from which JAX picks; Linux by itself gives none of it away
+_FIRST_PORT, _NUM_PORTS = 61440, 4096  # the range from which JAX picks; Linux does not assign these by itself
 _OPEN_MPI = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
 _TORCHRUN = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 
 
 def read_open_mpi(environment: Mapping[str, str], coordinator: str | None = None) -> Cluster | None:
-    """This process as mpirun numbered it; None where no mpirun started it, or it alone.
+    """Reads mpirun's variables; None without them, or if no coordinator is known.
 
-    Where no coordinator is given and all processes are on one host, it is the loopback address there, with a port made
-    from the job's name, or JAX_COORDINATOR_PORT. Where they are on several, None.
-
-    Of several on a host each takes the GPU of its local rank, unless JAX_LOCAL_DEVICE_IDS says which.
-
-    Raises:
-      ValueError: if variables or coordinator are malformed.
+    Without a given coordinator, processes on a single host use the loopback address, and JAX_COORDINATOR_PORT or a port
+    made from the job's name. If a host has several processes, each takes the GPU of its local rank, unless
+    JAX_LOCAL_DEVICE_IDS is set. Raises ValueError for a malformed variable or coordinator.
     """
     size, job = count_of(environment, "OMPI_COMM_WORLD_SIZE"), environment.get("PMIX_NAMESPACE")
     if coordinator is not None:
@@ -38,13 +34,11 @@ def read_open_mpi(environment: Mapping[str, str], coordinator: str | None = None
 
 
 def read_torchrun(environment: Mapping[str, str]) -> Cluster | None:
-    """This process by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; None without the first two, or for one process.
+    """Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; None without the first two, or for a single process.
 
-    The coordinator is at MASTER_ADDR; where torchrun itself listens at MASTER_PORT, with a port made from that one, or
-    JAX_COORDINATOR_PORT. GPUs as above.
-
-    Raises:
-      ValueError: if variables are malformed, or the last two missing.
+    The coordinator is at MASTER_ADDR and MASTER_PORT. If torchrun itself listens there, the port is
+    JAX_COORDINATOR_PORT or made from MASTER_PORT. GPUs are assigned as by `read_open_mpi`. Raises ValueError for a
+    malformed variable, or if one of the last two is missing.
     """
     if not {"RANK", "WORLD_SIZE"} <= environment.keys() or environment["WORLD_SIZE"] == "1":
         return None
@@ -57,7 +51,7 @@ def read_torchrun(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def _read_ranks(environment: Mapping[str, str], names: Sequence[str], coordinator: str) -> Cluster:
-    """This process by the variables of its rank, their number, and both on its host."""
+    """Reads rank, size, local rank and local size from variables of these names."""
     rank, size = (parse_count(name, environment.get(name)) for name in names[:2])
     if rank >= size:
         raise ValueError(f"{names[0]}={rank}: must be below {names[1]}={size}")
@@ -67,7 +61,7 @@ def _read_ranks(environment: Mapping[str, str], names: Sequence[str], coordinato
 
 
 def _make_port(environment: Mapping[str, str], job: str) -> str:
-    """Makes a port that all processes of a job agree on, by its name, and two jobs hardly ever share."""
+    """Makes a port from a job's name: the same for all its processes, and most likely another for other jobs."""
     port = environment.get("JAX_COORDINATOR_PORT") or str(_FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS)
     parse_address("JAX_COORDINATOR_PORT", f"127.0.0.1:{port}")
     return port

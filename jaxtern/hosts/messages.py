@@ -1,6 +1,6 @@
-"""What the processes of a cluster tell each other before and between steps: JSON, and arrays to the bit.
+"""Exchanges JSON and arrays between the processes of a cluster, before and between steps.
 
-Every function here is a collective: all processes must call it, in the same order. A process alone gets its own back.
+Except for `without_gloo_lines` and `to_devices`, these are collectives: all processes must call them in the same order.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-_PIECE_BYTES = 1 << 24  # of a broadcast at a time
+_PIECE_BYTES = 1 << 24  # of one broadcast
 
 
 def gather_json(value: Any) -> list[Any]:
-    """Gathers the values of all processes, as JSON has them, in the order of their numbers."""
+    """Gathers the values of all processes, which must be JSON, in the order of the processes."""
     if jax.process_count() == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -30,36 +30,35 @@ def gather_json(value: Any) -> list[Any]:
 
 
 def broadcast_json(value: Any) -> Any:
-    """Returns process 0's value in every process; the others' values are ignored."""
+    """Returns process 0's value, which must be JSON, in every process; ignores the others' values."""
     return gather_json(value if jax.process_index() == 0 else None)[0]
 
 
 def broadcast_arrays(tree: Any) -> Any:
-    """Process 0's tree of NumPy arrays, bit for bit; structure, shapes and dtypes are the same in all processes."""
+    """Returns process 0's tree of NumPy arrays, bit for bit, in every process; all must have its shapes and dtypes."""
     if jax.process_count() == 1:
         return tree
     leaves, structure = jax.tree.flatten(tree)
-    # As integers: a float that is added to zero may change its sign, and a NaN its bits.
+    # Sent as integers, since adding zero may change a float's sign, or the bits of a NaN.
     data = np.concatenate([np.frombuffer(leaf.tobytes(), np.uint8) for leaf in leaves])
     size = min(_PIECE_BYTES, max(4, _power_of_two(data.size)))
     pieces = np.pad(data, (0, -data.size % size)).view(np.uint32).reshape(-1, size // 4)
     received = np.concatenate([multihost_utils.broadcast_one_to_all(piece) for piece in pieces]).view(np.uint8)
     ends = np.cumsum([leaf.nbytes for leaf in leaves])
-    parts = zip(np.split(received, ends), leaves, strict=False)  # the last part is what fills up the last piece
+    parts = zip(np.split(received, ends), leaves, strict=False)  # leaves out the last part, which is padding
     return jax.tree.unflatten(structure, [part.copy().view(leaf.dtype).reshape(leaf.shape) for part, leaf in parts])
 
 
 def meet() -> None:
-    """Waits until all processes are here."""
+    """Waits until all processes call this."""
     gather_json(None)
 
 
 def connect(mesh: Mesh) -> None:
-    """Has all processes connect to each other for the collectives over a mesh: along each of its axes, and all of them.
+    """Connects all processes for the collectives over a mesh: along each of its axes, and along all of them.
 
-    A first collective connects those that take part, for which gloo gives them 30 seconds; later ones wait for the last
-    process for longer. So this is to be called where all come at the same time, before work that may take one longer
-    than another.
+    gloo allows 30 seconds for the first collective, which connects its processes; later ones wait longer. So call this
+    when all processes arrive at about the same time, before work that may take some of them longer.
     """
     if jax.process_count() == 1:
         return
@@ -77,7 +76,7 @@ def connect(mesh: Mesh) -> None:
 
 @contextlib.contextmanager
 def without_gloo_lines() -> Iterator[None]:
-    """Drops what is printed inside: gloo, in C++, tells of every connection that it makes."""
+    """Drops what is printed inside, as gloo prints a line for every connection."""
     if sys.stdout is None:  # it was closed
         yield
         return
@@ -91,7 +90,7 @@ def without_gloo_lines() -> Iterator[None]:
 
 
 def to_host(tree: Any) -> Any:
-    """NumPy copies of global arrays, whole, in every process."""
+    """Copies global arrays, whole, to NumPy arrays in every process."""
 
     def fetch(leaf: jax.Array) -> np.ndarray:
         if leaf.is_fully_addressable or leaf.is_fully_replicated:
@@ -102,7 +101,7 @@ def to_host(tree: Any) -> Any:
 
 
 def to_devices(tree: Any, shardings: Any) -> Any:
-    """Global arrays of what every process holds whole and alike; nothing is compared or sent."""
+    """Makes global arrays from arrays that every process holds, whole and equal; neither checks nor sends anything."""
 
     def put(leaf: Any, sharding: Sharding) -> jax.Array:
         array = np.asarray(leaf)
@@ -112,5 +111,5 @@ def to_devices(tree: Any, shardings: Any) -> Any:
 
 
 def _power_of_two(size: int) -> int:
-    """The next power of two, so that few sizes are compiled."""
+    """The next power of two; so few different sizes are compiled."""
     return 1 << max(size - 1, 0).bit_length()

@@ -1,4 +1,4 @@
-"""Several processes on this machine that begin and end together."""
+"""Runs a command in several processes on this machine, which start and end together."""
 
 import contextlib
 import math
@@ -14,26 +14,26 @@ from typing import IO, TextIO
 
 from jaxtern.hosts.settings import for_process
 
-# Killed when its parent ends, however that ends; also if that was before it said so. By exec, not between fork and exec
-# in the parent, where Python is not safe.
+# Has the kernel kill the command when its parent ends, even if that was before setpriv ran. A preexec_fn would not be
+# safe in a process with threads.
 _TIED = "setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$1" ] && shift && exec "$@"', "launch"
-_IN_VAIN = 2, 126, 127  # statuses of usage errors, and as in shells of commands that cannot be run or found
+_IN_VAIN = 2, 126, 127  # exit statuses of usage errors, and of commands that cannot be run or found
 _PASSED_ON = signal.SIGINT, signal.SIGTERM
 _STEP_SECONDS = 0.02
-_LAST_LINES_SECONDS = 2.0  # a descendant that left the session may keep a pipe open
+_LAST_LINES_SECONDS = 2.0  # time to read the last lines, as a descendant may keep a pipe open
 
 
 def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, grace_seconds: float = 30.0) -> int:
-    """Runs a command in so many processes, which find each other by the environment; the status of the first to fail.
+    """Runs a command in several processes; returns the exit status of the first that failed, or 0.
 
-    Their lines are printed with their number before them. When one fails the others are ended. SIGINT and SIGTERM are
-    passed on to all, and their ends awaited. If this process is killed, so are they.
+    They find each other by environment variables. Their lines are printed after their numbers. When one fails, the
+    others are ended. SIGINT and SIGTERM are passed on to all. If this process is killed, so are they.
 
     Args:
       command: to run.
-      num_processes: from 1 to 4096, as all run here.
-      max_restarts: how often all are started again after one has failed, but for usage errors; on another port.
-      grace_seconds: from SIGTERM to SIGKILL, for those that are left when one has ended.
+      num_processes: 1 to 4096.
+      max_restarts: how often to start all again, on another port, after a failure other than a usage error.
+      grace_seconds: between SIGTERM and SIGKILL, for the processes that are left when one has ended.
     """
     restarts = 0
     while True:
@@ -46,7 +46,7 @@ def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, gr
 
 
 class _Team:
-    """The processes of one start; `num_signals` counts those that were passed on."""
+    """The processes of one start; `num_signals` counts the signals passed on to them."""
 
     def __init__(self, grace: float):
         self.num_signals = 0
@@ -57,7 +57,7 @@ class _Team:
         self._caught: list[int] = []
 
     def run(self, command: Sequence[str], num_processes: int) -> int:
-        """Starts all, and waits until all have ended; returns the status of the first to fail, or 0."""
+        """Starts all processes and waits for their ends; returns the status of the first to fail, or 0."""
         coordinator = f"127.0.0.1:{_free_port()}"
         before = {number: signal.signal(number, self._catch) for number in _PASSED_ON}
         try:
@@ -79,7 +79,7 @@ class _Team:
         self._caught.append(number)
 
     def _start(self, command: Sequence[str], process: int, environment: dict[str, str]) -> None:
-        """Starts a process in a session of its own, so that Ctrl-C reaches it by being passed on alone, and once."""
+        """Starts a process in its own session, so that Ctrl-C reaches it only once, when passed on."""
         started = subprocess.Popen(
             [*_TIED, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
@@ -95,14 +95,14 @@ class _Team:
             copy.start()
 
     def _copy_lines(self, pipe: IO[bytes], process: int, stream: TextIO) -> None:
-        """Prints what a process does, each line behind its number."""
+        """Prints the lines of a process, each after its number."""
         try:
             for line in pipe:
                 seen = _as_seen(line)
                 if seen or line.endswith(b"\n"):
                     with self._printing:
                         print(f"[{process}] {seen}", file=stream, flush=True)
-        except OSError:  # as where standard output is a pipe that was closed
+        except OSError:  # standard output may be a closed pipe
             self._nobody_reads = True
         finally:
             pipe.close()
@@ -118,7 +118,7 @@ class _Team:
             waiting = [i for i in waiting if i not in ended]
             failed = [i for i, status in ended.items() if status]
             if failed and not first:
-                # JAX aborts those that miss another: where both are found at once, that other one was first.
+                # JAX aborts processes that miss another one, so an abort found at the same time came second.
                 process = min(failed, key=lambda i: ended[i] == -signal.SIGABRT)
                 first = ended[process] if ended[process] > 0 else 128 - ended[process]
                 self._end_others(process, first, bool(waiting))
@@ -129,7 +129,7 @@ class _Team:
         return first or int(self._nobody_reads)
 
     def _end_others(self, process: int, status: int, others: bool) -> None:
-        """After a failure; those that were sent a signal before are not interrupted a second time."""
+        """Ends the other processes after a failure, unless a signal was passed on to them before."""
         what = "; ending the others" if others and not self.num_signals else ""
         with self._printing:
             print(f"launch: process {process} ended with status {status}{what}", file=sys.stderr, flush=True)
@@ -141,14 +141,14 @@ class _Team:
             process.send_signal(number)
 
     def _kill(self) -> None:
-        """All that is left, with what they have started."""
+        """Kills all that is left, with their descendants."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 def _as_seen(line: bytes) -> str:
-    """The text that a terminal would show of a line with carriage returns: the last part that is not blank."""
+    """The text that a terminal shows for a line with carriage returns: the last part that is not blank."""
     drawn = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
     return drawn[-1].rstrip() if drawn else ""
 

@@ -1,12 +1,12 @@
-"""The roll call before jax.distributed starts: who is there, and do all believe the same.
+"""The roll call before jax.distributed starts: checks that all processes are there and have the same settings.
 
-jax.distributed waits for the processes of a cluster in C++. If one does not come, it aborts the others with a stack
-trace that names none; if they disagree on their number, it lets them start. So process 0 first counts them on the very
-address where jax.distributed will listen, tells all what it found, and makes room.
+If a process does not come, jax.distributed aborts the others with a stack trace that does not name it; if processes
+disagree on their number, it lets them start. So process 0 first counts them, at the address where jax.distributed will
+listen, tells all the result, and frees the address.
 
 A process sends one line, {"jaxtern": version of this protocol, "process_id": ..., "num_processes": ..., "versions":
-...}, and is answered in one, {"start": what process 0 tells all} or {"error": a sentence, "wrong_settings": whether
-that is no matter of time}.
+...}. The answer is one line, {"start": what process 0 announces} or {"error": a sentence, "wrong_settings": whether
+settings are wrong, so that waiting longer would not help}.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from jaxtern.hosts.settings import Cluster, parse_address, shorten
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.2
-_QUIET_SECONDS = 10.0  # before those that are waited for are named
+_QUIET_SECONDS = 10.0  # before a line names the missing processes
 
 
 class StartError(Exception):
@@ -36,14 +36,14 @@ def call_roll(cluster: Cluster, bind_address: str, timeout: float, announce: Cal
     """Waits in every process until all of them are there; returns what process 0 announces.
 
     Args:
-      cluster: of several processes; `coordinator` is known.
+      cluster: of several processes, with a known `coordinator`.
       bind_address: host:port where process 0 listens.
-      timeout: seconds for which process 0 waits for the others, and another one for process 0 to listen.
-      announce: what process 0 tells all, as JSON; called in it alone, once all are there.
+      timeout: seconds for which process 0 waits for the others, and they for it.
+      announce: makes the JSON that process 0 tells all; called only there, once all have come.
 
     Raises:
-      StartError: if one does not come in time, named where process 0 is there to know.
-      ValueError: if they disagree, or the address is not this machine's.
+      StartError: if a process does not come in time; it is named if process 0 has come.
+      ValueError: if settings differ, or the address is not this machine's.
     """
     is_first = cluster.process_id == 0
     answer = asyncio.run(_hold(cluster, bind_address, timeout, announce)) if is_first else _ask(cluster, timeout)
@@ -53,12 +53,7 @@ def call_roll(cluster: Cluster, bind_address: str, timeout: float, announce: Cal
 
 
 class _Roll:
-    """Process 0's list of who has come.
-
-    Attributes:
-      complete: what all are told, once that is known.
-      meetings: connections of those who are here.
-    """
+    """Process 0's list of the processes that have come; `complete` is the answer to all, once it is known."""
 
     def __init__(self, cluster: Cluster, announce: Callable[[], Any]):
         self._cluster, self._announce, self._here = cluster, announce, {0}
@@ -66,18 +61,18 @@ class _Roll:
         self.meetings: set[Any] = set()
 
     def missing(self) -> str:
-        """The processes that are not here, as in "processes 1, 3 of 4"."""
+        """Lists the missing processes: "processes 1, 3 of 4"."""
         names = [str(each) for each in range(self._cluster.num_processes) if each not in self._here]
         shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
         return f"process{'es' if len(names) > 1 else ''} {shown} of {self._cluster.num_processes}"
 
     def fail(self, error: str, wrong_settings: bool) -> None:
-        """Has all fail, unless it is known already what they are told."""
+        """Makes the answer to all an error, unless it is known already."""
         if not self.complete.done():
             self.complete.set_result({"error": error, "wrong_settings": wrong_settings})
 
     async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, to its end; a stranger's is closed without a word."""
+        """Handles one connection until it ends; closes a stranger's without an answer."""
         with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):  # it has gone; its line is too long
             said = parse_line(await reader.readline())
             if said is None or type(said.get("process_id")) is not int:
@@ -89,11 +84,11 @@ class _Roll:
             if self.complete.done():
                 writer.write(encode_line(self.complete.result()))
                 await writer.drain()
-                await asyncio.wait([left], timeout=1)  # that side closes first: else this one's port would not be free
+                await asyncio.wait([left], timeout=1)  # the other side closes first, so that this port becomes free
             self._here.discard(said["process_id"])
 
     def _note(self, said: dict[str, Any]) -> None:
-        """Counts a process; settles the roll where it is the last, or does not fit."""
+        """Counts a process; completes the roll if it is the last, or its settings are wrong."""
         process, own = said["process_id"], _introduction(self._cluster)
         wrong = next((name for name in ("num_processes", "versions") if said.get(name) != own[name]), None)
         if wrong is not None:
@@ -108,7 +103,7 @@ class _Roll:
 
 
 async def _hold(cluster: Cluster, bind_address: str, timeout: float, announce: Callable[[], Any]) -> dict[str, Any]:
-    """Listens in process 0 until all are there, or its time is over; returns what all were told."""
+    """Listens in process 0 until all have come or the time is over; returns the answer to all."""
     roll, quiet = _Roll(cluster, announce), min(timeout, _QUIET_SECONDS)
     server = await _listen(roll.meet, bind_address)
     await asyncio.wait([roll.complete], timeout=quiet)
@@ -125,7 +120,7 @@ async def _hold(cluster: Cluster, bind_address: str, timeout: float, announce: C
 async def _listen(meet: Callable, bind_address: str) -> asyncio.Server:
     host, port = parse_address("coordinator", bind_address)
     try:
-        # asyncio takes "::" as all addresses of IPv6 alone, None as all
+        # For asyncio, "::" means only all IPv6 addresses; None means all addresses.
         return await asyncio.start_server(meet, None if host == "::" else host, port, limit=LONGEST_LINE)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -138,7 +133,7 @@ async def _listen(meet: Callable, bind_address: str) -> asyncio.Server:
 
 
 def _ask(cluster: Cluster, timeout: float) -> dict[str, Any]:
-    """Introduces another process to process 0 until it is answered; who is missing is known there."""
+    """Introduces this process to process 0, again and again until it answers."""
     address, begun = parse_address("coordinator", cluster.coordinator), time.monotonic()
     reason, told = "no answer", False
     while (left := begun + timeout - time.monotonic()) > 0:
@@ -147,7 +142,7 @@ def _ask(cluster: Cluster, timeout: float) -> dict[str, Any]:
             logger.info("waiting for process 0 at %s (%s), for %g s at most", cluster.coordinator, reason, timeout)
         try:
             with socket.create_connection(address, min(left, _QUIET_SECONDS)) as connection:
-                connection.settimeout(timeout + 5)  # process 0 says who is missing when its own time is over
+                connection.settimeout(timeout + 5)  # process 0 answers at the latest when its own time is over
                 connection.sendall(encode_line(_introduction(cluster)))
                 with connection.makefile("rb") as lines:
                     answer = parse_line(lines.readline(LONGEST_LINE))

@@ -1,12 +1,12 @@
-"""Which process of a cluster this one is, by what flags or the environment say of it."""
+"""Reads from flags or the environment which process of a cluster this one is."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 _NAMES = "coordinator", "process_id", "num_processes"
 _VARIABLES = [f"JAXTERN_{name.upper()}" for name in _NAMES]
-_LONGEST = 400  # characters of an error
-_HEAD = 250  # of them, where its middle is left out
+_LONGEST = 400  # characters of a message
+_HEAD = 250  # characters kept before the gap in a longer one
 
 
 class Cluster(NamedTuple):
@@ -14,9 +14,9 @@ class Cluster(NamedTuple):
 
     Attributes:
       process_id: 0 to `num_processes` - 1.
-      num_processes: in all.
-      coordinator: host:port where process 0 listens; None for a process alone, or where JAX itself has found it.
-      local_devices: which of its host's GPUs are its own; None for those of JAX_LOCAL_DEVICE_IDS, or else all.
+      num_processes: total number.
+      coordinator: host:port where process 0 listens; None for a single process, or if JAX found it by itself.
+      local_devices: numbers of its GPUs on its host; None: those in JAX_LOCAL_DEVICE_IDS, else all.
     """
 
     process_id: int
@@ -29,30 +29,25 @@ ALONE = Cluster(0, 1, None)
 
 
 def from_flags(coordinator: str | None, process_id: int | None, num_processes: int | None) -> Cluster | None:
-    """Reads the flags --coordinator, --process_id and --num_processes; None where none is given.
-
-    Raises:
-      ValueError: if they are incomplete or contradict each other.
-    """
+    """Reads --coordinator, --process_id and --num_processes; None without any, ValueError if they do not fit."""
     return _fit(coordinator, process_id, num_processes, [f"--{name}" for name in _NAMES])
 
 
 def from_environment(environment: Mapping[str, str]) -> Cluster | None:
-    """Reads JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES likewise."""
+    """Reads JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES, as `from_flags` does."""
     index, count = (parse_count(name, environment[name]) if name in environment else None for name in _VARIABLES[1:])
     return _fit(environment.get(_VARIABLES[0]), index, count, _VARIABLES)
 
 
 def for_process(coordinator: str, process_id: int, num_processes: int) -> dict[str, str]:
-    """Makes the environment from which `from_environment` reads these values."""
+    """Makes the environment variables for `from_environment`."""
     return dict(zip(_VARIABLES, map(str, (coordinator, process_id, num_processes)), strict=True))
 
 
 def detects(environment: Mapping[str, str]) -> str | None:
-    """Names the launcher that JAX finds by itself; None where it finds none, or one process alone.
+    """Names the launcher of several processes that JAX detects by itself; None if there is none.
 
-    Raises:
-      ValueError: for Open MPI from 5 on, which does not tell on which of several hosts its first process is.
+    Raises ValueError for Open MPI from 5 on over several hosts, as it does not say where its first process is.
     """
     if count_of(environment, "OMPI_COMM_WORLD_SIZE") > 1:
         if "OMPI_MCA_orte_hnp_uri" not in environment:
@@ -61,7 +56,7 @@ def detects(environment: Mapping[str, str]) -> str | None:
                 " its first process is; give --coordinator=HOST:PORT with that host and a free port"
             )
         return "Open MPI"
-    slurm = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID"  # of a step; a batch script is alone
+    slurm = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID"  # set in a step, not in its script
     if count_of(environment, "SLURM_NTASKS") > 1 and all(name in environment for name in slurm):
         return "SLURM"
     if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
@@ -70,11 +65,7 @@ def detects(environment: Mapping[str, str]) -> str | None:
 
 
 def parse_address(name: str, value: object) -> tuple[str, int]:
-    """Host and port of "host:port", "[address]:port" where there are colons in it.
-
-    Raises:
-      ValueError: if it is none.
-    """
+    """Parses "host:port", or "[address]:port" for an address with colons; raises ValueError for anything else."""
     host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not _is_host(bare):
@@ -87,20 +78,16 @@ def parse_address(name: str, value: object) -> tuple[str, int]:
 
 
 def _is_host(name: str) -> bool:
-    """Whether this may be a host's name or address; what cannot be asked of a name server is none."""
+    """Whether this can be a host's name or address."""
     try:
         name.encode("idna")
-    except UnicodeError:  # a label of more than 63 characters, or of none
+    except UnicodeError:  # a label is empty or has more than 63 characters
         return False
     return bool(name) and not any(each.isspace() or not each.isprintable() or each in "/[]@," for each in name)
 
 
 def parse_count(name: str, value: object) -> int:
-    """Reads a whole number, also from a string of decimal digits.
-
-    Raises:
-      ValueError: if it is none.
-    """
+    """Parses a whole number, or a string of decimal digits; raises ValueError for anything else."""
     digits = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10
     if isinstance(value, bool) or not (digits or isinstance(value, int)):
         raise ValueError(f"{name}={shorten(value)}: must be a whole number")
@@ -108,25 +95,25 @@ def parse_count(name: str, value: object) -> int:
 
 
 def count_of(environment: Mapping[str, str], name: str) -> int:
-    """Reads a count from a launcher's variable; 0 where it has none."""
+    """Reads a launcher's variable as a number; 0 if it is not one."""
     value = environment.get(name, "")
     return int(value) if value.isascii() and value.isdecimal() else 0
 
 
 def shorten(value: object) -> str:
-    """Shows a value in errors: in one line that is not long."""
+    """Formats a value for an error message, at most 80 characters."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def to_line(message: str) -> str:
-    """Makes one line that is not long of a message, whatever text of files and flags is in it."""
+    """Makes a message one printable line of at most 400 characters."""
     line = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in " ".join(message.split()))
     return line if len(line) <= _LONGEST else f"{line[:_HEAD]} … {line[_HEAD + 3 - _LONGEST :]}"
 
 
 def _fit(coordinator: str | None, index: int | None, count: int | None, names: Sequence[str]) -> Cluster | None:
-    """Three settings that fit each other; errors call them by these names."""
+    """Checks three settings, which errors call by these names, against each other."""
     if count is None:
         for name, value in zip(names, (coordinator, index), strict=False):
             if value is not None:

@@ -1,4 +1,4 @@
-"""TF_CONFIG, by which launchers tell the processes of a TensorFlow cluster who they are.
+"""Reads TF_CONFIG, which tells the processes of a TensorFlow cluster who they are.
 
 Format: https://www.tensorflow.org/guide/distributed_training#setting_up_the_tf_config_environment_variable
 """
@@ -16,17 +16,17 @@ _TYPES = (*_TRAINING, "ps", "evaluator")
 
 
 class Evaluates(Exception):
-    """This process does not train: it is to evaluate the run's checkpoints as they come."""
+    """This process should not train, but evaluate the run's checkpoints as they come."""
 
 
 class Unneeded(Exception):
-    """This process has nothing to do in training without parameter servers; the message says so."""
+    """This process is a parameter server, which training here does not need."""
 
 
 def read_tf_config(text: str) -> Cluster:
-    """The process that TF_CONFIG describes: the chief or master is process 0, the workers follow in their order.
+    """Reads the process that TF_CONFIG describes: the chief or master is process 0, the workers follow in order.
 
-    The coordinator is the first one's host with its port, which no TensorFlow server takes.
+    The coordinator is the address of process 0, where no TensorFlow server runs.
 
     Raises:
       ValueError: for anything but {"cluster": {TYPE: [HOST:PORT, ...], ...}, "task": {"type": TYPE, "index": INDEX}}.
@@ -52,10 +52,10 @@ def read_tf_config(text: str) -> Cluster:
 
 
 def _parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Cluster and task, as they are."""
+    """Parses cluster and task, whose contents are not checked here."""
     try:
         config = json.loads(text, object_pairs_hook=_object_of)
-    except (ValueError, RecursionError) as error:  # also for a number of more digits than Python reads
+    except (ValueError, RecursionError) as error:  # also for a number with too many digits for Python
         raise ValueError(f"TF_CONFIG={shorten(text)}: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"TF_CONFIG={shorten(text)}: must be an object with 'cluster' and 'task'")
@@ -66,7 +66,7 @@ def _parse(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a JSON object, in which no name may stand twice."""
+    """Makes a dict of a JSON object; refuses a name that stands in it twice."""
     names = [name for name, _ in pairs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -85,7 +85,7 @@ def _read_addresses(kind: str, entries: Any) -> list[str]:
 
 
 def _read_task(task: dict[str, Any], addresses: dict[str, list[str]]) -> tuple[str, int]:
-    """Type and index of a process that trains."""
+    """Reads type and index of a process that trains."""
     kind = task.get("type")
     if kind == "ps":
         raise Unneeded("TF_CONFIG: parameter servers are not needed: this ps task has nothing to do and ends")

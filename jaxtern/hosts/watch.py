@@ -1,8 +1,8 @@
-"""The watch that the processes of a cluster keep over each other: when one fails or is lost, all leave in one line.
+"""The watch of a cluster's processes over each other: when one fails or is lost, all print one line and leave.
 
-A thread of its own sends and reads the heartbeats of `jaxtern.hosts.heartbeats`. When it learns that another process
-is lost it prints the reason and ends this one, whatever the main thread does: most often that waits in a collective,
-for ever. What a collective raises because another process is gone is not the cause: who fails asks the watch first.
+A thread sends and reads the heartbeats of `jaxtern.hosts.heartbeats`. When it learns that another process is lost, it
+prints the reason and ends this process, as the main thread mostly waits in a collective for ever. A collective's own
+error is not the cause, so a process that fails asks the watch first.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from jaxtern.hosts.roll_call import StartError
 from jaxtern.hosts.settings import shorten, to_line
 
 _CONNECT_SECONDS = 30.0
-_VERDICT_SECONDS = 3.0  # in which the watch hears of a process that has gone, where a collective has too
+_VERDICT_SECONDS = 3.0  # time for the watch to hear of a lost process after a collective has failed
 _TELL_SECONDS = 2.0
-_ASIDE_SECONDS = 0.5  # for which a process stays that leaves as another failed
-_LAST_SECONDS = 2.0  # for which process 0 stays: JAX aborts the others in the moment in which it goes
+_ASIDE_SECONDS = 0.5  # for which a process stays that leaves because another failed
+_LAST_SECONDS = 2.0  # for which process 0 stays, as JAX aborts the others at once when it leaves
 _GOODBYE_SECONDS = 10.0
 _HOOK_SECONDS = 20.0
 _STEP_SECONDS = 0.02
@@ -38,7 +38,7 @@ class Watch:
     def __init__(self, side: Side):
         self._side = side
         self._lock = threading.Lock()
-        self._fails = self._leaves = False  # by itself, or as another is lost; never both
+        self._fails = self._leaves = False  # leaves by its own failure, or by another's; never both
         self._verdict = threading.Event()
         self.hooks: list[Callable[[], Any]] = []
         self._loop = asyncio.new_event_loop()
@@ -55,7 +55,7 @@ class Watch:
         self._verdict.wait(_VERDICT_SECONDS if asks_first else 0)
         with self._lock:
             self._fails = not self._leaves
-        while not self._fails:  # until the watch's thread ends this process
+        while not self._fails:  # the watch's thread is about to end this process
             time.sleep(60)
         self._call(self._side.tell_failure, reason, status)
         self._wait_for(self._side.told_failure, _TELL_SECONDS)
@@ -65,7 +65,7 @@ class Watch:
         self._loop.run_until_complete(self._side.run(self._begin_exit))
 
     def _call(self, function: Callable, *arguments: object) -> None:
-        """Calls a function in the watch's thread, and waits for it."""
+        """Calls a function in the watch's thread and waits for it."""
 
         async def call() -> None:
             function(*arguments)
@@ -79,7 +79,7 @@ class Watch:
             time.sleep(_STEP_SECONDS)
 
     def _begin_exit(self, verdict: Verdict) -> None:
-        """Has the watch's thread, in which it is called, end this process; returns at once."""
+        """Starts to end this process, in the watch's thread; returns at once."""
         with self._lock:
             self._leaves = not self._fails
         if self._leaves:
@@ -87,12 +87,12 @@ class Watch:
             self._exiting = asyncio.ensure_future(self._exit(verdict))
 
     async def _exit(self, verdict: Verdict) -> None:
-        # Should a lock or a full pipe hold up what follows, a thread of C that needs neither ends this process.
+        # If a lock or a full pipe blocks what follows, faulthandler's C thread ends this process.
         with Path(os.devnull).open("w") as nowhere:
             limit = _LAST_SECONDS + _ASIDE_SECONDS + (_HOOK_SECONDS if self.hooks else 2.0)
             faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
             _speak_last(f"error: {verdict.reason}")
-            os.dup2(nowhere.fileno(), 2)  # what fails in consequence is no news
+            os.dup2(nowhere.fileno(), 2)  # hides the errors that follow from this one
             await self._stay_for_the_others()
             for hook in self.hooks:
                 with contextlib.suppress(Exception):
@@ -101,10 +101,7 @@ class Watch:
             os._exit(verdict.status)
 
     async def _stay_for_the_others(self) -> None:
-        """A short while, so that who started the processes sees the end of the one that failed first.
-
-        Process 0 goes last: it waits until the others have gone, the others no longer than until it has.
-        """
+        """Waits a little, so that a launcher first sees the process that failed first; process 0 leaves last."""
         await asyncio.sleep(_STEP_SECONDS)
         start, is_hub = time.monotonic(), isinstance(self._side, Hub)
         while (passed := time.monotonic() - start) < (_LAST_SECONDS if is_hub else _ASIDE_SECONDS):
@@ -117,7 +114,7 @@ _watch: Watch | None = None
 
 
 def listen(host: str | None) -> socket.socket:
-    """Listens at a port that the system picks, at that address and no other; None or "::" for all addresses."""
+    """Listens at one address, or at all for None or "::", and at a port that the system picks."""
     if host in (None, "::"):
         both = socket.has_dualstack_ipv6()
         return socket.create_server(("", 0), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both)
@@ -126,12 +123,9 @@ def listen(host: str | None) -> socket.socket:
 
 
 def start_hub(host: str | None, num_processes: int, timeout: float) -> dict[str, Any]:
-    """In process 0: from now on it expects the others, and knows of them; returns what they must be told.
+    """Starts the watch of process 0, which listens at `host`; returns what `start_spoke` needs in the others.
 
-    Args:
-      host: as of `listen`.
-      num_processes: in all.
-      timeout: seconds after which a process that says nothing counts as lost, in all processes.
+    Any process that is silent for `timeout` seconds counts as lost.
     """
     global _watch  # noqa: PLW0603
     listener = listen(host)
@@ -141,10 +135,9 @@ def start_hub(host: str | None, num_processes: int, timeout: float) -> dict[str,
 
 
 def start_spoke(addresses: list[str], told: Mapping[str, Any], process: int) -> None:
-    """In another process likewise, by the first of process 0's addresses that answers, and what that one told.
+    """Starts the watch of another process, which connects to the first of process 0's addresses that answers.
 
-    Raises:
-      StartError: if none answers; of the first.
+    `told` is the result of process 0's `start_hub`. Raises StartError if no address answers.
     """
     global _watch  # noqa: PLW0603
     connection = _connect(addresses, told["port"])
@@ -152,48 +145,43 @@ def start_spoke(addresses: list[str], told: Mapping[str, Any], process: int) -> 
 
 
 def is_kept() -> bool:
-    """Whether this process is one of a cluster that is watched."""
+    """Whether this process keeps a watch."""
     return _watch is not None
 
 
 def tell_failure(reason: str, status: int, asks_first: bool = True) -> None:
-    """To be called before a process leaves because it failed: tells the others why. A process alone does nothing.
+    """Tells the other processes that this one failed; call it before leaving, and before printing anything.
 
-    Does not return where another one turns out to have failed before: the watch ends this process then, with that
-    one's reason. So nothing is to be printed before. A second call does nothing.
+    If another process failed before, it does not return: the watch then ends this process with that one's reason. A
+    second call does nothing, nor does a call in a single process.
 
     Args:
       reason: one line.
-      status: with which this process is about to leave, and then all others.
-      asks_first: whether it waits three seconds for news of another's failure.
+      status: exit status of this process, and then of all others.
+      asks_first: whether to wait three seconds for news of another's failure.
     """
     if _watch is not None:
         _watch.tell_failure(to_line(reason), status, asks_first)
 
 
 def say_goodbye(awaits_others: bool = False) -> None:
-    """To be called before a process ends in the regular way, so that the others are not alarmed. It returns.
+    """Tells the other processes that this one ends regularly.
 
-    Args:
-      awaits_others: to be given where the process then exits without waiting, as jax.distributed does in a regular end,
-        for all others: process 0 waits here for their exit, for 10 seconds at most, as JAX aborts those that have lost
-        it.
+    With `awaits_others`, process 0 waits up to 10 seconds for the others to exit, as JAX aborts them when they lose it.
+    Set it for an exit without jax.distributed's own wait for all.
     """
     if _watch is not None:
         _watch.say_goodbye(awaits_others)
 
 
 def before_leaving(hook: Callable[[], Any]) -> None:
-    """Has a function called before this process leaves because another failed; it has 20 seconds in all.
-
-    It runs in the watch's thread, while the main thread may be anywhere, for ever.
-    """
+    """Calls a function, in the watch's thread, before this process leaves because another failed; all have 20 s."""
     if _watch is not None:
         _watch.hooks.append(hook)
 
 
 def _speak_last(line: str) -> None:
-    """Writes a line to standard error, in the place of a progress bar where there is one."""
+    """Writes a line to standard error, over a progress bar if there is one."""
     clear = "\r\x1b[K" if os.isatty(2) else ""
     with contextlib.suppress(OSError):
         os.write(2, f"{clear}{line}\n".encode(errors="replace"))

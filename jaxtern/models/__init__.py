@@ -17,31 +17,44 @@ from jaxtern.models.transformer import Transformer
 from jaxtern.models.vgg import VGG16, VGG19, VGGA, VGGF
 
 MODELS: dict[str, type[Model]] = {
-    "lenet": LeNet, "cifarnet": CifarNet, "mnistnet": MnistNet, "alexnet": AlexNet, "alexnet_v2": AlexNetV2,
-    "vgg_a": VGGA, "vgg_16": VGG16, "vgg_19": VGG19, "vgg_f": VGGF,
-    "googlenet": GoogLeNet, "googlenet_terngrad": TernGradGoogLeNet, "inception_v3": InceptionV3,
-    "resnet_20": ResNet20, "resnet_56": ResNet56, "resnet_50": ResNet50, "resnet_101": ResNet101,
-    "resnet_152": ResNet152, "transformer": Transformer,
-}  # fmt: skip
+    "lenet": LeNet,
+    "cifarnet": CifarNet,
+    "mnistnet": MnistNet,
+    "alexnet": AlexNet,
+    "alexnet_v2": AlexNetV2,
+    "vgg_a": VGGA,
+    "vgg_16": VGG16,
+    "vgg_19": VGG19,
+    "vgg_f": VGGF,
+    "googlenet": GoogLeNet,
+    "googlenet_terngrad": TernGradGoogLeNet,
+    "inception_v3": InceptionV3,
+    "resnet_20": ResNet20,
+    "resnet_56": ResNet56,
+    "resnet_50": ResNet50,
+    "resnet_101": ResNet101,
+    "resnet_152": ResNet152,
+    "transformer": Transformer,
+}
 _KINDS = {True: "text", False: "images"}
-_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # what runs but once
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # it runs once
 
 
 def create_model(
     name: str, input_shape: tuple[int, ...], num_classes: int, seed: int, dropout_rate: float | None = None
 ) -> Model:
-    """A network with fresh weights.
+    """Creates a network with random weights.
 
     Args:
-      name: one of MODELS, to which networks of a user's own may have been added.
-      input_shape: of one example; of an image height, width, channels; of text, how many characters.
+      name: a key of MODELS, to which users may add networks.
+      input_shape: of one example: height, width and channels of an image, or the number of characters of a text.
       num_classes: width of the logits.
       seed: of the weights.
-      dropout_rate: share of activations that are dropped in training, from 0 to below 1; None: as the network has it.
+      dropout_rate: share of activations dropped in training, from 0 to below 1; None: the network's default.
 
     Raises:
-      ValueError: for an unknown name, a shape that the network cannot take, text where it takes images, a rate out of
-        its range, or one for a network that drops nothing.
+      ValueError: for an unknown name, a shape that the network cannot take, a rate out of range, or any rate for a
+        network without dropout.
     """
     if name not in MODELS:
         raise ValueError(
@@ -61,13 +74,13 @@ def create_model(
 
 
 def draw_weights(create: Callable[[], Model]) -> Model:
-    """Makes the network of `create` by one program: tensor by tensor, each would be compiled apart."""
+    """Makes the network of `create` in one compiled program, rather than one for each tensor."""
     graph = nnx.graphdef(nnx.eval_shape(create))
     draw = jax.jit(lambda: nnx.to_pure_dict(nnx.state(create())), compiler_options=_QUICKLY)
     return nnx.merge(graph, draw())
 
 
 def functions_of(name: str) -> list[Callable]:
-    """The functions of a network and of the networks that it derives from; none of a name that is no network."""
+    """The functions of a network's class and its base networks; empty for an unknown name."""
     classes = [each for each in MODELS[name].__mro__ if issubclass(each, Model)] if name in MODELS else []
     return [each for own in classes for each in vars(own).values() if callable(each)]

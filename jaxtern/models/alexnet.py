@@ -1,4 +1,4 @@
-"""AlexNet as TernGrad trains it: in two groups with batch norm, and its second version in one tower without."""
+"""AlexNet as TernGrad trains it, in two groups with batch norm; and AlexNet v2, in one group without."""
 
 import functools
 
@@ -10,20 +10,20 @@ from jaxtern.models.model import Model, split_key, unpack_image_shape
 from jaxtern.models.normalization import BatchNorm, local_response_normalization
 from jaxtern.models.pooling import max_pool
 
-_normal = nnx.initializers.truncated_normal  # cut off at two standard deviations
+_normal = nnx.initializers.truncated_normal  # at two standard deviations
 _tenth = nnx.initializers.constant(0.1)
 _normalize = functools.partial(local_response_normalization, radius=2, bias=2.0, alpha=1e-4, beta=0.75)
 _pool = functools.partial(max_pool, window_shape=(3, 3), strides=(2, 2), padding="VALID")
 
 
 class AlexNet(Model):
-    """Two groups of conv 11x11x48/4, LRN, max, conv 5x5x128, LRN, max; joined; 2 conv 3x3x192, of which each sees all;
+    """Two groups of conv 11x11x48/4, LRN, max, conv 5x5x128, LRN, max; joined; 2 conv 3x3x192, each of both groups;
     grouped conv 3x3x192 and conv 3x3x128, max; linear 4096, dropout, linear 4096, dropout, linear C.
 
-    Convolutions are followed by batch norm without a scale (and have no bias), then ReLU; linear layers but the last by
-    ReLU. The groups are tensors of their own, so each has its own scale where gradients are compressed. On 224x224x3
-    images with 1000 classes it has 60,965,224 parameters (Krizhevsky et al. 2012; initial deviations and batch norm of
-    Wen et al. 2017).
+    Batch norm without a scale, then ReLU, follow each convolution, which has no bias. ReLU follows each linear layer
+    but the last. The groups are separate tensors, so compressed gradients have a scale for each. For 224x224x3 images
+    and 1000 classes it has 60,965,224 parameters (Krizhevsky et al. 2012; initial deviations and batch norm of Wen et
+    al. 2017).
     """
 
     last_layer = "fc3"
@@ -73,12 +73,12 @@ class _Groups(nnx.Module):
 
 
 class AlexNetV2(Model):
-    """conv 11x11x64/4, max, conv 5x5x192, max, 2 conv 3x3x384, conv 3x3x256, max; convolution 4096 over all that is
-    left, dropout, linear 4096, dropout, linear C; ReLU after all but the last.
+    """conv 11x11x64/4, max, conv 5x5x192, max, 2 conv 3x3x384, conv 3x3x256, max; conv 4096 over all positions,
+    dropout, linear 4096, dropout, linear C; ReLU after all but the last.
 
-    No batch norm and no LRN. What is left of 224x224 images is 5x5; with 1000 classes it then has 50,303,912 parameters
-    (Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014; initial weights, Xavier's in
-    convolutions, and biases of Wen et al. 2017).
+    It has neither batch norm nor LRN. For 224x224x3 images, of which 5x5 positions remain, and 1000 classes it has
+    50,303,912 parameters (Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014; initial
+    weights, Xavier's in convolutions, and biases of Wen et al. 2017).
     """
 
     last_layer = "fc3"
@@ -111,7 +111,7 @@ class AlexNetV2(Model):
 
 
 def _pooled_side(side: int) -> int:
-    """Pixels that three poolings leave of so many."""
+    """The side that three poolings leave of a side."""
     for _ in range(3):
         side = (side - 3) // 2 + 1
     return side

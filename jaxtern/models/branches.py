@@ -1,8 +1,8 @@
-"""Branches of convolutions side by side, of which GoogLeNet and Inception v3 are made.
+"""Parallel branches of convolutions, the building blocks of GoogLeNet and Inception v3.
 
-A layer is written as height x width x features, "3x3x64"; padded by half its window on each side, or not at all where
-"valid" follows; "/2" takes every second position. Poolings have the names of POOLINGS. Of layers with "|" between them
-each gets the same input, and their features lie side by side.
+A convolution is written as height x width x features, "3x3x64", with "/2" for stride 2. It is padded by half its window
+on each side, or not at all if "valid" follows. Poolings have the names in POOLINGS. Layers joined by "|" get the same
+input, and their outputs are concatenated.
 """
 
 import functools
@@ -22,7 +22,7 @@ Layers = tuple[str, ...]
 
 
 def _max_to_the_end(x: jax.Array, size: int) -> jax.Array:
-    """Every second position, without padding before the first; the last window reaches, or goes beyond, the end."""
+    """Max pooling with stride 2, padded only at the end, so that the last window reaches it."""
     behind = [(0, max(size - side, (side - size) % 2)) for side in x.shape[1:3]]
     return max_pool(x, (size, size), strides=(2, 2), padding=behind)
 
@@ -33,7 +33,7 @@ POOLINGS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "max/2": functools.partial(_max_to_the_end, size=3),
     "max2/2": functools.partial(_max_to_the_end, size=2),
     "max": functools.partial(max_pool, **_around),
-    "mean": functools.partial(nnx.avg_pool, **_around),  # the zeros around count, as in torchvision
+    "mean": functools.partial(nnx.avg_pool, **_around),  # padding counts as zeros, as in torchvision
 }
 
 
@@ -41,7 +41,7 @@ class Convolution(nnx.Module):
     """Convolution without a bias, batch norm, ReLU."""
 
     def __init__(self, channels: int, layer: str, *, deviation: float, rngs: nnx.Rngs, use_scale: bool = True):
-        """Initial weights are normal, cut off at two deviations."""
+        """Draws weights from a normal distribution truncated at two deviations."""
         window, stride, valid = re.findall(r"(\d+x\d+x\d+)(/2)?( valid)?", layer)[0]
         *sides, self.features = map(int, window.split("x"))
         padding: Any = "VALID" if valid else [(side // 2, side // 2) for side in sides]
@@ -55,10 +55,10 @@ class Convolution(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Branches with the same input, each of layers one behind another; what they end with lies side by side.
+    """Branches with the same input, whose outputs are concatenated.
 
-    A layer has the name of its branch and its number behind that, "branch5x5_1"; in a branch of a single convolution no
-    number, and where layers lie side by side a letter more, "branch3x3_2a".
+    A convolution is named by its branch and its number in it, "branch5x5_1"; without a number if it is the branch's
+    only one, and with a letter if it was joined by "|", "branch3x3_2a".
     """
 
     def __init__(self, channels: int, branches: dict[str, Layers], make: Callable[[int, str], Convolution]):
@@ -92,17 +92,17 @@ class Block(nnx.Module):
 
 
 class BranchedModel(Model):
-    """Convolutions and blocks one behind another, mean over all positions, dropout, linear C; in training also heads.
+    """Convolutions and blocks in sequence, mean over all positions, dropout, linear C; in training also heads.
 
     Attributes:
-      parts: layers, and branches of blocks, by name.
-      pooled: name of the pooling behind a part.
-      heads: name of the head behind a part.
-      head: (channels, sides of images, num_classes, dropout_rate, rngs) -> a head: (activations with so many channels,
-        key) -> float[B, num_classes] logits.
-      deviation: of initial weights.
+      parts: convolutions, and the branches of blocks, by name.
+      pooled: the pooling after a part, by the part's name.
+      heads: the name of the auxiliary head after a part, by the part's name.
+      head: (channels, sides of images, num_classes, dropout_rate, rngs) -> a head: (activations with this many
+        channels, key) -> float[B, num_classes] logits.
+      deviation: of the initial weights.
       use_scale: whether batch norm has a scale.
-      least: pixels of a side.
+      least: the smallest side of images, in pixels.
     """
 
     last_layer = "fc"

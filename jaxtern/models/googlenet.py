@@ -1,4 +1,4 @@
-"""GoogLeNet with batch norm: nine blocks of four branches, and two auxiliary heads or, as TernGrad trains it, none."""
+"""GoogLeNet with batch norm and two auxiliary heads; and as TernGrad trains it, without heads."""
 
 import functools
 from typing import ClassVar
@@ -15,7 +15,7 @@ _linear = functools.partial(nnx.Linear, kernel_init=nnx.initializers.truncated_n
 
 
 def _block(first: int, second: tuple[int, int], third: tuple[int, int], fourth: int) -> dict[str, Layers]:
-    """Branches of so many features; the second and the third reduce them first."""
+    """Four branches with these numbers of features; the second and third reduce theirs first."""
     branch2, branch3 = ((f"1x1x{few}", f"3x3x{many}") for few, many in (second, third))
     return {"branch1": (f"1x1x{first}",), "branch2": branch2, "branch3": branch3, "branch4": ("max", f"1x1x{fourth}")}
 
@@ -37,7 +37,7 @@ _PARTS = {
 
 
 class _Auxiliary(nnx.Module):
-    """A classifier of what lies halfway, in training alone."""
+    """An auxiliary classifier on inner activations, used only in training."""
 
     def __init__(self, channels: int, _: list[int], num_classes: int, dropout_rate: float | None, rngs: nnx.Rngs):
         self.conv = Convolution(channels, "1x1x128", deviation=_DEVIATION, rngs=rngs)
@@ -53,16 +53,16 @@ class _Auxiliary(nnx.Module):
 
 class GoogLeNet(BranchedModel):
     """conv 7x7x64/2, max 3/2, conv 1x1x64, conv 3x3x192, max 3/2, blocks 3a and 3b, max 3/2, blocks 4a to 4e, max 2/2,
-    blocks 5a and 5b, average over all that is left, dropout, linear C.
+    blocks 5a and 5b, mean over all positions, dropout, linear C.
 
-    A block joins conv 1x1; conv 1x1, conv 3x3; the same again; max 3/1, conv 1x1. Behind blocks 4a and 4d, in training,
-    stands a head: average to 4x4, conv 1x1x128, linear 1024, ReLU, dropout, linear C. Convolutions are followed by
-    batch norm (and have no bias), then ReLU. Images may have any size. With 1000 classes it has 13,004,888 parameters,
-    of which 6,379,984 are the heads'. (Szegedy et al. 2015; batch norm, poolings, and 3x3 in place of 5x5 convolutions
-    are torchvision's, whose weights so give the same logits.)
+    A block concatenates conv 1x1; conv 1x1, conv 3x3; the same again; max 3/1, conv 1x1. In training, a head follows
+    blocks 4a and 4d: mean to 4x4, conv 1x1x128, linear 1024, ReLU, dropout, linear C. Batch norm, then ReLU, follow
+    each convolution, which has no bias. Images may have any size. For 1000 classes it has 13,004,888 parameters,
+    6,379,984 of them in the heads. (Szegedy et al. 2015. Batch norm, poolings, and 3x3 instead of 5x5 convolutions are
+    as in torchvision, so its weights give the same logits.)
 
     Args of __init__:
-      dropout_rate: before all last layers; None: .5, and .7 in the heads.
+      dropout_rate: before the last layers; None: .5, and .7 in the heads.
     """
 
     parts = _PARTS
@@ -74,7 +74,7 @@ class GoogLeNet(BranchedModel):
 
 
 class TernGradGoogLeNet(GoogLeNet):
-    """Without heads, and with batch norm without a scale: 6,617,624 parameters (Wen et al. 2017)."""
+    """GoogLeNet without heads, and with batch norm without a scale: 6,617,624 parameters (Wen et al. 2017)."""
 
     auxiliary_weight = 0.0
     heads: ClassVar[dict[str, str]] = {}
@@ -82,7 +82,7 @@ class TernGradGoogLeNet(GoogLeNet):
 
 
 def _shares(side: int, count: int) -> np.ndarray:
-    """float64[count, side]: what each position counts in each of so many means over all of them, as torch cuts them."""
+    """float64[count, side]: the weights of `side` positions in `count` means, cut as torch's AdaptiveAvgPool2d."""
     starts, ends = (np.arange(count) * side) // count, -(-np.arange(1, count + 1) * side // count)
     place = np.arange(side)
     inside = (starts[:, None] <= place) & (place < ends[:, None])

@@ -8,17 +8,17 @@ from flax import nnx
 
 from jaxtern.models.branches import BranchedModel, Convolution, Layers
 
-_normal = nnx.initializers.truncated_normal  # cut off at two standard deviations
+_normal = nnx.initializers.truncated_normal  # at two standard deviations
 
 
 def _block35(pooled: int) -> dict[str, Layers]:
-    """Branches on 35x35 positions."""
+    """The branches of a block on 35x35 positions."""
     double, pool = ("1x1x64", "3x3x96", "3x3x96"), ("mean", f"1x1x{pooled}")
     return {"branch1x1": ("1x1x64",), "branch5x5": ("1x1x48", "5x5x64"), "branch3x3dbl": double, "branch_pool": pool}
 
 
 def _block17(width: int) -> dict[str, Layers]:
-    """Branches on 17x17 positions."""
+    """The branches of a block on 17x17 positions."""
     across, down = f"1x7x{width}", f"7x1x{width}"
     once = (f"1x1x{width}", across, "7x1x192")
     twice = (f"1x1x{width}", down, across, down, "1x7x192")
@@ -61,7 +61,7 @@ _PARTS: dict[str, str | dict[str, Layers]] = {
 
 
 class _Auxiliary(nnx.Module):
-    """A second classifier, in training alone, whose loss reaches the early layers by a shorter way."""
+    """An auxiliary classifier, used only in training: its loss reaches the early layers by a shorter path."""
 
     def __init__(self, channels: int, sides: list[int], num_classes: int, _: float | None, rngs: nnx.Rngs):
         sides = [_side_of_features(side) for side in sides]
@@ -75,17 +75,17 @@ class _Auxiliary(nnx.Module):
     def __call__(self, x: jax.Array, _: jax.Array | None) -> jax.Array:
         x = nnx.avg_pool(x, self.window, strides=(3, 3))
         x = self.conv1(self.conv0(x, moving=False), moving=False)
-        return self.fc(jnp.mean(x, axis=(1, 2)))  # of one position, but for images larger than usual
+        return self.fc(jnp.mean(x, axis=(1, 2)))  # a single position, unless images are larger than 299 pixels
 
 
 class InceptionV3(BranchedModel):
-    """A stem of convolutions, eleven blocks of branches side by side, mean over all positions, dropout, linear C.
+    """A stem of convolutions, eleven blocks of parallel branches, mean over all positions, dropout, linear C.
 
-    Convolutions are followed by batch norm (and have no bias), then ReLU. On 299x299x3 images with 1000 classes it has
-    27,161,264 parameters, of which 3,326,696 are the auxiliary head's: mean 5x5/3 of the last block on 17x17 positions,
-    1x1x128, conv 5x5x768, linear C. Smaller images shrink the windows of that head to what there is. (Szegedy et al.
-    2015, Rethinking the Inception Architecture for Computer Vision; initial deviations of TensorFlow's slim; names,
-    batch norm and poolings of torchvision, whose weights so give the same logits.)
+    Batch norm, then ReLU, follow each convolution, which has no bias. The auxiliary head takes the last block on 17x17
+    positions: mean 5x5/3, conv 1x1x128, conv 5x5x768, linear C; smaller images shrink its windows. For 299x299x3 images
+    and 1000 classes it has 27,161,264 parameters, 3,326,696 of them in the head. (Szegedy et al. 2015, Rethinking the
+    Inception Architecture for Computer Vision; initial deviations of TensorFlow's slim. Names, batch norm and poolings
+    are as in torchvision, so its weights give the same logits.)
     """
 
     parts = _PARTS
@@ -98,7 +98,7 @@ class InceptionV3(BranchedModel):
 
 
 def _side_of_features(side: int) -> int:
-    """Positions of the blocks that have 17 of images of 299 pixels."""
+    """The side, for images of this side, of the blocks that have 17x17 positions for 299 pixels."""
     for lost in (0, 2, 2, 0):
         side = (side - lost - 3) // 2 + 1
     return side

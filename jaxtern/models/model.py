@@ -1,4 +1,4 @@
-"""What every network is to the trainer."""
+"""The interface between a network and the trainer."""
 
 from typing import Any, ClassVar
 
@@ -7,17 +7,16 @@ from flax import nnx
 
 
 class Model(nnx.Module):
-    """A network whose variables are weights (nnx.Param) and moments of batch norm (nnx.BatchStat), and nothing else.
+    """A network whose only variables are weights (nnx.Param) and moments of batch norm (nnx.BatchStat).
 
-    A network is called with a batch and a key. With a key it is in training: batch norm takes the moments of the batch
-    and updates its own, and the key decides what is dropped. With None it is in evaluation: batch norm takes its own
-    moments, and nothing is dropped.
+    It is called with a batch and a key. With a key it trains: batch norm uses the batch's moments and updates its own,
+    and the key draws the dropout. With None it evaluates: batch norm uses its own moments, and nothing is dropped.
 
     Attributes:
-      last_layer: whole path of the layer that gives the logits.
-      decayed: regular expressions; a tensor whose whole path matches one takes part in weight decay.
+      last_layer: path of the layer that gives the logits.
+      decayed: regular expressions; weight decay applies to tensors whose whole path matches one.
       takes_text: whether inputs are characters, not images.
-      auxiliary_weight: of the loss of auxiliary logits, which in training come behind the logits, in a tuple.
+      auxiliary_weight: weight of the loss of auxiliary logits.
     """
 
     last_layer: ClassVar[str]
@@ -26,23 +25,19 @@ class Model(nnx.Module):
     auxiliary_weight: ClassVar[float] = 0.0
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
-        """With fresh weights, for inputs of this shape; networks with dropout also take a `dropout_rate`."""
+        """Draws weights for inputs of this shape; networks with dropout also take a `dropout_rate`."""
         raise NotImplementedError
 
     def __call__(self, inputs: jax.Array, key: jax.Array | None = None) -> Any:
-        """[B, *input_shape] inputs to float[B, num_classes] logits; of text, float[B, t, num_classes] of t characters.
+        """[B, *input_shape] inputs to float[B, num_classes] logits; for t characters of text, float[B, t, num_classes].
 
-        In training a network with auxiliary logits gives a tuple, with these behind the logits.
+        In training, a network with auxiliary logits returns a tuple: the logits, then these.
         """
         raise NotImplementedError
 
 
 def unpack_image_shape(input_shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
-    """Height, width and channels, for a network that leaves nothing of an image with a side below `least` pixels.
-
-    Raises:
-      ValueError: for another shape, or too small a side.
-    """
+    """Height, width and channels of images with sides of at least `least` pixels; ValueError for other shapes."""
     if len(input_shape) != 3 or min(input_shape) < 1 or min(input_shape[:2]) < least:
         raise ValueError(
             f"input_shape={input_shape}: must be height, width and channels, height and width {least} or more"
@@ -52,5 +47,5 @@ def unpack_image_shape(input_shape: tuple[int, ...], least: int = 1) -> tuple[in
 
 
 def split_key(key: jax.Array | None, count: int) -> list[jax.Array | None]:
-    """Splits a key into one for each of so many dropouts; None gives None for each."""
+    """Splits a key into `count` keys for dropouts; None gives `count` times None."""
     return [None] * count if key is None else list(jax.random.split(key, count))

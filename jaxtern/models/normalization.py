@@ -1,4 +1,4 @@
-"""Normalisations that flax does not have."""
+"""Normalisations that flax lacks: batch norm with unbiased moving moments, and LRN."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from flax import nnx
 
 
 class BatchNorm(nnx.BatchNorm):
-    """Batch norm whose moving moments are means over batches alone, after one step as after thousands.
+    """Batch norm whose moving moments are weighted means of the batches, unbiased from the first step on.
 
         s' = d s + 1 - d,    mean' = (d s mean + (1 - d) mean of the batch) / s',    var likewise
 
-    d is the momentum. Those of `nnx.BatchNorm` hold d^t of the zeros and ones that they start with, more than of 2,000
-    batches where d = .9997. Here s is 1 - d^t in step t, by which Adam divides its moments, too (Kingma and Ba 2015,
-    section 3); as s is kept, moments that are taken over from elsewhere count in full.
+    d is the momentum. After t steps, the moments of `nnx.BatchNorm` still contain their initial zeros and ones with
+    weight d^t. Here s = 1 - d^t corrects this, as in Adam (Kingma and Ba 2015, section 3). s is kept, so that imported
+    moments count in full.
 
     Attributes:
-      share: s, float32 scalar: 0 where `mean` and `var` are fresh, 1 where they are all of batches.
+      share: s, float32 scalar: 0 while `mean` and `var` are initial values, 1 once they come from batches alone.
     """
 
     def __init__(self, num_features: int, **options: Any):
@@ -42,17 +42,17 @@ class BatchNorm(nnx.BatchNorm):
 
 
 def local_response_normalization(x: jax.Array, radius: int, bias: float, alpha: float, beta: float) -> jax.Array:
-    """Activations over a power of the squares of their neighbours among the channels.
+    """Divides activations by a power of the squares of the neighbouring channels (Krizhevsky et al. 2012, 3.3).
 
         y[c] = x[c] / (bias + alpha * sum of x[k]^2 over |k - c| <= radius)^beta
 
-    Channels beyond the first and the last count as zeros. `alpha` is of a single square, not of their mean. Computed in
-    float32: squares of float16 overflow from 256 on. (Krizhevsky et al. 2012, 3.3.)
+    Channels beyond the first and last count as zeros. `alpha` multiplies the sum of the squares, not their mean. It
+    computes in float32, as the squares of float16 overflow from 256 on.
 
     Args:
       x: float[..., C] activations.
       radius: channels on either side, 0 or more.
-      bias: above 0, so that zeros stay zeros.
+      bias: above 0.
       alpha, beta: 0 or more.
 
     Returns:
@@ -60,7 +60,7 @@ def local_response_normalization(x: jax.Array, radius: int, bias: float, alpha: 
     """
     x = jnp.asarray(x)
     wide = x.astype(jnp.float32)
-    # A window is seven times as fast on a CPU as a sum of shifted slices, whose gradient XLA does not fuse.
+    # On a CPU this is seven times as fast as a sum of shifted slices, whose gradient XLA does not fuse.
     window, strides = (*(1 for _ in x.shape[:-1]), 2 * radius + 1), (1,) * x.ndim
     padding = (*((0, 0) for _ in x.shape[:-1]), (radius, radius))
     total = jax.lax.reduce_window(wide * wide, np.zeros((), np.float32), jax.lax.add, window, strides, padding)

@@ -1,4 +1,4 @@
-"""Max pooling whose gradient is quick on CPUs, too."""
+"""Max pooling whose gradient is also fast on CPUs."""
 
 import functools
 import itertools
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-# Sides, strides in rows and columns, and the padding of both, before and behind.
+# Sides, strides, and padding before and after; of rows and of columns.
 _Windows = tuple[tuple[int, int], tuple[int, int], Sequence[tuple[int, int]]]
 
 
@@ -20,22 +20,22 @@ def max_pool(
     strides: tuple[int, int] = (1, 1),
     padding: str | Sequence[tuple[int, int]] = "VALID",
 ) -> jax.Array:
-    """The largest activation of every window; its gradient goes to the first of those that are as large.
+    """The largest activation of every window; among equal ones, the gradient goes to the first.
 
-    `nnx.max_pool`, but for the gradient on CPUs, where XLA computes it of arrays of indices and scatters it: there it
-    is the same up to the order in which the gradients of overlapping windows are added, at a third to a fifth of the
-    time (benchmarks/training/pooling.py).
+    It is `nnx.max_pool` with another gradient on CPUs, where XLA scatters by arrays of indices. That gradient is the
+    same, up to the order in which overlapping windows are added, and takes a third to a fifth of the time
+    (benchmarks/training/pooling.py).
 
     Args:
       x: float[B, H, W, C] activations; a window with a NaN becomes NaN.
       window_shape: height and width.
       strides: rows and columns from window to window.
-      padding: "VALID", "SAME", or pairs of rows and of columns before and behind.
+      padding: "VALID", "SAME", or a pair (before, after) for rows and one for columns.
 
     Returns:
       An array like `x` but for H and W.
     """
-    flax_pool: Any = nnx.max_pool  # declares padding as a string, but takes pixels, too
+    flax_pool: Any = nnx.max_pool  # its annotation allows only strings as padding
     pool = functools.partial(flax_pool, window_shape=window_shape, strides=strides, padding=padding)
     if jax.default_backend() != "cpu":
         return pool(x)
@@ -52,10 +52,10 @@ def max_pool(
 
 
 def _pull_back(windows: _Windows, x: jax.Array, pooled: jax.Array, gradient: jax.Array) -> jax.Array:
-    """The gradient of activations, of that of what was pooled from them.
+    """The gradient of the activations, from the gradient of the pooled ones.
 
-    Pixels that are whole strides apart, a phase, have the same places in their windows. What the windows give to a
-    phase are slices of one array, which XLA adds in one pass.
+    The pixels that lie whole strides apart form a phase, and have the same places in their windows. What the windows
+    give to a phase are slices of one array, which XLA adds in one pass.
     """
     (height, width), (down, right), (pad_rows, pad_columns) = windows
     rows, columns = -(-(x.shape[1] + sum(pad_rows)) // down), -(-(x.shape[2] + sum(pad_columns)) // right)
@@ -65,7 +65,7 @@ def _pull_back(windows: _Windows, x: jax.Array, pooled: jax.Array, gradient: jax
     gradient = lax.pad(gradient, jnp.zeros((), gradient.dtype), around)
 
     def given(row: int, column: int) -> jax.Array:
-        """Gradient that a phase gets from the windows in which it has that row and column."""
+        """The gradient for a phase from the windows in which its pixels have this row and column."""
         first_row, first_column = above - row // down, before - column // right
         own = slice(None), slice(first_row, first_row + rows), slice(first_column, first_column + columns)
         return jnp.where(places[own] == row * width + column, gradient[own], 0)
@@ -82,7 +82,7 @@ def _pull_back(windows: _Windows, x: jax.Array, pooled: jax.Array, gradient: jax
 
 
 def _first_places(windows: _Windows, x: jax.Array, pooled: jax.Array) -> jax.Array:
-    """int16, like `pooled`: the first place of each window, by rows, that holds its largest activation."""
+    """int16, shaped like `pooled`: the first place in each window, by rows, that holds its largest activation."""
     (height, width), (down, right), pads = windows
     around = [(0, 0, 0), *((*pad, 0) for pad in pads), (0, 0, 0)]
     padded = lax.pad(x, jnp.array(-jnp.inf, x.dtype), around)

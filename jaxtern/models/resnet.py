@@ -1,4 +1,4 @@
-"""ResNets of He et al.: bottlenecks for ImageNet, and the plain blocks for CIFAR-10."""
+"""ResNets of He et al.: with bottlenecks for ImageNet, with plain blocks for CIFAR-10."""
 
 import functools
 from typing import ClassVar
@@ -15,7 +15,7 @@ _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class _Stage(nnx.Module):
-    """Blocks one behind another, by the names block1, block2, ..., of which the first has the stride."""
+    """A sequence of blocks, named block1, block2, ...; the first has the stride."""
 
     def __init__(self, block: type, depth: int, channels: int, width: int, stride: int, norm: functools.partial):
         self.depth = depth
@@ -30,7 +30,7 @@ class _Stage(nnx.Module):
 
 
 class _Bottleneck(nnx.Module):
-    """1x1, 3x3 with the stride, 1x1 to four times the width; the shortcut has weights where the shape changes."""
+    """conv 1x1, 3x3 with the stride, 1x1 to four times the width; the shortcut has weights if the shape changes."""
 
     expansion: ClassVar[int] = 4
 
@@ -53,7 +53,7 @@ class _Bottleneck(nnx.Module):
 
 
 class _Plain(nnx.Module):
-    """3x3 with the stride, 3x3; the shortcut has no weights."""
+    """conv 3x3 with the stride, 3x3; the shortcut has no weights."""
 
     expansion: ClassVar[int] = 1
 
@@ -71,14 +71,13 @@ class _Plain(nnx.Module):
 
 
 class ResNet(Model):
-    """conv 7x7x64/2, max 3/2, four stages of bottlenecks (64, 128, 256, 512 wide, four times as many channels leave),
+    """conv 7x7x64/2, max 3/2, four stages of bottlenecks (64, 128, 256, 512 wide, with four times as many outputs),
     mean over all positions, linear C.
 
-    Convolutions have no bias and are followed by batch norm with a scale. From the second stage on, a stage's first
-    block halves the sides, in its 3x3 convolution rather than, as in the paper, in its first 1x1, and every padding is
-    the same on both sides: like torchvision's, whose weights so give the same logits. Images may have any size. (He et
-    al. 2015, Deep Residual Learning for Image Recognition; initial weights of He et al. 2015, Delving Deep into
-    Rectifiers, by the outputs.)
+    Batch norm with a scale follows each convolution, which has no bias. From the second stage on, a stage's first block
+    halves the sides in its 3x3 convolution, not in its first 1x1 as in the paper. This and the symmetric padding are as
+    in torchvision, so its weights give the same logits. Images may have any size. (He et al. 2015, Deep Residual
+    Learning for Image Recognition; initial weights by the fan-out of He et al. 2015, Delving Deep into Rectifiers.)
     """
 
     last_layer = "fc"
@@ -86,7 +85,7 @@ class ResNet(Model):
     widths: ClassVar[tuple[int, ...]] = (64, 128, 256, 512)
     block: ClassVar[type] = _Bottleneck
     stem: ClassVar[tuple[int, int, int]] = (7, 2, 64)  # side, stride and features of the first convolution
-    pools: ClassVar[bool] = True  # behind the first convolution
+    pools: ClassVar[bool] = True  # after the first convolution
     momentum: ClassVar[float] = 0.997  # of batch norm
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int, *, rngs: nnx.Rngs):
@@ -111,19 +110,19 @@ class ResNet(Model):
 
 
 class ResNet50(ResNet):
-    """With 25,557,032 parameters for 1000 classes."""
+    """ResNet-50: 25,557,032 parameters for 1000 classes."""
 
     depths = (3, 4, 6, 3)
 
 
 class ResNet101(ResNet):
-    """With 44,549,160 parameters for 1000 classes."""
+    """ResNet-101: 44,549,160 parameters for 1000 classes."""
 
     depths = (3, 4, 23, 3)
 
 
 class ResNet152(ResNet):
-    """With 60,192,808 parameters for 1000 classes."""
+    """ResNet-152: 60,192,808 parameters for 1000 classes."""
 
     depths = (3, 8, 36, 3)
 
@@ -132,10 +131,9 @@ class CifarResNet(ResNet):
     """conv 3x3x16, three stages of n blocks of two 3x3 convolutions (16, 32, 64 channels), mean over all positions,
     linear C: 6 n + 2 layers.
 
-    Shortcuts have no weights: where a stage halves the sides and doubles the channels, they take every second pixel and
-    zeros for the new channels (option A). The moving moments forget within tens of steps, as those of ImageNet's do in
-    hundreds: an epoch here has but 391 batches of 128, and what each batch says is exact enough, of thousands of
-    pixels. (He et al. 2015, Deep Residual Learning for Image Recognition, 4.2.)
+    Shortcuts have no weights (option A): if a stage halves the sides and doubles the channels, they take every second
+    pixel and zeros for the new channels. The moving moments of batch norm span tens of steps, as an epoch has only 391
+    batches of 128. (He et al. 2015, Deep Residual Learning for Image Recognition, 4.2.)
     """
 
     widths = (16, 32, 64)
@@ -146,19 +144,19 @@ class CifarResNet(ResNet):
 
 
 class ResNet20(CifarResNet):
-    """With 269,722 parameters for ten classes."""
+    """ResNet-20: 269,722 parameters for ten classes."""
 
     depths = (3, 3, 3)
 
 
 class ResNet56(CifarResNet):
-    """With 853,018 parameters for ten classes."""
+    """ResNet-56: 853,018 parameters for ten classes."""
 
     depths = (9, 9, 9)
 
 
 def _convolution(channels: int, features: int, size: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
-    """Without bias, padded alike on both sides."""
+    """A convolution without bias, padded equally on both sides."""
     padding = ((size // 2, size // 2), (size // 2, size // 2))
     options = {"strides": (stride, stride), "padding": padding, "use_bias": False, "kernel_init": _he_normal}
     return nnx.Conv(channels, features, (size, size), **options, rngs=rngs)

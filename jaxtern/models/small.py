@@ -1,4 +1,4 @@
-"""Small networks for MNIST and CIFAR-10: LeNet and CifarNet as TernGrad trains them, and TensorFlow's for MNIST."""
+"""Small networks: LeNet and CifarNet as TernGrad trains them, and the MNIST network of TensorFlow's tutorials."""
 
 import functools
 
@@ -10,7 +10,7 @@ from jaxtern.models.model import Model, unpack_image_shape
 from jaxtern.models.normalization import local_response_normalization
 from jaxtern.models.pooling import max_pool
 
-_normal = nnx.initializers.truncated_normal  # cut off at two standard deviations
+_normal = nnx.initializers.truncated_normal  # at two standard deviations
 _tenth = nnx.initializers.constant(0.1)
 _pool2 = functools.partial(max_pool, window_shape=(2, 2), strides=(2, 2), padding="SAME")
 _pool3 = functools.partial(max_pool, window_shape=(3, 3), strides=(2, 2), padding="SAME")
@@ -20,7 +20,7 @@ _normalize = functools.partial(local_response_normalization, radius=4, bias=1.0,
 class LeNet(Model):
     """conv 5x5x20, max 2/2, conv 5x5x50, max 2/2, linear 500, linear C; ReLU after all but the last.
 
-    On 28x28x1 images with ten classes it has 1,256,080 parameters (LeCun et al. 1998; widths and initial deviations of
+    For 28x28x1 images and ten classes it has 1,256,080 parameters (LeCun et al. 1998; widths and initial deviations of
     Wen et al. 2017).
     """
 
@@ -35,7 +35,7 @@ class LeNet(Model):
         self.fc2 = nnx.Linear(500, num_classes, kernel_init=_normal(0.0767), rngs=rngs)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images in [-1, 1] to float[B, num_classes] logits, in training as in evaluation."""
+        """float[B, H, W, C] images to float[B, num_classes] logits; training and evaluation do not differ."""
         x = max_pool(nnx.relu(self.conv1(images)), (2, 2), strides=(2, 2))
         x = max_pool(nnx.relu(self.conv2(x)), (2, 2), strides=(2, 2))
         x = jnp.reshape(x, (x.shape[0], -1))
@@ -46,8 +46,8 @@ class CifarNet(Model):
     """conv 5x5x64, max 3/2, LRN, conv 5x5x64, LRN, max 3/2, linear 384, linear 192, linear C; ReLU after all but
     the last.
 
-    On 24x24x3 images with ten classes it has 1,068,298 parameters (Krizhevsky's cuda-convnet; widths, deviations and
-    biases of Wen et al. 2017, where only the kernels of fc1 and fc2 are decayed).
+    For 24x24x3 images and ten classes it has 1,068,298 parameters (Krizhevsky's cuda-convnet; widths, deviations and
+    biases of Wen et al. 2017, who decay only the kernels of fc1 and fc2).
     """
 
     last_layer = "fc3"
@@ -63,7 +63,7 @@ class CifarNet(Model):
         self.fc3 = nnx.Linear(192, num_classes, kernel_init=_normal(1 / 192), rngs=rngs)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits, in training as in evaluation."""
+        """float[B, H, W, C] images to float[B, num_classes] logits; training and evaluation do not differ."""
         x = _normalize(_pool3(nnx.relu(self.conv1(images))))
         x = _pool3(_normalize(nnx.relu(self.conv2(x))))
         x = jnp.reshape(x, (x.shape[0], -1))
@@ -73,7 +73,7 @@ class CifarNet(Model):
 class MnistNet(Model):
     """conv 5x5x32, max 2/2, conv 5x5x64, max 2/2, linear 1024, dropout, linear C; ReLU after all but the last.
 
-    On 28x28x1 images with ten classes it has 3,274,634 parameters (the tutorials of TensorFlow).
+    For 28x28x1 images and ten classes it has 3,274,634 parameters (TensorFlow's tutorials).
     """
 
     last_layer = "fc2"

@@ -1,4 +1,4 @@
-"""Weights that torchvision's networks were trained to, read from a .safetensors file."""
+"""Reads the trained weights of torchvision's networks from a .safetensors file."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from jaxtern.models.vgg import VGGF
 
 _TENSORS = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 _FLOATS = ("F64", "F32", "F16", "BF16")
-# Channels of the convolution behind which a linear layer stands, with more than one position to each.
+# For linear layers that follow a convolution with several positions: the channels of that convolution.
 _CHANNELS = {"fc1/kernel": 512, "auxiliary1/fc1/kernel": 128, "auxiliary2/fc1/kernel": 128}
 
 
@@ -23,26 +23,25 @@ def read_torchvision(
 ) -> dict[str, Any]:
     """Reads a network's weights and moments from a file of torchvision's, into the layout of ours.
 
-    resnet_50, resnet_101 and resnet_152 take those of resnet50, ...; vgg_f those of vgg16, but for the last layer;
-    googlenet and inception_v3 those of the same name. Convolutions OIHW become HWIO,
-    linear layers OI become IO, and the first of them behind a convolution has its inputs by height, width, channel
-    rather than by channel, height, width. The moments of batch norm have a share of 1 (`normalization.BatchNorm`).
+    resnet_50, resnet_101 and resnet_152 take those of resnet50 and so on; vgg_f those of vgg16, except the last layer;
+    googlenet and inception_v3 those of the same name. Convolutions become HWIO from OIHW, linear layers IO from OI. The
+    first linear layer after a convolution gets its inputs ordered by height, width, channel instead of channel, height,
+    width. Moments of batch norm get a share of 1 (`normalization.BatchNorm`).
 
     Args:
-      path: of a file that `safetensors.torch.save_file(network.state_dict(), path)` has written.
+      path: of a file written by `safetensors.torch.save_file(network.state_dict(), path)`.
       name: of the network in `MODELS`.
-      like: all weights and moments of the network, as one pure dict by their paths ({"conv1": {"kernel": ...}, ...}),
-        of anything that has a shape.
-      exclude: regular expressions; a tensor whose whole path ("fc/kernel") matches one is left out, whatever its shape.
-      allow_missing: whether a tensor that the file lacks is left out, too.
+      like: nested dicts of all weights and moments of the network ({"conv1": {"kernel": ...}, ...}); only shapes count.
+      exclude: regular expressions; a tensor whose whole path ("fc/kernel") matches one is left out.
+      allow_missing: whether to leave out tensors that the file lacks, instead of raising.
 
     Returns:
-      A pure dict like `like` of float32 arrays, without what is left out, or what torchvision's network does not have.
+      Nested dicts of float32 arrays, without tensors that are left out or that torchvision's network does not have.
 
     Raises:
-      ValueError: for a network that torchvision has no weights of, a file that is no .safetensors file or is of another
-        network, and a tensor of another shape or type, or with values that cannot be taken.
-      OSError: for a file that cannot be read.
+      ValueError: for a network that torchvision has no weights of; a file that is not .safetensors, or of another
+        network; a tensor that is missing, of another shape or type, or not finite.
+      OSError: if the file cannot be read.
     """
     if name not in _LAYERS:
         raise ValueError(f"model={name!r}: must be one of {', '.join(_LAYERS)} to start from torchvision's weights")
@@ -53,7 +52,7 @@ def read_torchvision(
         stored = set(file.keys())
         others = sorted(stored - {*names.values(), *_OTHERS.get(name, ())})
         others = [each for each in others if not each.endswith(".num_batches_tracked")]
-        if others:  # as in a file of a deeper network
+        if others:  # the file may be of a deeper network
             raise ValueError(f"{path}: {others[0]}: torchvision's counterpart of {name} has no such tensor")
         tensors = {}
         for ours, theirs in names.items():
@@ -70,7 +69,7 @@ def read_torchvision(
 
 
 def _read(file: Any, theirs: str, ours: str, shape: tuple[int, ...], meaning: str, where: str) -> np.ndarray:
-    """Their tensor as float32 array of this shape, laid out as ours; `meaning` and `where` are for errors."""
+    """Reads a tensor as a float32 array of our layout and this shape; `meaning` and `where` are for errors."""
     stored = file.get_slice(theirs)
     dtype, found = stored.get_dtype(), tuple(stored.get_shape())
     expected = (*shape[:-3:-1], *shape[:-2])  # OIHW for our HWIO, OI for our IO
@@ -90,7 +89,7 @@ def _open(path: Path) -> Any:
     except SafetensorError as error:
         with path.open("rb") as file:
             start = file.read(4)
-        if start == b"PK\3\4" or start.startswith(b"\x80"):  # as torch.save writes it now, and did before 1.6
+        if start == b"PK\3\4" or start.startswith(b"\x80"):  # torch.save's formats, since 1.6 and before
             remedy = "save its state dict by safetensors.torch.save_file, and give that file"
             raise ValueError(f"{path}: is a pickle of torch, which may run code when it is read: {remedy}") from error
         raise ValueError(f"{path}: must be a .safetensors file: {error}") from error
@@ -105,31 +104,31 @@ def _to_our_layout(tensor: np.ndarray, channels: int | None) -> np.ndarray:
 
 
 def _resnet_layer(layer: str) -> str:
-    """stage2/block3/conv1 to layer2.2.conv1."""
+    """Maps stage2/block3/conv1 to layer2.2.conv1."""
     named = re.sub(r"stage(\d)/block(\d+)/", lambda found: f"layer{found[1]}.{int(found[2]) - 1}.", layer)
     return named.replace("shortcut_norm", "downsample.1").replace("shortcut", "downsample.0").replace("norm", "bn")
 
 
 def _vgg_layers(depths: tuple[int, ...]) -> dict[str, str]:
-    """Names of our layers in torchvision, where those up to the last pooling are numbered."""
+    """torchvision's names of our layers; it numbers the layers up to the last pooling."""
     layers, number = {}, 0
     for block, depth in enumerate(depths, 1):
         for i in range(1, depth + 1):
             layers[f"conv{block}_{i}"] = f"features.{number}"
-            number += 2  # with its ReLU
+            number += 2  # the convolution and its ReLU
         number += 1  # the pooling
     return layers | {"fc1": "classifier.0", "fc2": "classifier.3"}
 
 
 def _googlenet_layer(layer: str) -> str:
-    """inception3a/branch2_1/norm to inception3a.branch2.0.bn, auxiliary1/fc1 to aux1.fc1."""
+    """Maps inception3a/branch2_1/norm to inception3a.branch2.0.bn, auxiliary1/fc1 to aux1.fc1."""
     named = layer.replace("/", ".").replace("norm", "bn").replace("auxiliary", "aux")
     named = re.sub(r"(branch[23])_(\d)", lambda found: f"{found[1]}.{int(found[2]) - 1}", named)
-    return named.replace("branch4", "branch4.1")  # behind its pooling
+    return named.replace("branch4", "branch4.1")  # the pooling is branch4.0
 
 
 def _inception_layer(layer: str) -> str:
-    """Mixed_5b/branch5x5_1/norm to Mixed_5b.branch5x5_1.bn, auxiliary/conv0/conv to AuxLogits.conv0.conv."""
+    """Maps Mixed_5b/branch5x5_1/norm to Mixed_5b.branch5x5_1.bn, auxiliary/conv0/conv to AuxLogits.conv0.conv."""
     return layer.replace("/", ".").replace("norm", "bn").replace("auxiliary", "AuxLogits")
 
 
@@ -139,11 +138,11 @@ _LAYERS: dict[str, Callable[[str], str | None]] = {
     "googlenet": _googlenet_layer,
     "inception_v3": _inception_layer,
 }
-_OTHERS = {"vgg_f": ("classifier.6.weight", "classifier.6.bias")}  # tensors that none of ours stands for
+_OTHERS = {"vgg_f": ("classifier.6.weight", "classifier.6.bias")}  # tensors without a counterpart here
 
 
 def _name_of(model: str, path: str) -> str | None:
-    """torchvision's name for a tensor, or None where it has none."""
+    """torchvision's name for a tensor; None if it has no such tensor."""
     layer, _, leaf = path.rpartition("/")
     theirs = _LAYERS[model](layer) if leaf in _TENSORS else None
     return None if theirs is None else f"{theirs}.{_TENSORS[leaf]}"

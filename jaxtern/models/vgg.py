@@ -1,4 +1,4 @@
-"""VGG: blocks of 3x3 convolutions, each halved by its pooling, and three linear layers."""
+"""VGG: five blocks of 3x3 convolutions and pooling, then linear layers."""
 
 import functools
 from typing import ClassVar
@@ -21,9 +21,9 @@ _norm = functools.partial(BatchNorm, momentum=0.999, epsilon=0.001, use_scale=Fa
 class _VGG(Model):
     """Five blocks of conv 3x3, each followed by max 2/2; linear 4096, dropout, linear 4096, dropout, linear C.
 
-    Convolutions have batch norm without a scale, and no bias, before their ReLU. The linear layers take all that the
-    poolings leave of an image, a pixel in 32: there is no pooling to a fixed size. (Simonyan and Zisserman 2015; batch
-    norm and Xavier's initial weights as Wen et al. 2017 train them.)
+    Batch norm without a scale, then ReLU, follow each convolution, which has no bias. The first linear layer takes all
+    positions, one for 32x32 pixels: nothing is pooled to a fixed size. (Simonyan and Zisserman 2015; batch norm and
+    Xavier's initial weights as in Wen et al. 2017.)
     """
 
     last_layer = "fc3"
@@ -51,7 +51,7 @@ class _VGG(Model):
         self.dropouts = nnx.List(map(nnx.Dropout, rates))
 
     def _names_of(self, block: int) -> list[str]:
-        """Names of the convolutions of a block, both counted from 1."""
+        """Names of the convolutions of a block; both are counted from 1."""
         return [f"conv{block}_{i}" for i in range(1, self.depths[block - 1] + 1)]
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
@@ -71,20 +71,19 @@ class _VGG(Model):
 
 
 class VGGA(_VGG):
-    """Configuration A: eight convolutions. On 224x224x3 images with 1000 classes it has 132,863,336 parameters."""
+    """Configuration A: eight convolutions. For 224x224x3 images and 1000 classes it has 132,863,336 parameters."""
 
     depths = (1, 1, 2, 2, 2)
 
 
 class VGG16(_VGG):
-    """Configuration D: thirteen convolutions. On 224x224x3 images with 1000 classes it has 138,357,544 parameters:
-    as many as without batch norm, whose biases stand in for those of the convolutions."""
+    """Configuration D: thirteen convolutions. For 224x224x3 images and 1000 classes it has 138,357,544 parameters."""
 
     depths = (2, 2, 3, 3, 3)
 
 
 class VGG19(_VGG):
-    """Configuration E: sixteen convolutions. On 224x224x3 images with 1000 classes it has 143,667,240 parameters."""
+    """Configuration E: sixteen convolutions. For 224x224x3 images and 1000 classes it has 143,667,240 parameters."""
 
     depths = (2, 2, 4, 4, 4)
 
@@ -92,8 +91,8 @@ class VGG19(_VGG):
 class VGGF(_VGG):
     """Configuration D without batch norm, whose last layer is a funnel: linear 512, ReLU, dropout .6, linear C.
 
-    Convolutions, fc1 and fc2 have the names and shapes of VGG-16's, so its published weights fit them. On 224x224x3
-    images with three classes it has 136,359,747 parameters.
+    Convolutions, fc1 and fc2 have the names and shapes of VGG-16's, so its published weights fit them. For 224x224x3
+    images and three classes it has 136,359,747 parameters.
     """
 
     last_layer = "head"

@@ -1,1 +1,1 @@
-"""What a step will take, before anything runs: the model, its measurements, and forecasts of clusters."""
+"""Predicts the time of a training step on a cluster: a model, its measurements, and forecasts."""

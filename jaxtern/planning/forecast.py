@@ -1,4 +1,4 @@
-"""What a cluster may expect of every method: the planning model over numbers of workers, as table and sentence."""
+"""Forecasts step times and speed-up of every method for numbers of workers, as tables and a recommendation."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _LOCAL_STEPS = 10, 30, 100, 300, 1000
 
 
 class Way(NamedTuple):
-    """A method by its name, and whether a host's devices are one worker of it."""
+    """A method's name, and whether all devices of a host are one worker."""
 
     method: str
     hierarchical: bool
@@ -24,17 +24,17 @@ class Way(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """What a forecast is made for.
+    """The cluster and job of a forecast.
 
     Attributes:
-      hosts: that links join.
-      devices: of each.
+      hosts: number of hosts.
+      devices: of each host.
       network: links between hosts.
       fast: links between the devices of a host.
       compute_seconds: of a step without exchange, on one device.
-      overlap: whether the wire works beside the computation.
-      hidden: share of the shorter of codec and wire that runs behind the other.
-      timing: of local steps.
+      overlap: whether messages travel during the computation.
+      hidden: fraction of the shorter of codec and wire that the longer hides.
+      timing: when local steps exchange.
     """
 
     hosts: int
@@ -47,20 +47,20 @@ class Scenario:
     timing: Timing = EVERY_STEP
 
     def placement(self, workers: int, hierarchical: bool) -> Placement:
-        """So many devices, host after host."""
+        """The placement of this many devices, host after host."""
         devices = min(workers, self.devices)
         return Placement(workers // devices, devices, hierarchical, self.fast)
 
     def worker_counts(self) -> list[int]:
-        """One, then whole hosts, doubled up to 1,024 devices."""
+        """One device, one host, and its doublings up to 1,024 devices."""
         doubled = (self.devices * 2**power for power in range(11))
         return sorted({1, *(count for count in doubled if count <= 1024)})
 
 
 class Forecast:
-    """Step times of all methods, by name, on a cluster and on smaller and larger ones of its kind.
+    """Step times of all methods, by name, on a cluster and on smaller and larger ones.
 
-    The method "float" in every step is what the others are compared with.
+    The baseline is "float", exchanged in every step.
     """
 
     def __init__(self, methods: dict[str, Method], scenario: Scenario):
@@ -72,7 +72,7 @@ class Forecast:
         self.scaling = {count: self.predict(count) for count in scenario.worker_counts()}
 
     def predict(self, workers: int, timing: Timing | None = None) -> dict[Way, StepTime]:
-        """Step times of so many devices, by the scenario's timing or another; not of methods that cannot carry them."""
+        """Step times for this many devices, of the methods that can serve them; timing None is the scenario's."""
         found, c = {}, self.scenario
         for way in self.ways:
             method, placement = self.methods[way.method], c.placement(workers, way.hierarchical)
@@ -82,20 +82,20 @@ class Forecast:
         return found
 
     def speed_up(self, workers: int, way: Way) -> float:
-        """Throughput over one worker's, which exchanges nothing; 0 where the method cannot carry so many."""
+        """Throughput relative to one worker, which exchanges nothing; 0 if the method cannot serve so many."""
         time, alone = self.scaling[workers].get(way), self.scenario.compute_seconds
         return workers * alone / time.total if time and time.total else 0.0
 
     def best(self, names: Sequence[str]) -> Way:
-        """The way by one of these methods that takes the least time on the cluster."""
+        """The fastest way on the cluster by one of these methods."""
         return min((way for way in self.here if way.method in names), key=lambda way: self.here[way].total)
 
     def best_exact(self) -> Way:
-        """That by one of the exact exchanges."""
+        """The fastest way by an exact exchange."""
         return self.best([name for name, each in EXCHANGES.items() if each.exact])
 
     def recommendation(self) -> str:
-        """One sentence: the best exact method, and what is faster still."""
+        """One sentence: the best exact method, and methods that are faster still."""
         if self.scenario.hosts * self.scenario.devices == 1:
             return "one worker exchanges nothing: take float"
         best, plain = self.best_exact(), self.best(["float"])
@@ -122,7 +122,7 @@ class Forecast:
         return f"; with an exchange in {steps} steps (local.steps={steps}) it takes {seconds(totals[steps])} on average"
 
     def to_json(self) -> dict[str, Any]:
-        """All figures, in seconds and bytes a second."""
+        """All figures, in seconds and bytes a second, ready for JSON."""
 
         def row(way: Way, time: StepTime) -> dict[str, Any]:
             return way._asdict() | time._asdict() | {"total": time.total}
@@ -140,7 +140,7 @@ class Forecast:
         }
 
     def __str__(self) -> str:
-        """Two tables of fewer than 100 columns: the cluster's step, and its speed-up at other sizes."""
+        """Two tables, less than 100 columns wide: the cluster's step, and the speed-up at other sizes."""
         return f"{self._step_table()}\n\n{self._scaling_table()}"
 
     def _step_table(self) -> str:
@@ -157,17 +157,17 @@ class Forecast:
             title = f"step and speed-up over one worker{', hierarchical' if hierarchical else ''}"
             lines = [title, f"{'workers':>7}" + "".join(f"{name:>15}" for name in self.methods)]
             for count, times in self.scaling.items():
-                cells = [self._cell(count, times, Way(name, hierarchical)) for name in self.methods]
-                lines.append(f"{count:7,}" + "".join(f"{cell:>15}" for cell in cells))
+                line = f"{count:7,}"
+                for way in (Way(name, hierarchical) for name in self.methods):
+                    cell = f"{seconds(times[way].total)} {self.speed_up(count, way):6.1f}" if way in times else "-"
+                    line += f"{cell:>15}"
+                lines.append(line)
             blocks.append("\n".join(lines))
         return "\n\n".join(blocks)
 
-    def _cell(self, count: int, times: dict[Way, StepTime], way: Way) -> str:
-        return f"{seconds(times[way].total)} {self.speed_up(count, way):6.1f}" if way in times else "-"
-
 
 def seconds(value: float) -> str:
-    """A time with three digits and its unit."""
+    """Formats a time with three digits and its unit."""
     factor, unit = (1.0, "s") if value >= 0.9995 else (1e3, "ms") if value >= 0.9995e-3 else (1e6, "us")
     scaled = value * factor
     return f"{scaled:.{0 if scaled >= 99.95 else 1 if scaled >= 9.995 else 2}f} {unit}" if value else "0"

@@ -1,18 +1,18 @@
-"""Seconds of a training step by method, before anything runs: compute, codec and wire.
+"""A model of the seconds of a training step by method: compute, codec and wire.
 
-The wire is the alpha-beta model of `network.links`. The codec of the radix reducer is linear in elements: of n
-compressed elements and N workers,
+The wire follows the alpha-beta model of `network.links`. The codec of the radix reducer is linear in the elements; n
+compressed elements and N workers take
 
     scales + encode         n each
-    decode                  n (decode + rows decode_row), N rows of "gather", one of the others
-    addition of a shard     n sum_row of "scatter", n mean_row of "two_way": n / N elements of N workers each
-    addition on the wire    add for every 32-bit word of "sum" and of "float" that a ring adds, n (N - 1) / N of "float"
+    decode                  n (decode + rows decode_row), with N rows for "gather", one for the others
+    addition of a shard     n sum_row for "scatter", n mean_row for "two_way": n / N elements of N workers each
+    addition on the wire    add for every 32-bit word of "sum" and "float" that a ring adds, n (N - 1) / N for "float"
 
-Buckets, and pieces of large ones, are encoded and decoded while others are on their way: of codec and wire the shorter
-is hidden, but for the largest piece's part. Each has messages of its own. Any other reducer sends what it says itself,
-and computes as long as one worker of it was measured to, whatever N.
+Buckets, and pieces of large ones, are encoded and decoded while others travel. This hides the shorter of codec and
+wire, except for the largest piece's share, and gives each piece its own messages. Any other reducer states its own
+traffic, and its codec takes the measured time of one worker for any N.
 
-Every worker has as many examples whatever N, so a step's compute is that of one worker (weak scaling).
+Scaling is weak: every worker has the same number of examples for any N, so a step's compute is that of one worker.
 """
 
 import dataclasses
@@ -33,17 +33,17 @@ from jaxtern.kernels.radix import MAX_RADIX
 
 @dataclasses.dataclass(frozen=True)
 class QuantizerSpeed:
-    """Seconds an element, on one worker.
+    """The seconds of each stage for an element, on one worker.
 
     Attributes:
-      flatten: to join several tensors to one vector, which CPUs need not.
+      flatten: joining several tensors to one vector, not needed on CPUs.
       scales: moments of a gradient.
       encode: float32 to words.
-      decode: words to float32, whatever the rows.
-      decode_row: for every row of words on top.
-      sum_row: an element of one worker in the sum of a shard ("scatter").
-      mean_row: likewise in the mean of a shard, rounded to levels again ("two_way").
-      add: a 32-bit word that an all-reduce adds.
+      decode: words to float32, for any number of rows.
+      decode_row: in addition, for every row of words.
+      sum_row: adding an element of one worker to the sum of a shard ("scatter").
+      mean_row: adding it to the mean of a shard, with rounding ("two_way").
+      add: adding a 32-bit word in an all-reduce.
     """
 
     flatten: float = 0.0
@@ -61,12 +61,12 @@ class QuantizerSpeed:
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step on every worker, by what they are spent on.
+    """The seconds of a step on every worker.
 
     Attributes:
       compute: local gradients and update.
       codec: compression and decompression.
-      wire: that the step waits for messages.
+      wire: waiting for messages.
     """
 
     compute: float
@@ -78,7 +78,7 @@ class StepTime(NamedTuple):
         return self.compute + self.codec + self.wire
 
 
-INSIDE_HOST = Network(latency=1e-5, bandwidth=10e9)  # links between devices, if nothing else is known of them
+INSIDE_HOST = Network(latency=1e-5, bandwidth=10e9)  # the default for links between the devices of a host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +86,10 @@ class Placement:
     """Where the workers of a step are.
 
     Attributes:
-      hosts: that links of `Network` join, one to a host.
+      hosts: number of hosts, each with one link.
       devices: of each host.
-      hierarchical: whether a host's devices average their gradients as floats, to be one worker together; else every
-        device is a worker.
+      hierarchical: whether the devices of a host average their gradients as floats and are one worker together; else
+        every device is a worker.
       fast: links between the devices of a host.
     """
 
@@ -100,25 +100,25 @@ class Placement:
 
     @property
     def num_workers(self) -> int:
-        """N, whose gradients are averaged."""
+        """N, the number of workers."""
         return self.hosts if self.hierarchical else self.hosts * self.devices
 
     @property
     def sharing(self) -> int:
-        """Devices that are one worker together."""
+        """The number of devices of one worker."""
         return self.devices if self.hierarchical else 1
 
 
 class Method(NamedTuple):
-    """A way to the mean, as the model sees it.
+    """The costs of a method.
 
     Attributes:
       elements: of all tensors.
-      traffic: placement -> what one worker sends, all at once.
-      work: placement -> seconds that one device computes.
-      joined: N -> bytes from other workers that the devices of one worker hand on to each other.
-      hide: (placement, seconds of the wire, latency, share) -> what is left of the wire beside so much of the work.
-      most_workers: that it can serve.
+      traffic: placement -> what one worker sends in a step.
+      work: placement -> seconds of codec on one device.
+      joined: N -> bytes from other workers that the devices of one worker pass to each other.
+      hide: (placement, seconds of the wire, latency, hidden fraction) -> seconds of the wire that the codec leaves.
+      most_workers: the largest N it can serve.
     """
 
     elements: int
@@ -130,9 +130,9 @@ class Method(NamedTuple):
 
 
 def measured_method(reducer: Reducer, layout: Layout, seconds: float, num_floats: int = 0) -> Method:
-    """Any reducer, of which one worker alone computes so many seconds a step (see `speed.measure_reduce_seconds`).
+    """The costs of any reducer, whose codec takes `seconds` of one worker (see `speed.measure_reduce_seconds`).
 
-    The layout is of the compressed tensors; others, of `num_floats` elements, stay float.
+    The layout is that of the compressed tensors; `num_floats` further elements stay float.
     """
 
     def traffic(placement: Placement) -> Traffic:
@@ -148,10 +148,10 @@ def measured_method(reducer: Reducer, layout: Layout, seconds: float, num_floats
 def usual_methods(
     quantizer: Quantizer, layout: Layout, num_floats: int, speed: QuantizerSpeed, bucket_size: int | None = None
 ) -> dict[str, Method]:
-    """The float mean, and the radix reducer by each of its exchanges.
+    """The costs of the float mean, and of each exchange of the radix reducer.
 
-    Quantizer and layout are of the compressed tensors; others, of `num_floats` elements, stay float. All travels at
-    once, or by buckets of `bucket_size` elements, as in `jaxtern.ternary`.
+    Quantizer and layout are those of the compressed tensors; `num_floats` further elements stay float. Buckets have
+    `bucket_size` elements, as in `jaxtern.ternary`; None: a single bucket.
     """
     elements = sum(layout.sizes) + num_floats
 
@@ -171,7 +171,7 @@ def _exchange_method(
 
     def traffic(placement: Placement) -> Traffic:
         workers = placement.num_workers
-        scales = quantizer.num_scales(layout.sizes) * placement.sharing if n else 0  # each device shares all of them
+        scales = quantizer.num_scales(layout.sizes) * placement.sharing if n else 0  # each device sends all of them
         total = all_reduce(scales, workers) + way.traffic(quantizer, n, workers)
         return total + mean_in_order([num_floats], workers)
 
@@ -202,7 +202,7 @@ def _exchange_method(
 
 
 def _added(num_workers: int) -> float:
-    """Share of all elements that a worker of a ring adds."""
+    """The fraction of all elements that each worker of a ring adds."""
     return (num_workers - 1) / num_workers
 
 
@@ -215,20 +215,19 @@ def predict_step(
     hidden: float = 1.0,
     timing: Timing = EVERY_STEP,
 ) -> StepTime:
-    """What a step takes, if nothing is in the way that is not in the model.
+    """Predicts the time of a step.
 
     Args:
       method: of the mean.
-      placement: where the workers are.
+      placement: of the workers.
       network: the links between hosts.
       compute: seconds of a step without exchange.
-      overlap: whether the wire is at work beside the computation (`delayed`), and only the rest of it is waited for.
-      hidden: the share of the shorter of codec and wire that runs behind the other, 0 to 1: 1 where each has cores of
-        its own, less where a network's own work and the codec share them.
-      timing: of local steps; the step is then an average one, and a fragment's wire is at work beside one step.
+      overlap: whether messages travel during the computation (`delayed`), so that the step waits only for the rest.
+      hidden: fraction of the shorter of codec and wire that the longer hides, 0 to 1; below 1 if the network stack and
+        the codec share cores.
+      timing: of local steps; the step is then an average one, and each fragment travels during one step.
 
-    Raises:
-      ValueError: for a method that cannot carry so many workers.
+    Raises ValueError for more workers than the method can serve.
     """
     if placement.num_workers > method.most_workers:
         raise ValueError(f"placement: {placement.num_workers} workers: must be at most {method.most_workers}")
@@ -240,10 +239,10 @@ def predict_step(
 
 
 def wire_seconds(method: Method, placement: Placement, network: Network) -> float:
-    """Of one step: between the hosts and, hierarchical or on a single host, between a host's devices.
+    """The seconds of a step's messages, between hosts and within hosts.
 
-    Where each device is a worker, a host sends what one worker does in a ring, which enters and leaves a host once; in
-    an all-to-all each device sends to all devices of other hosts.
+    If each device is a worker, a ring enters and leaves a host once, so a host sends as much as one worker; in an
+    all-to-all, each device sends to all devices of other hosts.
     """
     traffic, workers, devices = method.traffic(placement), placement.num_workers, placement.devices
     if placement.hierarchical:
@@ -253,5 +252,5 @@ def wire_seconds(method: Method, placement: Placement, network: Network) -> floa
         return placement.fast.seconds(inside) + network.seconds(traffic)
     if placement.hosts == 1:
         return placement.fast.seconds(traffic)
-    more = devices * (workers - devices) / (workers - 1) - 1  # copies besides the first
+    more = devices * (workers - devices) / (workers - 1) - 1  # further copies
     return network.seconds(traffic._replace(bytes=traffic.bytes + more * traffic.direct))

@@ -1,4 +1,4 @@
-"""How fast this machine compresses: what the planning model asks to be measured."""
+"""Measures how fast this machine compresses, for the planning model."""
 
 import statistics
 import time
@@ -18,15 +18,15 @@ from jaxtern.kernels.dither import Dither, dithered
 from jaxtern.planning.model import QuantizerSpeed
 
 _AXIS = "workers"
-_ELEMENTS = 2**22  # beyond most caches, as gradients are
-_ROWS = 4  # of words, beside one
+_ELEMENTS = 2**22  # larger than most caches, as gradients are
+_ROWS = 4  # of words, compared with one row
 
 
 def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements: int = _ELEMENTS) -> QuantizerSpeed:
-    """Seconds an element of every stage on this machine's first device.
+    """Measures the seconds of every stage for an element, on this machine's first device.
 
-    Each stage is a program of its own whose result takes the place of an argument, as it does inside a training step.
-    The median of its calls counts. All calls together take `seconds`, compilation left out.
+    Each stage is a program whose result replaces one of its arguments, as inside a training step. Its time is the
+    median of its calls. All calls together take about `seconds`, without compilation.
     """
     sizes, key = (elements,), derive_key(0, 0, 0)
     gradient = jax.random.normal(jax.random.key(0), sizes)
@@ -48,7 +48,7 @@ def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements
         return turn(quantizer.decode(Received(words, 1, len(words)), scales, sizes, dither), key, True)
 
     place = jnp.uint32(0)
-    stages: dict[str, tuple[Callable, Any, tuple]] = {  # function, the argument whose place is taken, the others
+    stages: dict[str, tuple[Callable, Any, tuple]] = {  # function, the argument that its result replaces, the others
         "scales": (scale, scales, (gradient, key)),
         "encode": (lambda _, g, s, k: quantizer.encode(g, s, k, sizes, 1), words[0], (gradient, scales, key)),
         "decode": (decode, gradient, (words[:1], scales, key)),
@@ -57,7 +57,7 @@ def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements
         "mean_row": (lambda _, w, k, p: quantizer.average_shards(w, k, p), shard[0], (shard, key, place)),
         "add": (lambda total, g: total + g, gradient, (gradient,)),
     }
-    if jax.default_backend() != "cpu":  # where tensors are compressed as they lie
+    if jax.default_backend() != "cpu":  # on CPUs, tensors are compressed in place
         stages["flatten"] = (lambda _, a, b: jnp.concatenate([a, b]), gradient, tuple(jnp.split(gradient, 2)))
     took = {name: _median_seconds(*stage, seconds / len(stages)) / elements for name, stage in stages.items()}
     row = max(0.0, (took["decode_row"] - took["decode"]) / (_ROWS - 1))
@@ -66,9 +66,9 @@ def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements
 
 
 def measure_reduce_seconds(reducer: Reducer, layout: Layout, seconds: float = 2.0) -> float:
-    """Seconds of one `reduce` of one worker alone, of random tensors, on this machine's first device.
+    """Measures one `reduce` of one worker, of random tensors, on this machine's first device.
 
-    This is the median of calls that take `seconds` together, compilation left out.
+    It returns the median of calls that together take about `seconds`, without compilation.
     """
 
     def reduce(last: tuple[Tensors, State], tensors: Tensors, step: jax.Array) -> tuple[Tensors, State]:
@@ -86,7 +86,7 @@ def measure_reduce_seconds(reducer: Reducer, layout: Layout, seconds: float = 2.
 
 
 def _median_seconds(function: Callable, first: Any, others: tuple, seconds: float) -> float:
-    """Of a call; its result is the first argument of the next call."""
+    """The median time of a call, whose result is the first argument of the next call."""
     program = jax.jit(function, donate_argnums=0, keep_unused=True)
     last = jax.block_until_ready(program(jax.tree.map(jnp.copy, first), *others))
     times: list[float] = []

@@ -1,1 +1,1 @@
-"""Any source of labelled images to one format on disk, which training reads at random and without TensorFlow."""
+"""Converts any source of labelled images to one format on disk, which training reads in any order."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their binary version, as archive or folder."""
+"""Reads the binary versions of CIFAR-10 and CIFAR-100, from an archive or a folder."""
 
 import itertools
 import tarfile
@@ -14,11 +14,11 @@ _PIXELS = 3 * 32 * 32
 
 
 class Layout(NamedTuple):
-    """Where CIFAR-10 or CIFAR-100 keeps things.
+    """The files of CIFAR-10 or CIFAR-100.
 
     Attributes:
-      splits: files of records by split.
-      classes: number of classes by the file that names them: fine ones and, of CIFAR-100, coarse ones.
+      splits: the files of records of each split.
+      classes: the number of classes that each file of names has; CIFAR-100 has fine and coarse ones.
     """
 
     splits: dict[str, tuple[str, ...]]
@@ -39,7 +39,7 @@ _PICKLED = ({"test_batch", "batches.meta"}, {"train", "test", "meta"})  # some f
 
 
 def find_layout(path: Path) -> Layout | None:
-    """What is in a folder, at its top or one below, or in a tar; None if it is no CIFAR, ValueError if in pickles."""
+    """The layout of the files in a tar or folder, up to one level deep; None if not CIFAR, ValueError if pickled."""
     present = set(_list_names(path))
     if any(names <= present for names in _PICKLED):
         remedy = "take the binary version, as cifar-10-binary.tar.gz, which holds the same"
@@ -48,13 +48,9 @@ def find_layout(path: Path) -> Layout | None:
 
 
 def open_cifar(path: Path, coarse_labels: bool) -> Source:
-    """The splits train and test.
-
-    Raises:
-      ValueError: if files are missing or damaged, or coarse labels wanted of CIFAR-10.
-    """
+    """Opens the splits train and test; ValueError for missing or damaged files, or coarse labels of CIFAR-10."""
     given = f"SOURCE={str(path)!r}"
-    files = _read_files(path, given)  # which names the damage of an archive, where find_layout only finds nothing
+    files = _read_files(path, given)  # first, as it names the damage of an archive
     layout = find_layout(path)
     if layout is None:
         metas = ", ".join(name for layout in LAYOUTS for name in layout.classes)
@@ -80,7 +76,7 @@ def open_cifar(path: Path, coarse_labels: bool) -> Source:
 
 
 def _read_records(raw: bytes, num_labels: int, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """uint8[n, num_labels] labels, the coarse one first, and uint8[n, 32, 32, 3] images of one file."""
+    """Parses a file: uint8[n, num_labels] labels, coarse ones first, and uint8[n, 32, 32, 3] images."""
     width = num_labels + _PIXELS
     if not raw or len(raw) % width:
         raise ValueError(f"{where} must hold records of {width} bytes, but has {len(raw)} bytes: it is cut short")
@@ -93,7 +89,7 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 def _list_names(path: Path) -> list[str]:
-    """Names of files without their folders; of a tar up to the twentieth."""
+    """Names of files without their folders; at most 20 of a tar."""
     if path.is_dir():
         return [file.name for file in _list_files(path)]
     try:
@@ -104,7 +100,7 @@ def _list_names(path: Path) -> list[str]:
 
 
 def _read_files(path: Path, given: str) -> dict[str, bytes]:
-    """Files by their names without folders: of an archive all, at most 180 MB, as it cannot be read at random."""
+    """Contents of files by their names without folders. Archives hold 180 MB at most, and are read whole."""
     if path.is_dir():
         known = {name for layout in LAYOUTS for names in (*layout.splits.values(), layout.classes) for name in names}
         return {file.name: file.read_bytes() for file in _list_files(path) if file.name in known}

@@ -1,4 +1,4 @@
-"""What lies at a path: which family of sources it is of."""
+"""Finds out what kind of source lies at a path, and opens it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from jaxtern.preparation.image_folder import open_image_folder
 from jaxtern.preparation.imagenet import find_tars, open_imagenet
 from jaxtern.preparation.source import Source, require_sound
 
-FORMATS = ("idx", "cifar", "imagenet", "images")  # in the order in which they are looked for
+FORMATS = ("idx", "cifar", "imagenet", "images")  # in the order of detection
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read a source; most fields mean something to one format alone, and are refused by others.
+    """How to read a source. Most fields are for one format, and refused for the others.
 
     Attributes:
-      format: one of FORMATS; None to see from what lies there.
-      validation_fraction: of images without folders of splits; None for a tenth.
+      format: one of FORMATS; None: detected.
+      validation_fraction: of "images", if there are no folders of splits; None: a tenth.
       seed: of the choice of validation images.
-      coarse_labels: the 20 classes of CIFAR-100.
+      coarse_labels: whether to take the 20 coarse classes of CIFAR-100.
       labels, boxes: files of ImageNet, see `open_imagenet`.
     """
 
@@ -45,14 +45,13 @@ _MEANT_FOR = {"validation_fraction": "images", "coarse_labels": "cifar", "labels
 
 
 def open_source(path: Path, reading: Reading) -> Source:
-    """Reads what lies at a path, but for the images.
+    """Opens the source at a path without reading its images.
 
-    Raises:
-      FileNotFoundError: if there is nothing.
-      ValueError: if it cannot be read as its format, is not whole, or a field of `reading` is none of its format's.
+    Raises FileNotFoundError if nothing is there, and ValueError if it cannot be read as its format, is incomplete, or a
+    field of `reading` is for another format.
     """
     if not path.exists():
-        remedy = "where it is a name in TensorFlow Datasets, train with it as --config.data.name"
+        remedy = "to use a dataset of TensorFlow Datasets, train with --config.data.name=NAME"
         raise FileNotFoundError(f"SOURCE={str(path)!r}: no such file or folder; {remedy}")
     if not (path.is_dir() or path.is_file()):
         raise ValueError(f"SOURCE={str(path)!r}: is neither a file nor a folder")
@@ -70,7 +69,7 @@ def open_source(path: Path, reading: Reading) -> Source:
 
 
 def detect_format(path: Path) -> str:
-    """One of FORMATS, "images" where it is none of the others; ValueError if prepared already, or CIFAR in pickles."""
+    """Detects one of FORMATS, "images" if no other fits; ValueError for a prepared dataset and for pickled CIFAR."""
     if (path / INFO).exists():
         raise ValueError(f"SOURCE={str(path)!r}: is prepared already (it has a {INFO}): train with it as it is")
     if holds_idx(path):

@@ -1,4 +1,4 @@
-"""Files in a folder, a zip or a tar, and in tars within a tar: listed once, then read at random."""
+"""Lists the files in a folder, a zip, a tar, or tars within a tar, and reads them in any order."""
 
 import atexit
 import functools
@@ -20,11 +20,11 @@ TAR_ERRORS = (*_DAMAGE, OSError)
 
 
 class Member(NamedTuple):
-    """A file or an empty folder of a container.
+    """A file or folder in a container.
 
     Attributes:
-      name: its path within the container, with forward slashes.
-      location: by which it is read.
+      name: path within the container, with forward slashes.
+      location: the argument of the function that reads it.
       size: in bytes; -1 for a folder.
     """
 
@@ -38,13 +38,10 @@ class Member(NamedTuple):
 
 
 def list_container(path: Path) -> tuple[list[Member], Callable[[tuple], bytes]]:
-    """What lies in a folder, a zip or a tar, in order of names; and the function that reads a member's location.
+    """Lists the members of a folder, a zip or a tar, sorted; also returns the function that reads a location.
 
-    A compressed tar, which cannot be read at random, is unpacked into a temporary folder for as long as the process
-    lives.
-
-    Raises:
-      ValueError: if it is none of them, or damaged.
+    A compressed tar is unpacked into a temporary folder, which is deleted when the process ends. Raises ValueError if
+    the path is none of these, or damaged.
     """
     if path.is_dir():
         members, read = _list_folder(path), read_span
@@ -56,7 +53,7 @@ def list_container(path: Path) -> tuple[list[Member], Callable[[tuple], bytes]]:
         members, read = _list_folder(_unpack(path)), read_span
     else:
         raise ValueError(f"SOURCE={str(path)!r}: is no folder, zip or tar, or is damaged or cut short")
-    return sorted(member for member in members if member.name != "."), read  # "." is what was packed
+    return sorted(member for member in members if member.name != "."), read  # "." is the packed folder itself
 
 
 def _list_folder(root: Path) -> list[Member]:
@@ -68,7 +65,7 @@ def _list_folder(root: Path) -> list[Member]:
         for name in files:
             path = Path(folder, name)
             if not path.is_file():
-                raise ValueError(f"{path}: is no file, or a link to none")
+                raise ValueError(f"{path}: is no file, or a broken link")
             size = path.stat().st_size
             members.append(Member((relative / name).as_posix(), (str(path), 0, size), size))
     return members
@@ -97,19 +94,15 @@ def _list_zip(path: Path) -> list[Member]:
 
 
 def list_tar(path: Path, within: Member | None = None) -> Iterator[Member]:
-    """The files and folders of an uncompressed tar, or of one that is a member of it, with their place in the file.
-
-    Raises:
-      ValueError: if it is cut short or damaged.
-    """
+    """Lists an uncompressed tar, or one `within` it, with members' places in the file; ValueError if damaged."""
     start, size = within.location[1:] if within else (0, path.stat().st_size)
     name = f"{path}: {within.name}" if within else str(path)
     try:
         with path.open("rb") as file:
-            file.seek(start)  # from where tarfile reads, and counts its offsets all the same from the file's start
+            file.seek(start)  # tarfile starts here, but counts offsets from the start of the file
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 for info in archive:
-                    if info.offset >= start + size:  # a tar within, without blocks that end it
+                    if info.offset >= start + size:  # an inner tar that lacks its end blocks
                         break
                     if info.issparse():
                         raise ValueError(f"{name}: {info.name} is stored with holes: pack it without --sparse")
@@ -123,10 +116,9 @@ def list_tar(path: Path, within: Member | None = None) -> Iterator[Member]:
 
 
 def read_tar(path: Path, given: str, suffixes: tuple[str, ...] = ("",)) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the files with one of some suffixes in a tar, compressed or not.
+    """Yields names and contents of the files in a tar, compressed or not, whose names end in one of the suffixes.
 
-    Raises:
-      ValueError: if it is cut short or damaged; in words that start with `given`.
+    Raises ValueError, which starts with `given`, if the tar is cut short or damaged.
     """
     try:
         with tarfile.open(path) as archive:
@@ -139,7 +131,7 @@ def read_tar(path: Path, given: str, suffixes: tuple[str, ...] = ("",)) -> Itera
 
 
 def _is_tar(path: Path, mode: Literal["r:", "r"]) -> bool:
-    """Whether a file is a tar that is not compressed, or with mode "r" any tar."""
+    """Whether a file is a tar: an uncompressed one with mode "r:", any with mode "r"."""
     try:
         with tarfile.open(path, mode):
             return True
@@ -148,7 +140,7 @@ def _is_tar(path: Path, mode: Literal["r:", "r"]) -> bool:
 
 
 def read_span(location: tuple) -> bytes:
-    """The bytes of location (path, offset, length); raises ValueError if the file ends before."""
+    """Reads the bytes at a location (path, offset, length); raises ValueError if the file is too short."""
     path, offset, length = location
     with Path(path).open("rb", buffering=0) as file:
         content = os.pread(file.fileno(), length, offset)
@@ -158,7 +150,7 @@ def read_span(location: tuple) -> bytes:
 
 
 def read_zip_member(location: tuple) -> bytes:
-    """The bytes of location (path, name); raises DamagedImage if they are not what the zip says."""
+    """Reads the bytes at a location (path, name); raises DamagedImage if they do not fit the zip's checksum."""
     path, name = location
     try:
         return _open_zip(path).read(name)

@@ -1,4 +1,4 @@
-"""The folder of a dataset: whose plan it follows, which shards it has, and the metadata that make it a dataset."""
+"""The folder of a dataset: claims it for a plan, reads its finished shards, and writes the metadata."""
 
 import contextlib
 import fcntl
@@ -16,18 +16,14 @@ from jaxtern.preparation.shards import WORK, ShardResult, group_by_split, make_f
 from jaxtern.preparation.source import Source
 
 PLAN = "preparation.json"
-INFO = "dataset_info.json"  # written last: without it there is no dataset
+INFO = "dataset_info.json"  # written last; a folder without it is not a dataset
 _VERSION = "1.0.0"
 
 
 def claim_folder(out: Path, identity: dict[str, Any]) -> IO[str] | None:
-    """Takes a folder for a plan, or finds it finished by the same one.
+    """Claims a folder for a plan; returns a file that holds the claim while it is open, None if the plan is finished.
 
-    Returns:
-      The file that holds the claim while it is open; None if the dataset is finished.
-
-    Raises:
-      ValueError: if it holds anything else, or another process prepares there.
+    Raises ValueError if the folder holds anything but this plan's work, or another process prepares there.
     """
     known = _read_identity(out)
     if known is not None and known != identity:
@@ -36,7 +32,7 @@ def claim_folder(out: Path, identity: dict[str, Any]) -> IO[str] | None:
             " choose another folder, or delete this one"
         )
     if (out / INFO).exists():
-        shutil.rmtree(out / WORK, ignore_errors=True)  # of a run that was killed at its very end
+        shutil.rmtree(out / WORK, ignore_errors=True)  # left if the process was killed at the very end
         return None
     try:
         (out / WORK).mkdir(parents=True, exist_ok=True)
@@ -48,11 +44,11 @@ def claim_folder(out: Path, identity: dict[str, Any]) -> IO[str] | None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"OUT={str(out)!r}: another process is preparing there") from None
-        for left in (out / WORK).glob("*.tmp"):  # by a process that was killed
+        for left in (out / WORK).glob("*.tmp"):  # left by a killed process
             left.unlink()
         if known is None:
             _write_identity(out, identity, {})
-        held.pop_all()  # it stays open
+        held.pop_all()  # keeps the file open
     return lock
 
 
@@ -64,7 +60,7 @@ def _tell_apart(known: dict[str, Any], identity: dict[str, Any]) -> str:
 
 
 def _read_identity(out: Path) -> dict[str, Any] | None:
-    """Reads the identity of the plan that the folder follows; None if it is new or empty."""
+    """Reads the identity of the folder's plan; None if the folder is new or empty."""
     if not out.exists():
         return None
     if not out.is_dir():
@@ -87,20 +83,20 @@ def _write_identity(out: Path, identity: dict[str, Any], results: dict[str, Any]
 
 
 def read_finished(out: Path, plan: Plan) -> dict[str, ShardResult]:
-    """Results of all shards of a finished dataset; raises ValueError if one is no longer as it was written."""
+    """Results of all shards of a finished dataset; raises ValueError if a shard is missing or has changed size."""
     listed = json.loads((out / PLAN).read_text())["shards"]
     results = {name: ShardResult(**result) for name, result in listed.items()}
     for shard in plan.shards:
         path = out / shard.file_name
         if not path.is_file() or path.stat().st_size != results[shard.file_name].file_bytes:
             raise ValueError(
-                f"OUT={str(out)!r}: {path.name} is missing or cut short; delete the folder, and start anew"
+                f"OUT={str(out)!r}: {path.name} is missing or cut short; delete the folder and run this again"
             )
     return results
 
 
 def finish_folder(out: Path, source: Source, plan: Plan, results: dict[str, ShardResult]) -> None:
-    """Makes the shards a dataset: writes the metadata, last of all dataset_info.json."""
+    """Writes the metadata that make the shards a dataset, dataset_info.json last."""
     _write_identity(out, plan.identity, {shard.file_name: asdict(results[shard.file_name]) for shard in plan.shards})
     prepared = out / WORK / "metadata"
     shutil.rmtree(prepared, ignore_errors=True)
@@ -113,7 +109,7 @@ def finish_folder(out: Path, source: Source, plan: Plan, results: dict[str, Shar
 
 
 def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str, ShardResult]) -> None:
-    """features.json, the names of classes, dataset_info.json; nothing in them depends on where or when."""
+    """Writes features.json, the class names and dataset_info.json, none of which depend on place or time."""
     import tensorflow_datasets as tfds
     from etils import epath
     from tensorflow_datasets.core.dataset_info import DatasetIdentity

@@ -1,4 +1,4 @@
-"""The four idx files of MNIST, Fashion-MNIST, KMNIST and others that took the names over."""
+"""Reads the four idx files of MNIST, and of Fashion-MNIST, KMNIST and others with the same file names."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def holds_idx(folder: Path) -> bool:
 
 
 def open_idx_folder(folder: Path) -> Source:
-    """The splits train and test; classes are called by their numbers. Errors are those of `read_pair`."""
+    """Opens the splits train and test, with numbers as class names; raises as `read_pair`."""
     splits = {split: _list_items(folder, split) for split in FILES}
     num_classes = 1 + max(item.label for items in splits.values() for item in items)
     return Source(tuple(map(str, range(num_classes))), splits, read_pixels, "png", grey=True)

@@ -1,4 +1,4 @@
-"""Images in a folder, a zip or a tar: one folder a class, in folders of splits or not."""
+"""Reads images from a folder, a zip or a tar: one folder a class, perhaps inside folders of splits."""
 
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -18,23 +18,21 @@ VALIDATION_FRACTION = 0.1
 
 
 class _Entry(NamedTuple):
-    """An image or a folder, by the parts of its name below the folder that holds all."""
+    """An image or a folder, and the parts of its name below the outermost folders."""
 
     parts: tuple[str, ...]
     member: Member
 
 
 def open_image_folder(path: Path, validation_fraction: float | None, seed: int) -> Source:
-    """The splits that its folders are called by, else train and validation, as `split_off_validation` takes it.
+    """Opens the splits that folders are named after; without such folders, splits off images for validation.
 
     Args:
-      path: of a folder, a zip or a tar. Folders that hold everything else, hidden files and macOS's are
-        overlooked.
-      validation_fraction: of a class; None for a tenth, and where there are splits.
+      path: of a folder, a zip or a tar. Outer folders that hold everything, hidden files and macOS's are ignored.
+      validation_fraction: of each class; None: a tenth. It must be None if there are folders of splits.
       seed: of the choice of validation images.
 
-    Raises:
-      ValueError: if there are no images, or not in folders of classes, or a folder of a split has none.
+    Raises ValueError if there are no images, images outside folders of classes, or none in a split.
     """
     members, read = list_container(path)
     entries = [_Entry(PurePosixPath(member.name).parts, member) for member in members]
@@ -53,7 +51,7 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
     elif validation_fraction is not None:
         raise ValueError(f"validation_fraction={validation_fraction}: the source has splits: {', '.join(items)}")
     other = len(shown) - len(kept)
-    remarks = (f"{other:,} files not taken, which are no images by their names",) if other else ()
+    remarks = (f"{other:,} files left out, as their names are not those of images",) if other else ()
     lossless = all(each.member.is_folder or each.parts[-1].lower().endswith(LOSSLESS) for each in kept)
     return Source(names, items, read, "png" if lossless else "jpeg", remarks=remarks)
 
@@ -61,7 +59,7 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
 def split_off_validation(
     items: list[Item], names: tuple[str, ...], fraction: float, seed: int
 ) -> dict[str, list[Item]]:
-    """The splits train and validation; of every class the same fraction, at least one image, goes to validation."""
+    """Splits items into train and validation, which gets this fraction of every class, at least one image."""
     if not fraction:
         return {"train": items}
     labels = np.array([item.label for item in items])
@@ -69,7 +67,7 @@ def split_off_validation(
     for label, name in enumerate(names):
         rows = np.flatnonzero(labels == label)
         count = max(1, round(fraction * len(rows)))
-        if 0 < len(rows) <= count:  # a class without any is refused later, with what is known of the whole source
+        if 0 < len(rows) <= count:  # require_sound refuses a class without images
             raise ValueError(
                 f"validation_fraction={fraction}: class {name} has {len(rows)} images, too few to split;"
                 " --validation_fraction=0 leaves all of them to training"
@@ -83,7 +81,7 @@ def split_off_validation(
 
 
 def _strip_wrapping(path: Path, entries: list[_Entry]) -> list[_Entry]:
-    """Entries below the folders that hold all images."""
+    """Entries without the outer folders that hold all images."""
     while True:
         images = [parts for parts, member in entries if not member.is_folder]
         if not images:
@@ -95,7 +93,7 @@ def _strip_wrapping(path: Path, entries: list[_Entry]) -> list[_Entry]:
 
 
 def _find_splits(path: Path, entries: list[_Entry]) -> dict[str, list[_Entry]]:
-    """Entries by split, in parts from the class on; all as train if there are no folders of splits."""
+    """Entries by split, their parts starting at the class; all in train if there are no folders of splits."""
     folders = {entry.parts[0] for entry in entries}
     if "train" not in {SPLIT_FOLDERS.get(folder.lower()) for folder in folders}:
         return {"train": entries}

@@ -1,4 +1,4 @@
-"""ImageNet's original tars: one of tars of synsets to train, one of images to validate; labels of these, and boxes."""
+"""Reads ImageNet's original tars: training images in a tar of tars, validation images, their labels, and boxes."""
 
 import io
 import tarfile
@@ -12,26 +12,26 @@ from jaxtern.preparation.source import Box, Item, Source, name_some
 _LABELS = ("ILSVRC2012_devkit_t12.tar.gz", "imagenet_2012_validation_synset_labels.txt")
 _GROUND_TRUTH = "validation_ground_truth.txt"
 
-Boxes = dict[str, tuple[Box, ...]]  # of images, by their names without suffix
+Boxes = dict[str, tuple[Box, ...]]  # by the image's file name without suffix
 
 
 def find_tars(folder: Path) -> tuple[Path, Path] | None:
-    """The tars of training and validation images in a folder."""
+    """The tars of training and validation images in a folder; None unless both are there."""
     found = [sorted(folder.glob(pattern)) for pattern in ("*img_train*.tar", "*img_val*.tar")]
     return (found[0][0], found[1][0]) if all(found) else None
 
 
 def open_imagenet(folder: Path, labels: Path | None, boxes: Iterable[Path]) -> Source:
-    """The splits train and validation; classes are the synsets, sorted.
+    """Opens the splits train and validation; the classes are the synsets, sorted.
 
     Args:
-      folder: holds `*img_train*.tar` and `*img_val*.tar`; any number of synsets will do.
-      labels: classes of the validation images in order of their names: one synset a line; or the devkit,
-        ILSVRC2012_devkit_t12.tar.gz. Default: the devkit or the labels that lie in `folder`.
-      boxes: folders or tars of annotations, one XML file an image, of the same name.
+      folder: holds `*img_train*.tar` and `*img_val*.tar`, of any number of synsets.
+      labels: a text file with the synset of each validation image, in the order of their names; or the devkit,
+        ILSVRC2012_devkit_t12.tar.gz. None: the devkit or labels in `folder`.
+      boxes: folders or tars of annotations, one XML file an image, named as the image.
 
     Raises:
-      ValueError: if something is missing, damaged, or does not fit the rest.
+      ValueError: if something is missing or damaged, or does not fit the rest.
     """
     tars = find_tars(folder)
     if tars is None:
@@ -68,7 +68,7 @@ def _make_item(member: Member, label: int, boxes: Boxes) -> Item:
 
 
 def _read_labels(folder: Path, path: Path | None) -> list[str]:
-    """The synset of every validation image."""
+    """Reads the synset of every validation image."""
     path = path or next((folder / name for name in _LABELS if (folder / name).is_file()), None)
     if path is None:
         raise ValueError(f"labels is not set: give the classes of the validation images, as {_LABELS[0]}")
@@ -83,7 +83,7 @@ def _read_labels(folder: Path, path: Path | None) -> list[str]:
 
 
 def _read_devkit(path: Path) -> list[str]:
-    import scipy.io  # which jax has brought
+    import scipy.io
     from scipy.io.matlab import MatReadError
 
     found = read_tar(path, f"labels={str(path)!r}", ("/meta.mat", _GROUND_TRUTH))
@@ -101,10 +101,9 @@ def _read_devkit(path: Path) -> list[str]:
 
 
 def read_boxes(paths: Iterable[Path]) -> tuple[Boxes, int]:
-    """All annotations in folders or tars, compressed or not; and how many boxes were dropped, as they have no area.
+    """Reads the annotations in folders or tars; also returns how many boxes were dropped, as they have no area.
 
-    Raises:
-      ValueError: if a file is missing, damaged, or no annotation.
+    Raises ValueError if a file is missing, damaged, or not an annotation.
     """
     found: Boxes = {}
     dropped = 0
@@ -121,7 +120,7 @@ def read_boxes(paths: Iterable[Path]) -> tuple[Boxes, int]:
 
 
 def clean_boxes(boxes: Iterable[Box]) -> tuple[Box, ...]:
-    """Boxes clipped to the image, without those that then have no area."""
+    """Clips boxes to the image, and drops those without area."""
     clipped = [tuple(min(max(edge, 0.0), 1.0) for edge in box) for box in boxes]
     return tuple((y0, x0, y1, x1) for y0, x0, y1, x1 in clipped if y0 < y1 and x0 < x1)
 
@@ -137,7 +136,7 @@ def _list_annotations(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _parse(content: bytes, where: str) -> list[Box]:
-    """Boxes in shares of the size that the annotation names, which may be another than the image's."""
+    """Parses boxes as fractions of the size in the annotation, which may differ from the image's."""
     try:
         root = ET.fromstring(content)
         width, height = (_number(root, f"size/{side}") for side in ("width", "height"))

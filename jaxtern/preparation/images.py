@@ -1,4 +1,4 @@
-"""One image: decoded to find damage, kept byte for byte where nothing must change, else stored anew."""
+"""Checks one image by decoding it, and keeps its file or encodes it again."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from jaxtern.preparation.source import Encoding
 
 _INKS = ("CMYK", "YCCK")
 _MARKER = re.compile(rb"\xff+[^\x00\xff]")
-_UNNAMED_SAMPLING = "Could not determine subsampling"  # of which TurboJPEG decodes nothing
+_UNNAMED_SAMPLING = "Could not determine subsampling"  # TurboJPEG refuses such a file
 _STRAY_BYTES = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 
 
@@ -24,9 +24,8 @@ class Rules:
 
     Attributes:
       encoding: "jpeg" or "png".
-      channels: 1 if all images of the source are grey, else 3. A grey file in a set of colour stays as it is: decoders
-        repeat its channel.
-      shortest: images whose shorter side is longer are shrunk, by averaging areas, until it is this; none is enlarged.
+      channels: 1 if all images of the source are grey, else 3; decoders repeat the channel of a grey file.
+      shortest: images are shrunk, by averaging areas, until the shorter side has at most this many pixels.
       quality: of images that are encoded as JPEG, 1 to 100.
     """
 
@@ -37,12 +36,12 @@ class Rules:
 
 
 class Stored(NamedTuple):
-    """An image as it goes on disk.
+    """An image as it is stored.
 
     Attributes:
-      content: the bytes of a file.
-      shape: height and width.
-      repaired: whether the file was not what the rules want, apart from its size.
+      content: bytes of a JPEG or PNG file.
+      shape: height and width in pixels.
+      repaired: whether the original file broke the rules, other than by its size.
     """
 
     content: bytes
@@ -51,13 +50,9 @@ class Stored(NamedTuple):
 
 
 def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
-    """Makes an image fit the rules.
+    """Stores an image, a file of any format that Pillow reads or uint8[H, W, C], by the rules.
 
-    Args:
-      raw: the bytes of a file of any format that Pillow reads, or uint8[H, W, C].
-
-    Raises:
-      DamagedImage: if it cannot be decoded to its end.
+    Raises DamagedImage if it cannot be decoded to its end.
     """
     if isinstance(raw, np.ndarray):
         pixels, fits = raw, True
@@ -77,11 +72,10 @@ def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:
 
 
 def _decode_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
-    """Pixels, and whether the file fits the rules.
+    """Decodes a JPEG; also returns whether the file fits the rules.
 
-    Pillow decodes what is odd, but loses nothing: a revision of JFIF that there is not, bytes between segments, bytes
-    before the end, colours sampled in a way without a name. Anything else that is wrong is raised, also what hides
-    behind those.
+    Pillow decodes files with these harmless faults: an unknown revision of JFIF, bytes between segments or before the
+    end, an unusual subsampling of colours. Any other fault raises ValueError, also in a file that has a harmless one.
     """
     try:
         return _decode_sound_jpeg(raw, rules)
@@ -100,7 +94,7 @@ def _decode_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
 
 
 def _mend_header(raw: bytes) -> tuple[bytes, bytes]:
-    """All before the data, without bytes between segments and with the revision of JFIF that there is; and the data."""
+    """A JPEG's header, without bytes between segments and with a known revision of JFIF; and the rest of the file."""
     segments, place = [raw[:2]], 2
     while (marker := _MARKER.search(raw, place)) and marker[0][-1:] != b"\xda":
         place = marker.end() + int.from_bytes(raw[marker.end() : marker.end() + 2], "big")
@@ -112,15 +106,15 @@ def _mend_header(raw: bytes) -> tuple[bytes, bytes]:
 
 
 def _decode_sound_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
-    """As `_decode_jpeg`; of a file that is kept, pixels are grey, in which damage is found as well, and faster."""
+    """As `_decode_jpeg`, without mending. A file that is kept is decoded to grey, which finds damage faster."""
     height, width, colours, _ = simplejpeg.decode_jpeg_header(raw)
     require_few_pixels(int(height), int(width))
     is_plain = colours not in _INKS and is_upright(raw)
     fits = is_plain and rules.encoding == "jpeg"
     is_grey_enough = rules.channels == 1 or (fits and rules.shortest is None)
-    # simplejpeg tells of every damage, also where it could go on; OpenCV and Pillow are silent on garbled data
+    # simplejpeg reports all damage; OpenCV and Pillow accept garbled data.
     pixels = simplejpeg.decode_jpeg(raw, "CMYK" if colours in _INKS else "GRAY" if is_grey_enough else "RGB")
-    # Pillow knows of Adobe's inverted inks, and turns an image upright
+    # Pillow handles Adobe's inverted inks and turns the image upright.
     return (pixels if is_plain else decode_any(raw, rules.channels)), fits
 
 
@@ -135,10 +129,10 @@ def _shrink(pixels: np.ndarray, shortest: int | None) -> np.ndarray:
 
 
 def _encode(pixels: np.ndarray, rules: Rules) -> bytes:
-    in_order = pixels if pixels.shape[2] == 1 else pixels[..., ::-1]  # OpenCV holds blue first
+    in_order = pixels if pixels.shape[2] == 1 else pixels[..., ::-1]  # OpenCV's order is BGR
     options = []
     if rules.encoding == "jpeg":
-        # Huffman tables of its own make a file smaller and faster to decode, and no less exact
+        # Optimised Huffman tables make a file smaller and faster to decode, without loss.
         options = [cv2.IMWRITE_JPEG_QUALITY, rules.quality, cv2.IMWRITE_JPEG_OPTIMIZE, 1]
         options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420]
     done, encoded = cv2.imencode(f".{rules.encoding}", in_order, options)

@@ -1,4 +1,4 @@
-"""From a source to a dataset's folder: the whole way."""
+"""Prepares a dataset: opens a source, plans its shards, writes them and the metadata."""
 
 import contextlib
 import logging
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import tqdm
 
-from jaxtern.data.records import TEST_SPLITS
 from jaxtern.preparation.detection import Reading, open_source
 from jaxtern.preparation.folder import claim_folder, finish_folder, read_finished
 from jaxtern.preparation.plan import Options, Plan, make_plan
@@ -19,29 +18,24 @@ from jaxtern.preparation.workers import write_shards
 
 logger = logging.getLogger(__name__)
 
-_NAMED = 20  # damaged images that get a line of their own; preparation.json has all
+_NAMED = 20  # damaged images that get a warning each; preparation.json lists all
 _HEAD = ("split", "shards", "images", "classes", "images a class", "size", "repaired", "left out")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a preparation came to.
+    """The result of a preparation.
 
     Attributes:
-      splits: what became of the shards of each.
-      remarks: those of the source.
+      splits: the results of the shards of each split.
+      remarks: of the source.
     """
 
     splits: dict[str, list[ShardResult]]
     remarks: tuple[str, ...]
 
-    @property
-    def has_test_split(self) -> bool:
-        """Whether training finds a split to evaluate on by itself."""
-        return not set(TEST_SPLITS).isdisjoint(self.splits)
-
     def __str__(self) -> str:
-        """A line for each split, of what became of its shards, under headings; and the remarks."""
+        """A table with a line for each split, then the remarks."""
         rows = [_HEAD, *(_summarize(name, results) for name, results in self.splits.items())]
         first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
         lines = ["  ".join([name.ljust(first), *map(str.rjust, cells, widths)]) for name, *cells in rows]
@@ -49,23 +43,27 @@ class Report:
 
 
 def prepare(
-    path: Path, out: Path, reading: Reading | None = None, options: Options | None = None, workers: int = 1,
-    max_bad: int = 0, say: Callable[[str], None] = logger.info,
-) -> Report:  # fmt: skip
+    path: Path,
+    out: Path,
+    reading: Reading | None = None,
+    options: Options | None = None,
+    workers: int = 1,
+    max_bad: int = 0,
+    say: Callable[[str], None] = logger.info,
+) -> Report:
     """Writes the dataset of `path` to the folder `out`, or finishes what an earlier call with the same plan began.
 
     Args:
       path: of a file or folder, see `open_source`.
-      out: may not exist, be empty, or hold a preparation by the same plan, of which whole shards stay as they are.
+      out: must be new, empty, or hold a preparation by the same plan, whose finished shards are kept.
       reading: how to read the source.
-      options: what to write; the bytes depend on these, the reading and the source alone.
-      workers: processes.
-      max_bad: damaged images that may be left out.
-      say: takes a line on what is about to happen.
+      options: what to write. The bytes depend only on these, `reading` and the source.
+      workers: number of processes.
+      max_bad: number of damaged images that may be left out.
+      say: is given a line of text before the work begins.
 
     Raises:
-      ValueError: if the source, an option or `out` is not as it must be, or more images are damaged than may be; the
-        finished shards stay.
+      ValueError: if the source, an option or `out` is invalid, or too many images are damaged; finished shards stay.
       OSError: if something cannot be read or written.
     """
     if workers < 1:
@@ -94,7 +92,7 @@ def prepare(
 def _write_missing(
     out: Path, source: Source, plan: Plan, workers: int, say: Callable[[str], None]
 ) -> dict[str, ShardResult]:
-    """Results of all shards, of which those that are not finished are written."""
+    """Writes the shards that are not finished; returns the results of all."""
     found = {shard.file_name: read_result(out, shard.file_name) for shard in plan.shards}
     results = {name: result for name, result in found.items() if result is not None}
     images = sum(map(len, source.splits.values()))
@@ -112,7 +110,7 @@ def _write_missing(
 
 
 def _require_few_bad(results: dict[str, ShardResult], max_bad: int) -> None:
-    """Warns of the damaged images, and refuses more than `max_bad`."""
+    """Warns of damaged images, and refuses more than `max_bad`."""
     bad = sorted(tuple(left) for result in results.values() for left in result.left_out)
     for name, reason in bad[:_NAMED]:
         logger.warning("%s: left out: %s", name, reason)
@@ -120,13 +118,13 @@ def _require_few_bad(results: dict[str, ShardResult], max_bad: int) -> None:
         first = ", ".join(name for name, _ in bad[:3])
         raise ValueError(
             f"{len(bad):,} images are damaged, and max_bad={max_bad}: {first}{', …' if len(bad) > 3 else ''}."
-            f" To leave them out, run this again with --max_bad={len(bad)}: what is done stays; or mend the source and"
-            " prepare it into another folder"
+            f" To leave them out, run this again with --max_bad={len(bad)}, which keeps what is done; or repair the"
+            " source and prepare it into another folder"
         )
 
 
 def _summarize(name: str, results: list[ShardResult]) -> tuple[str, ...]:
-    """The cells of a split's line."""
+    """The cells of a split's line in the table."""
     classes = sum((Counter(result.classes) for result in results), Counter())
     least, most = min(classes.values(), default=0), max(classes.values(), default=0)
     return (

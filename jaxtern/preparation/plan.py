@@ -1,4 +1,4 @@
-"""What a preparation will write: which example goes to which shard, and a digest that says whether it is the same."""
+"""The plan of a preparation: which example goes to which shard, and an identity that tells plans apart."""
 
 import contextlib
 import dataclasses
@@ -25,14 +25,14 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller may choose; all of it decides which bytes are written.
+    """The options that decide which bytes are written.
 
     Attributes:
-      name: of the dataset; None for one made from the source's.
-      shards: of each split; None for as many as have about 128 MB each.
-      resize_shortest: pixels; images whose shorter side is longer are shrunk to it.
-      quality: of images that are encoded as JPEG.
-      seed: of the order of examples over the shards, and of the choice of validation images.
+      name: of the dataset; None: made from the source's path.
+      shards: files of each split; None: as many as give about 128 MB each.
+      resize_shortest: images with a longer shorter side, in pixels, are shrunk to this.
+      quality: of images that are encoded as JPEG, 1 to 100.
+      seed: of the order of examples.
     """
 
     name: str | None = None
@@ -55,7 +55,7 @@ class Options:
 
 
 class Shard(NamedTuple):
-    """One file to write, and what goes into it, in order."""
+    """A file to write, and its examples in order."""
 
     split: str
     file_name: str
@@ -64,7 +64,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The shards of a dataset of this name, and how their images are stored; `identity` tells it from other plans."""
+    """The shards of a dataset, and how to store their images; equal identities mean equal bytes."""
 
     name: str
     rules: Rules
@@ -73,11 +73,7 @@ class Plan:
 
 
 def make_plan(source: Source, path: str, options: Options) -> Plan:
-    """Shuffles the examples of each split over its shards.
-
-    Raises:
-      ValueError: if a split has fewer images than shards, or no image can be read.
-    """
+    """Shuffles each split over its shards; ValueError if that has fewer images than shards, or none can be read."""
     name = options.name or name_dataset(path)
     grey = _is_all_grey(source, path) if source.grey is None else source.grey
     rules = Rules(source.encoding, 1 if grey else 3, options.resize_shortest, options.quality)
@@ -87,20 +83,20 @@ def make_plan(source: Source, path: str, options: Options) -> Plan:
         for shard in _cut(name, split, items, _count_shards(source, split, rules, options), options.seed)
     ]
     counts = dict(Counter(shard.split for shard in shards))
-    # what follows from the source is in its digest
+    # The digest covers what follows from the source.
     identity = dataclasses.asdict(options) | {"name": name, "shards": counts, "source": _digest(source)}
     return Plan(name, rules, shards, identity)
 
 
 def name_dataset(path: str) -> str:
-    """Names a dataset by the last part of a path: in small letters, without suffixes, other signs as _."""
+    """Makes a dataset's name from the last part of a path: lower case, without suffixes, other characters as _."""
     stem = re.sub(r"\.(zip|tar|tgz|gz)", "", Path(path).resolve().name.lower())
     name = re.sub(r"[^a-z0-9]+", "_", stem).strip("_")
     return name if _NAME.fullmatch(name) else f"data_{name}".rstrip("_")
 
 
 def _is_all_grey(source: Source, path: str) -> bool:
-    """Whether every image that can be read has one channel; looks no further than the first that has more."""
+    """Whether every readable image has one channel; stops at the first that has more."""
     any_readable = False
     for item in itertools.chain(*source.splits.values()):
         with contextlib.suppress(DamagedImage):
@@ -122,7 +118,7 @@ def _count_shards(source: Source, split: str, rules: Rules, options: Options) ->
 
 
 def _estimate_bytes(source: Source, items: list[Item], rules: Rules) -> float:
-    """Estimates the bytes of all images as stored: from a few of them, where they are shrunk."""
+    """Estimates the stored bytes of all images, from a sample if they are shrunk."""
     total = sum(item.size for item in items)
     if rules.shortest is None:
         return total
@@ -135,7 +131,7 @@ def _estimate_bytes(source: Source, items: list[Item], rules: Rules) -> float:
 
 
 def _cut(name: str, split: str, items: list[Item], count: int, seed: int) -> list[Shard]:
-    """Shuffles the items into `count` shards, whose sizes differ by one at most."""
+    """Shuffles the items into `count` shards, whose sizes differ by at most one."""
     generator = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(split.encode())]))
     order = generator.permutation(len(items))
     edges = [len(items) * i // count for i in range(count + 1)]
@@ -150,7 +146,7 @@ def _cut(name: str, split: str, items: list[Item], count: int, seed: int) -> lis
 
 
 def _digest(source: Source) -> str:
-    """Digest of all that decides an example but the pixels, of which there are too many to read twice."""
+    """A digest of everything that decides the examples, except the pixels, which would have to be read twice."""
     digest = hashlib.sha256(repr((source.class_names, source.encoding, source.grey, source.has_boxes)).encode())
     for split, items in source.splits.items():
         for item in items:

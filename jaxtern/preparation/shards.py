@@ -1,4 +1,4 @@
-"""One shard: its examples read, looked at and written, under its name only when whole."""
+"""Writes one shard: reads, checks and stores its examples. A shard has its final name only once it is whole."""
 
 import contextlib
 import json
@@ -16,22 +16,22 @@ from jaxtern.preparation.images import Rules, Stored, store_image
 from jaxtern.preparation.plan import Shard
 from jaxtern.preparation.source import Item
 
-WORK = ".preparation"  # the folder within OUT that holds what is not finished
-# A record alone, so that it can be read alone; images do not shrink, and trying makes writing six times slower.
+WORK = ".preparation"  # folder in OUT for unfinished work
+# One record a group, to be read alone; compressing would not shrink images, and makes writing six times slower.
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
 @dataclass
 class ShardResult:
-    """What became of a shard.
+    """The result of writing a shard.
 
     Attributes:
-      images: in it.
-      file_bytes: of the shard.
-      classes: images by label.
-      repaired: names of the images that were encoded anew because they were not what their names say.
-      left_out: name and reason of the images that are damaged.
-      shapes: least and greatest height, least and greatest width; empty without images.
+      images: number of images.
+      file_bytes: size of the file.
+      classes: number of images by label.
+      repaired: names of images that were encoded again because they broke the rules.
+      left_out: names of damaged images, each with the reason.
+      shapes: smallest and largest height, smallest and largest width in pixels; empty without images.
     """
 
     images: int = 0
@@ -52,7 +52,7 @@ class ShardResult:
 
 
 class Task(NamedTuple):
-    """A shard to write in the folder `out`, with what that takes of its source and its plan; it can be pickled."""
+    """A shard to write in the folder `out`, with all that this needs of source and plan; can be pickled."""
 
     out: Path
     shard: Shard
@@ -65,8 +65,8 @@ class Task(NamedTuple):
 def make_features(
     class_names: tuple[str, ...], rules: Rules, has_boxes: bool, height: int | None = None, width: int | None = None
 ) -> Any:
-    """The features of an example as TFDS knows them; height and width where all images have the same."""
-    from tensorflow_datasets import features  # here, because it takes half a second
+    """TFDS's features of an example; height and width are given if all images share them."""
+    from tensorflow_datasets import features  # here because importing it takes half a second
 
     image = features.Image(shape=(height, width, rules.channels), encoding_format=rules.encoding)
     known = {"image": image, "label": features.ClassLabel(names=list(class_names)), "file_name": features.Text()}
@@ -74,13 +74,10 @@ def make_features(
 
 
 def write_shard(task: Task, on_image: Callable[[], object]) -> ShardResult:
-    """Writes a shard and its result, then gives it its name; the same bytes whenever and wherever it is done.
+    """Writes a shard and its result, always with the same bytes, then gives it its final name.
 
-    After every image `on_image` is called; what it raises stops the shard.
-
-    Raises:
-      OSError: if it cannot be written.
-      ValueError: if an image cannot be stored as the rules want.
+    It calls `on_image` after every image; an exception from that stops the shard. Raises OSError if the shard cannot be
+    written, ValueError if an image cannot be stored by the rules.
     """
     path = task.out / task.shard.file_name
     temporary = task.out / WORK / f"{path.name}.{os.getpid()}.tmp"
@@ -95,12 +92,12 @@ def write_shard(task: Task, on_image: Callable[[], object]) -> ShardResult:
 
 
 def result_path(out: Path, file_name: str) -> Path:
-    """Where the result of a shard lies until all are there."""
+    """The file of a shard's result until all shards are finished."""
     return out / WORK / f"{file_name}.json"
 
 
 def read_result(out: Path, file_name: str) -> ShardResult | None:
-    """The result of a finished shard; None if it is not finished, or has another size than it had then."""
+    """The result of a finished shard; None if it is not finished, or its file has changed size."""
     try:
         result = ShardResult(**json.loads(result_path(out, file_name).read_text()))
         whole = (out / file_name).stat().st_size == result.file_bytes
@@ -110,7 +107,7 @@ def read_result(out: Path, file_name: str) -> ShardResult | None:
 
 
 def group_by_split(shards: list[Shard], results: dict[str, ShardResult]) -> dict[str, list[ShardResult]]:
-    """Results by file name to results by split, in the order of the shards."""
+    """Groups results, given by file name, by split, in the order of the shards."""
     found: dict[str, list[ShardResult]] = {}
     for shard in shards:
         found.setdefault(shard.split, []).append(results[shard.file_name])
@@ -134,14 +131,14 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
                     writer.write(serialize(item, stored))
                     result.add(item, stored)
                 on_image()
-    except RuntimeError as error:  # the writer's only word for a full disk
+    except RuntimeError as error:  # ArrayRecordWriter raises this for a full disk
         raise OSError(f"{path.parent.parent}: cannot be written: {error}") from None
     sync_path(path)
     return result
 
 
 def _make_serializer(task: Task) -> Callable[[Item, Stored], bytes]:
-    """The function from an example to the bytes that TFDS reads."""
+    """Makes the function that serializes an example for TFDS."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
@@ -149,12 +146,12 @@ def _make_serializer(task: Task) -> Callable[[Item, Stored], bytes]:
     serializer = ExampleSerializer(features.get_serialized_info())
 
     def serialize(item: Item, stored: Stored) -> bytes:
-        file_name = item.name.encode(errors="replace")  # names of files need not be text
+        file_name = item.name.encode(errors="replace")  # file names need not be valid text
         example = {"image": stored.content, "label": item.label, "file_name": file_name}
         if task.has_boxes:
             example["boxes"] = [tfds.features.BBox(*box) for box in item.boxes]
         message: Any = serializer.get_tf_example(features.encode_example(example))
-        # else the order of features is another in every process
+        # The order of features would otherwise differ between processes.
         return message.SerializeToString(deterministic=True)
 
     return serialize

@@ -1,4 +1,4 @@
-"""What every source of images comes down to: named, labelled items by split, and a function that reads any of them."""
+"""A source of images: named, labelled items by split, and a function that reads any of them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,18 +9,18 @@ import numpy as np
 from jaxtern.data.records import TEST_SPLITS
 
 Encoding = Literal["jpeg", "png"]
-Box = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax, as shares of the image's height and width
+Box = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax, as fractions of the image's sides
 
 
 class Item(NamedTuple):
     """One example.
 
     Attributes:
-      name: where it came from, for a person who looks for it.
+      name: its file in the source, for people.
       label: its class, from 0.
-      location: what the source's `read` takes.
-      size: bytes of the image as it lies in the source.
-      boxes: of objects in the image; none if not known.
+      location: the argument of the source's `read`.
+      size: bytes of the image in the source.
+      boxes: of objects in the image; empty if not known.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Source:
 
     Attributes:
       class_names: one a label.
-      splits: items by name of the split, in the source's own order.
-      read: a location to the file's bytes, or to pixels uint8[H, W, C]; a function that can be pickled, so that worker
-        processes read any item. Raises DamagedImage if this image is lost, ValueError or OSError if more is.
+      splits: items by split, in the source's order.
+      read: location -> bytes of a file, or pixels uint8[H, W, C]; can be pickled for worker processes. Raises
+        DamagedImage if only this image is lost, ValueError or OSError if more is.
       encoding: how to store images: "png" if all are lossless in the source, else "jpeg".
-      grey: whether all images have one channel; None if that has to be seen from them.
+      grey: whether all images have one channel; None: to be found out from the images.
       has_boxes: whether examples have boxes.
-      remarks: what a person should know of how it was read, a line each.
+      remarks: lines for the user on how the source was read.
     """
 
     class_names: tuple[str, ...]
@@ -55,16 +55,12 @@ class Source:
 
 
 def read_pixels(location: tuple) -> np.ndarray:
-    """uint8[H, W, C], which sources that lie in memory have as location."""
+    """Returns uint8[H, W, C] pixels, which a source in memory keeps as the location."""
     return location[0]
 
 
 def require_sound(source: Source, path: str, whole: bool) -> Source:
-    """The source, with remarks where there is no split to evaluate on, or one lacks classes, as no whole one may.
-
-    Raises:
-      ValueError: if it has no images, or none of some class, which is named.
-    """
+    """Requires images of every class, if `whole` in every split; returns the source with remarks on what it lacks."""
     remarks, seen = source.remarks, set()
     for split, items in source.splits.items():
         present = {item.label for item in items}
@@ -80,11 +76,11 @@ def require_sound(source: Source, path: str, whole: bool) -> Source:
         raise ValueError(f"SOURCE={path!r}: holds no images of {name_some(nowhere, 'class', 'classes')}")
     if set(TEST_SPLITS).isdisjoint(source.splits):
         remedy = "--config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]' takes a tenth"
-        remarks += (f"no split to evaluate on: training wants {' or '.join(TEST_SPLITS)}; {remedy}",)
+        remarks += (f"no split to evaluate on: training needs {' or '.join(TEST_SPLITS)}; {remedy}",)
     return replace(source, remarks=remarks)
 
 
 def name_some(names: list[str], one: str, many: str) -> str:
-    """The first three of some names in words, as "classes a, b, c and 7 more"."""
+    """Lists the first three names: "classes a, b, c and 7 more"."""
     rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{one if len(names) == 1 else many} {', '.join(names[:3])}{rest}"

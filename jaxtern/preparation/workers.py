@@ -1,4 +1,4 @@
-"""Shards written by several processes, each a shard at a time, with a bar that counts images."""
+"""Writes shards in several processes, with a progress bar that counts images."""
 
 import multiprocessing
 from collections.abc import Generator, Iterator
@@ -13,14 +13,13 @@ import tqdm
 from jaxtern.data.worker import deaf_to_signals, follow_parent
 from jaxtern.preparation.shards import ShardResult, Task, write_shard
 
-_stop: Any = None  # whether workers shall end; in a worker, set by _start_worker
+_stop: Any = None  # in a worker process: a shared flag that tells it to end
 
 
 def write_shards(tasks: list[Task], workers: int) -> Generator[tuple[Task, ShardResult], None, None]:
-    """Writes shards, each finished one as soon as it is; the bar is drawn on a terminal alone.
+    """Writes shards, and yields each as soon as it is finished; draws the bar on terminals only.
 
-    Raises:
-      ValueError, OSError: of the first shard that fails; the others are stopped, as they are when this is closed.
+    Closing the generator, or the ValueError or OSError of a shard that fails, stops all workers.
     """
     total = sum(len(task.shard.items) for task in tasks)
     with tqdm.tqdm(total=total, unit=" images", disable=None) as bar:
@@ -32,12 +31,12 @@ def write_shards(tasks: list[Task], workers: int) -> Generator[tuple[Task, Shard
 
 
 def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iterator[tuple[Task, ShardResult]]:
-    # Not forked from here, where JAX may have threads; the server of forks imports what takes long once.
+    # A fork server, as JAX may have threads here; it imports the slow modules once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["jaxtern.preparation.workers", "tensorflow_datasets.core.features"])
     with deaf_to_signals():
         forkserver.ensure_running()
-    stop = context.RawValue("b", 0)  # without a lock, which a worker that is killed may hold
+    stop = context.RawValue("b", 0)  # without a lock, which a killed worker might hold
     with ProcessPoolExecutor(min(workers, len(tasks)), context, _start_worker, (stop,)) as pool:
         try:
             writing = {pool.submit(_write_until_stopped, task): task for task in tasks}
@@ -47,19 +46,19 @@ def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iter
                 yield task, result
         except BrokenProcessPool:
             raise OSError(
-                "a worker process was killed, perhaps for want of memory; the same command goes on where it stopped,"
+                "a worker process was killed, perhaps for lack of memory; run the same command again to continue,"
                 " with fewer --workers if need be"
             ) from None
-        finally:  # also when the caller is interrupted
+        finally:  # also if the caller is interrupted
             stop.value = 1
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _start_worker(stop: Any) -> None:
-    """Runs first in a worker."""
+    """Prepares a worker process."""
     global _stop  # noqa: PLW0603
     _stop = stop
-    cv2.setNumThreads(1)  # the cores are taken
+    cv2.setNumThreads(1)  # the other processes use the other cores
     follow_parent()
 
 

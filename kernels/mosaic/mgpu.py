@@ -1,9 +1,9 @@
-"""What the Mosaic GPU kernels share.
+"""Shared parts of the Mosaic GPU kernels.
 
-A block of threads is one or more warpgroups of `RUN` threads, and every warpgroup works on its own item: some tiles of
-words, or a chunk of a segment. Each thread loads its own element of a run straight from device memory into a register,
-consecutive threads consecutive elements; nothing passes between threads but the few sums of `moments`, so there is
-nothing to synchronise and no shared memory to manage.
+A block of threads is one or more warpgroups of `RUN` threads. Every warpgroup works on its own item: some tiles of
+words, or a chunk of a segment. Each thread loads its own element of a run from device memory into a register, with
+consecutive threads loading consecutive elements. Threads exchange only the few sums of `moments`, so nothing needs to
+be synchronised and no shared memory managed.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,17 +25,21 @@ _NO_BOUND = np.iinfo(np.int32).max
 
 
 def launch(
-    body: Callable[..., None], operands: Sequence[jax.Array], outputs: Sequence[tuple[int, Any]], items: int,
-    tuning: Tuning, interpret: Any = None,
-) -> list[jax.Array]:  # fmt: skip
-    """Runs `body(item, *operand_refs, *output_refs)` for every item, all in one launch.
+    body: Callable[..., None],
+    operands: Sequence[jax.Array],
+    outputs: Sequence[tuple[int, Any]],
+    items: int,
+    tuning: Tuning,
+    interpret: Any = None,
+) -> list[jax.Array]:
+    """Runs `body(item, *operand_refs, *output_refs)` for every item, in one launch.
 
     Args:
-      body: of a kernel.
-      operands: arrays in device memory; what varies over the axes of `shard_map` is what the first varies over.
+      body: of the kernel.
+      operands: arrays in device memory; outputs vary over the axes of `shard_map` that the first operand varies over.
       outputs: length and dtype of each output, a vector.
-      items: how many.
-      tuning: how they are dealt out.
+      items: number of items.
+      tuning: distribution of the items.
       interpret: `plgpu.InterpretGPUParams` to run on a CPU.
     """
     per_block = tuning.warpgroups * tuning.items
@@ -63,7 +67,7 @@ def launch(
         num_threads=tuning.warpgroups,
         thread_name="warpgroup",
         kernel_name=body.__name__,
-        # Pallas puts barriers around every store, which are for threads that read what they or others wrote: none here.
+        # No thread reads what a thread wrote, so the barriers that Pallas puts around every store are not needed.
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         interpret=interpret,
     )
@@ -71,22 +75,22 @@ def launch(
 
 
 def window(ref: Any, start: jax.Array, runs: int) -> Any:
-    """So many runs of an array: where their places in it are constants, the compiler computes one address for all."""
+    """A window of runs of an array; for constant places in it the compiler computes one address for all."""
     return ref.at[pl.ds(start, runs * RUN)]
 
 
 def load(ref: Any, start: int | jax.Array) -> jax.Array:
-    """A run from `start` on, one element a thread."""
+    """Loads a run from `start` on, one element for each thread."""
     return plgpu.load(ref.at[pl.ds(start, RUN)], layout=LAYOUT)
 
 
 def store(ref: Any, start: int | jax.Array, run: jax.Array) -> None:
-    """The inverse of `load`."""
+    """Stores a run at `start`."""
     ref[pl.ds(start, RUN)] = run
 
 
 def places(dtype: Any) -> jax.Array:
-    """0 to RUN - 1, each thread's own."""
+    """0 to RUN - 1, one number for each thread."""
     return plgpu.broadcasted_iota(dtype, (RUN,), 0, layout=LAYOUT)
 
 
@@ -96,10 +100,9 @@ def filled(value: Any, dtype: Any) -> jax.Array:
 
 
 def segment_tables(segments: Segments, item_runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first element of every segment, the last bound out of reach; and the owner of every item.
+    """int32 tables: the first element of every segment, then a bound out of reach; and the owner of every item.
 
-    That is its segment, or, where the item has runs of others too or runs that are not there, -1 less the segment where
-    it begins: one number to read before the work.
+    An item's owner is its segment s; it is -1 - s if the item begins in s but also has other or missing runs.
     """
     bounds = segments.bounds()
     firsts = np.arange(0, segments.num_elements, item_runs * RUN)
@@ -111,7 +114,7 @@ def segment_tables(segments: Segments, item_runs: int) -> tuple[np.ndarray, np.n
 
 
 def branch_by_owner(owner: jax.Array, whole: Callable[[jax.Array], None], mixed: Callable[[jax.Array], None]) -> None:
-    """Calls one of the two with the segment where the item begins."""
+    """Calls `whole` or `mixed` with the segment where the item begins."""
     pl.when(owner >= 0)(lambda: whole(owner))
     pl.when(owner < 0)(lambda: mixed(-1 - owner))
 
@@ -119,7 +122,7 @@ def branch_by_owner(owner: jax.Array, whole: Callable[[jax.Array], None], mixed:
 def factors_of_run(segment: jax.Array, run: jax.Array, bounds: Any, factors: Any) -> tuple[jax.Array, jax.Array]:
     """The segment where a run ends, and the factor of each of its places.
 
-    `segment` is the one where the run begins, or where the run before it ended.
+    `segment` is where the run begins, or where the run before it ended.
     """
     place = places(jnp.int32) + run * RUN
 

@@ -1,7 +1,6 @@
-"""Shard sum as one Mosaic GPU kernel: every word is read once, every word of the sums written once.
+"""Shard sum as one Mosaic GPU kernel, which reads every word and writes every word of the sums once.
 
-An item is the fewest tiles of words in which tiles of sums begin and end too, so that which run goes where is known
-before the kernel runs.
+An item is the fewest tiles of words that fill whole tiles of sums, so that the place of each run is known in advance.
 """
 
 import functools
@@ -23,7 +22,7 @@ from .ternary_decode import sum_planes
 def shard_sum_mgpu(
     words: jax.Array, num_elements: int, levels: int, radix: int, tuning: Tuning, interpret: Any = None
 ) -> jax.Array:
-    """`shard_sum`, its arguments checked."""
+    """`shard_sum`, for checked arguments."""
     num_workers, width = words.shape
     own_radix = 2 * levels + 1
     own_depth, depth = radix_lib.digits_per_word(own_radix), radix_lib.digits_per_word(radix)

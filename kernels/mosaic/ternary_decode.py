@@ -1,7 +1,7 @@
-"""Decode as one Mosaic GPU kernel: every word is read once, every element of the mean written once.
+"""Decode as one Mosaic GPU kernel, which reads every word and writes every element of the mean once.
 
-An item is one tile. Where it lies under one scale, all its planes take the same unit; where scales change in it, or the
-bucket ends, units are looked up place by place.
+An item is one tile. If it has one scale, all its planes take the same unit. If scales change in it, or the bucket ends,
+units are looked up place by place.
 """
 
 import functools
@@ -19,17 +19,22 @@ from ..dither import Dither
 from ..radix import RUN
 from ..rounding import settle
 from ..segments import Segments
+from ..ternary_decode import UNROLLED_ROWS
 from ..tuning import Tuning
 from . import mgpu
 
-_UNROLLED_ROWS = 8
-
 
 def ternary_decode_mgpu(
-    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int, dither: Dither | None,
-    tuning: Tuning, interpret: Any = None,
-) -> jax.Array:  # fmt: skip
-    """`ternary_decode`, its arguments checked; the others are those of `ternary_decode_reference`."""
+    words: jax.Array,
+    units: jax.Array,
+    segments: Segments,
+    zero: int,
+    radix: int,
+    dither: Dither | None,
+    tuning: Tuning,
+    interpret: Any = None,
+) -> jax.Array:
+    """`ternary_decode`, for checked arguments; `units` are from `units_of`, `zero` is the sum of zero levels."""
     rows, width = words.shape
     depth, runs = radix_lib.digits_per_word(radix), segments.num_runs
     bounds_table, owner_table = mgpu.segment_tables(segments, depth)
@@ -67,7 +72,7 @@ def ternary_decode_mgpu(
 
 
 def _dither_planes(dither: Dither, first_run: jax.Array, depth: int) -> list[jax.Array]:
-    """What is to be taken off each plane; four share a draw where they are one group in every tile."""
+    """The dither of each plane; four planes share a draw if they are one group in every tile."""
     planes = []
     for k in range(depth):
         run, lane = first_run + k, k % noise.LANES
@@ -80,13 +85,14 @@ def _dither_planes(dither: Dither, first_run: jax.Array, depth: int) -> list[jax
 
 
 def sum_planes(
-    words: Any, rows: int, width: int, tile: jax.Array, radix: int,
+    words: Any,
+    rows: int,
+    width: int,
+    tile: jax.Array,
+    radix: int,
     complete: Callable[[jax.Array], jax.Array] = lambda word: word,
-) -> list[jax.Array]:  # fmt: skip
-    """The digits of a tile's planes, added over the rows of flat words; uint32[RUN] each.
-
-    `complete` may replace the words of a tile that is not there.
-    """
+) -> list[jax.Array]:
+    """Adds the digits of a tile's planes over rows of flat words, uint32[RUN] each; `complete` may replace words."""
 
     def digits(row: int | jax.Array) -> list[jax.Array]:
         return unpack_run(complete(mgpu.load(words, row * width + tile * RUN)), radix)
@@ -95,7 +101,7 @@ def sum_planes(
         return [total + digit for total, digit in zip(totals, digits(row), strict=True)]
 
     totals = digits(0)
-    if rows > _UNROLLED_ROWS:
+    if rows > UNROLLED_ROWS:
         return lax.fori_loop(1, rows, add_row, totals)
     for row in range(1, rows):
         totals = add_row(row, totals)
@@ -103,7 +109,7 @@ def sum_planes(
 
 
 def unpack_run(word: jax.Array, radix: int) -> list[jax.Array]:
-    """The digits of a run of words; a GPU divides by a constant with one multiplication."""
+    """Unpacks the digits of a run of words; a GPU divides by a constant with one multiplication."""
     digits = []
     for _ in range(radix_lib.digits_per_word(radix) - 1):
         quotient = word // np.uint32(radix)

@@ -1,8 +1,8 @@
-"""Encode as one Mosaic GPU kernel: every element is read once, every word written once.
+"""Encode as one Mosaic GPU kernel, which reads every element and writes every word once.
 
-An item is the fewest tiles whose runs fill whole groups of noise. Where an item lies under one scale, all its runs are
-unrolled and share the groups' random bits. Where scales change in it, or the bucket ends, its runs go through a loop
-that looks scales up place by place and draws every run's bits anew: slower, but few items are such.
+An item is the fewest tiles whose runs fill whole groups of noise. If it has one scale, all its runs are unrolled and
+share the groups' random bits. If scales change in it, or the bucket ends, a slower loop over its runs looks up scales
+place by place and draws bits for every run; few items are like that.
 """
 
 import math
@@ -24,7 +24,7 @@ from . import mgpu
 
 
 class _Job(NamedTuple):
-    """Arrays in device memory, the key as four numbers, and what is known before the kernel runs."""
+    """Arrays in device memory, the key as four numbers, and constants."""
 
     gradient: Any
     steps: Any
@@ -40,12 +40,19 @@ class _Job(NamedTuple):
     tiles_per_item: int
 
 
-@partial(jax.jit, static_argnums=range(3, 9))  # lowered once, however many workers of a device encode
+@partial(jax.jit, static_argnums=range(3, 9))  # lowered once for all workers of a device
 def ternary_encode_mgpu(
-    gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int,
-    tuning: Tuning, interpret: Any = None,
-) -> jax.Array:  # fmt: skip
-    """`ternary_encode`, its arguments checked; steps turn g into fixed point."""
+    gradient: jax.Array,
+    steps: jax.Array,
+    key: jax.Array,
+    segments: Segments,
+    radix: int,
+    levels: int,
+    offset: int,
+    tuning: Tuning,
+    interpret: Any = None,
+) -> jax.Array:
+    """`ternary_encode`, for checked arguments; `steps` are from `steps_of`."""
     depth, tiles = radix_lib.digits_per_word(radix), segments.num_words(radix) // RUN
     tiles_per_item = noise.LANES // math.gcd(depth, noise.LANES)
     known = (radix, levels, offset // noise.LANES, depth, segments.num_runs, tiles, tiles_per_item)
@@ -69,7 +76,7 @@ def _encode_under_one_scale(job: _Job, item: jax.Array, segment: jax.Array) -> N
     group = _group(item * runs, job)
     for tile in range(job.tiles_per_item):
         first = tile * job.depth
-        # All are loaded before anything is stored: the compiler moves no load across a store.
+        # Loads everything before storing anything, as the compiler moves no load across a store.
         loaded = [mgpu.load(gradient, (first + k) * RUN).astype(jnp.float32) for k in range(job.depth)]
         planes = []
         for run, x in enumerate(loaded, first):
@@ -103,6 +110,6 @@ def _encode_run_by_run(job: _Job, item: jax.Array, segment: jax.Array) -> None:
 
 
 def _group(run: jax.Array, job: _Job) -> jax.Array:
-    """The groups of noise that a run belongs to, each place's own."""
+    """The group of noise of each place of a run."""
     first = (run // noise.LANES * RUN).astype(jnp.uint32) + jnp.uint32(job.first_group)
     return mgpu.places(jnp.uint32) + first

@@ -9,7 +9,7 @@ typedef struct Concatenate {
   Layout layout;
 } Concatenate;
 
-/* What lies in so many places of the result, from one part or several. */
+/* Copies PLACES_PER_ITEM places of the result, from one part or several. */
 static void copy_item(const void* data, int64_t item) {
   const Concatenate* job = data;
   const int64_t* starts = job->layout.starts;
@@ -24,7 +24,7 @@ static void copy_item(const void* data, int64_t item) {
   }
 }
 
-/* Operands: the parts. Result: all, one behind the other. */
+/* Operands: the parts. Result: their concatenation. */
 HANDLER jaxtern_concatenate(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
   Concatenate job = {.frame = frame, .joined = result(frame, 0), .layout = layout_of(frame)};
@@ -32,7 +32,7 @@ HANDLER jaxtern_concatenate(XLA_FFI_CallFrame* frame) {
   return NULL;
 }
 
-/* Operands: an array, and what was to be computed before. Result: the array, where it lies. */
+/* Operands: an array, and arrays that must be computed before. Result: the array, not copied. */
 HANDLER jaxtern_follow(XLA_FFI_CallFrame* frame) {
   (void)is_metadata_query(frame);
   return NULL;

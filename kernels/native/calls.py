@@ -1,4 +1,4 @@
-"""The ops as C functions that XLA calls in the middle of its own code on a CPU: see native.h for what they share."""
+"""Calls the ops' C functions from XLA's code for CPUs; native.h has what they share."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,14 +15,14 @@ from ..moments_reference import Partials, chunk_counts
 from ..segments import Segments
 from .library import target_of
 
-_NO_BLOCKS = 2**62  # elements of a block that no tensor reaches
+_NO_BLOCKS = 2**62  # a block size larger than any tensor
 _BLOCKS_PER_ITEM = 4  # as in rotate.c
 
 
 def moments_native(
     tensors: Sequence[jax.Array], segments: Segments, is_split: bool, of_magnitudes: bool = False
 ) -> tuple[Partials, jax.Array]:
-    """As `partials_reference` and `centres_of`, of a vector or of tensors that lie apart."""
+    """As `partials_reference` and `centres_of`, for a vector or for separate tensors."""
     counts, layout = chunk_counts(segments), _layout(segments, is_split=is_split)
     before = np.concatenate([[0], np.cumsum(counts)])[layout["firsts"]]
     shapes = [((int(counts.sum()),), jnp.float32)] * 3 + [((segments.num_scales,), jnp.float32)]
@@ -32,13 +32,17 @@ def moments_native(
 
 
 def ternary_encode_native(
-    tensors: Sequence[jax.Array], steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int,
-    offset: int, span: tuple[int, int] | None = None, after: Sequence[jax.Array] = (),
-) -> list[jax.Array]:  # fmt: skip
-    """The words of one vector; or, with the start and the size of a span, of its elements in tensors that lie apart.
-
-    The arguments are checked. Behind the words of a span come the tensors, handed on where they lie.
-    """
+    tensors: Sequence[jax.Array],
+    steps: jax.Array,
+    key: jax.Array,
+    segments: Segments,
+    radix: int,
+    levels: int,
+    offset: int,
+    span: tuple[int, int] | None = None,
+    after: Sequence[jax.Array] = (),
+) -> list[jax.Array]:
+    """Encodes a vector; or a span (start, size) of separate tensors, returned after the words without a copy."""
     start, size = span or (0, segments.num_elements)
     numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start, "elements": size}
     kept = tensors if span else ()
@@ -49,14 +53,18 @@ def ternary_encode_native(
 
 
 def ternary_decode_native(
-    words: jax.Array, units: jax.Array, segments: Segments, zero: int, radix: int, dither: Dither | None,
-    into: Sequence[jax.Array] = (), span: tuple[int, int] | None = None, total: jax.Array | None = None,
+    words: jax.Array,
+    units: jax.Array,
+    segments: Segments,
+    zero: int,
+    radix: int,
+    dither: Dither | None,
+    into: Sequence[jax.Array] = (),
+    span: tuple[int, int] | None = None,
+    total: jax.Array | None = None,
     after: Sequence[jax.Array] = (),
-) -> list[jax.Array]:  # fmt: skip
-    """One vector of means; or, with the start and the size of a span, the tensors that its means are decoded into.
-
-    The arguments are checked. Tensors are decoded into where they lie, if nobody else needs them.
-    """
+) -> list[jax.Array]:
+    """Decodes a vector; or a span (start, size) into separate tensors, in place if nothing else needs these."""
     start, size = span or (0, segments.num_elements)
     own = dither or Dither(jnp.zeros((4,), jnp.uint32), 0)
     numbers = {"count": own.count, "centre": own.centre, "times": own.times, "offset": own.offset}
@@ -69,23 +77,23 @@ def ternary_decode_native(
 
 
 def follow_native(words: jax.Array, after: Sequence[jax.Array]) -> jax.Array:
-    """`follow`, of two arrays or more, none of them empty."""
+    """`follow`; no array may be empty."""
     return _call("follow", [(words.shape, words.dtype)], [words, *after], {0: 0})[0]
 
 
 def shard_sum_native(words: jax.Array, num_elements: int, levels: int, radix: int) -> jax.Array:
-    """`shard_sum`, its arguments checked."""
+    """`shard_sum`, for checked arguments."""
     numbers = {"radix": radix, "levels": levels, "elements": num_elements}
     return _call("shard_sum", [((radix_lib.num_words(num_elements, radix),), jnp.uint32)], [words], **numbers)[0]
 
 
 def shard_mean_native(words: jax.Array, key: jax.Array, position: jax.Array, radix: int) -> jax.Array:
-    """`shard_mean`, its arguments checked."""
+    """`shard_mean`, for checked arguments."""
     return _call("shard_mean", [(words.shape[1:], jnp.uint32)], [words, key, position], radix=radix)[0]
 
 
 def concatenate_native(parts: Sequence[jax.Array]) -> jax.Array:
-    """`concatenate` of two parts or more, none of them empty."""
+    """`concatenate`, for at least two parts, none of them empty."""
     layout = _layout(Segments(tuple(part.size for part in parts)))
     return _call("concatenate", [((sum(part.size for part in parts),), jnp.float32)], parts, **layout)[0]
 
@@ -93,7 +101,7 @@ def concatenate_native(parts: Sequence[jax.Array]) -> jax.Array:
 def rotate_native(
     tensors: Sequence[jax.Array], key: jax.Array, blocks: Sequence[int], is_inverse: bool
 ) -> list[jax.Array]:
-    """`rotate`, its arguments checked, with the elements of a block of each tensor."""
+    """`rotate`, for checked arguments and the block size of each tensor."""
     sizes = np.array([each.size for each in tensors])
     items = -(-(sizes // blocks) // _BLOCKS_PER_ITEM)
     numbers = {"sizes": sizes, "blocks": blocks, "first_items": np.cumsum(items) - items, "items": items.sum()}
@@ -109,10 +117,10 @@ def _call(
     aliases: dict[int, int] | None = None,
     **attributes: int | np.ndarray,
 ) -> list[jax.Array]:
-    """Results vary over all axes of `shard_map` that an operand varies over."""
+    """Calls an op; its results vary over all axes of `shard_map` that an operand varies over."""
     operands = _vary_alike(operands)
     varying = jax.typeof(operands[0]).manual_axis_type
-    # A type that varies is refused without a sharding; inside `shard_map` no axis of an array is sharded any more.
+    # JAX refuses a varying type without a sharding; inside `shard_map` no axis of an array is sharded.
     mesh = jax.sharding.get_abstract_mesh()
     whole = NamedSharding(mesh, PartitionSpec()) if varying.varying else None
     shapes = [jax.ShapeDtypeStruct(*each, manual_axis_type=varying, sharding=whole) for each in results]
@@ -130,6 +138,6 @@ def _vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _layout(segments: Segments, *, is_split: bool = False) -> dict[str, int | np.ndarray]:
-    """What native.h calls a layout, and whether every tensor lies in memory of its own."""
+    """The attributes of native.h's Layout, and whether the tensors are separate arrays."""
     starts, firsts = (np.cumsum([0, *counts]) for counts in (segments.sizes, segments.scale_counts))
     return {"starts": starts, "firsts": firsts, "block": segments.block_size or _NO_BLOCKS, "is_split": is_split}

@@ -1,10 +1,9 @@
-/* ternary_decode, shard_sum and shard_mean: see ternary_decode.py and shards.py, and radix.py for how words are taken
- * apart. */
+/* ternary_decode, shard_sum and shard_mean: see ternary_decode.py and shards.py, and radix.py for the arithmetic. */
 #include "native.h"
 
 enum { MAX_DEPTH = 20, TILES_PER_ITEM = 8, ROWS_AT_ONCE = 4 };
 
-/* Words are cut into two halves of digits; `powers[k]` is R^-k. */
+/* A radix R, for which words are cut into two halves of digits; `powers[k]` is R^-k. */
 typedef struct Radix {
   int32_t radix;
   int depth, low_depth;
@@ -23,7 +22,7 @@ static Radix radix_of(int64_t radix) {
   return made;
 }
 
-/* Half a digit above the lower and the upper halves of a run of words: so far from all quotients that are whole. */
+/* The lower and upper halves of a run of words, plus 1/2, which keeps quotients away from whole numbers. */
 static void split(const uint32_t* words, const Radix* radix, float* low, float* high) {
   for (int j = 0; j < RUN; j++) {
     int32_t quotient = (int32_t)(((double)words[j] + 0.5) * radix->inverse);
@@ -32,8 +31,8 @@ static void split(const uint32_t* words, const Radix* radix, float* low, float* 
   }
 }
 
-/* Adds the digits of a few rows to a plane, or begins it. `quotients` are the rows' sums of floor(half / R^k), and
- * become those of k + 1, for which `power` stands: digit[k] = floor(half / R^k) - R floor(half / R^(k+1)). */
+/* Adds the digits of a few rows to a plane, or sets it: digit[k] = floor(half / R^k) - R floor(half / R^(k+1)).
+ * `quotients`, the rows' sums of floor(half / R^k), become those for k + 1, of which `power` is the R^-(k+1). */
 INLINE void add_plane(
     const float halves[][RUN], int rows, float power, int32_t radix, int is_first, int32_t* quotients, int32_t* plane) {
   for (int j = 0; j < RUN; j++) {
@@ -56,7 +55,7 @@ INLINE void add_half(
     add_plane(halves, rows, radix->powers[k + 1], radix->radix, is_first, quotients, planes[k]);
 }
 
-/* The same for both halves of so many rows, which is a constant where this is called. */
+/* The same for both halves of a few rows; callers pass a constant. */
 INLINE void add_rows(
     const uint32_t* words, int64_t width, int rows, const Radix* radix, int is_first, int32_t planes[][RUN]) {
   float low[ROWS_AT_ONCE][RUN] ALIGNED, high[ROWS_AT_ONCE][RUN] ALIGNED;
@@ -65,7 +64,7 @@ INLINE void add_rows(
   add_half(high, rows, radix->depth - radix->low_depth, radix, is_first, planes + radix->low_depth);
 }
 
-/* The digits of a tile's planes, added over all rows of words, which lie `width` apart. */
+/* Adds the digits of a tile's planes over all rows of words, which are `width` apart. */
 static void sum_planes(
     const uint32_t* words, int64_t width, int64_t rows, const Radix* radix, int32_t planes[][RUN]) {
   switch (minimum(rows, ROWS_AT_ONCE)) {
@@ -81,18 +80,18 @@ static void sum_planes(
 }
 
 typedef struct Decode {
-  const uint32_t *words, *total; /* total: of two rows, of which `words` holds the first; else NULL */
+  const uint32_t *words, *total; /* total: the sum of two rows, the first of which is in `words`; else NULL */
   const float* units;
   Memory mean;
   Radix radix;
-  int64_t rows, width, start, elements, tiles; /* of the layout's elements those that are decoded */
+  int64_t rows, width, start, elements, tiles; /* start, elements: the span that is decoded */
   int32_t zero, times;
-  const uint32_t* bits; /* of a dither; see dither.py */
+  const uint32_t* bits; /* of the dither; see dither.py */
   uint32_t count, first_group;
   int32_t centre;
 } Decode;
 
-/* A run's part under one scale, from `digits` to `mean`; `half` holds the bits of its dither, or is NULL. */
+/* Decodes a part of a run that has one scale; `half` holds the bits of its dither, or is NULL. */
 INLINE void scale_run(
     const Decode* job, const int32_t* digits, const uint32_t* half, int shift, float unit, int64_t size, float* mean) {
   if (half == NULL) {
@@ -145,8 +144,8 @@ static void decode_item(const void* data, int64_t item) {
   for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) decode_tile(job, tile, &segment, &noise);
 }
 
-/* Operands: words, units, bits of a dither, the total of two workers' words (or nothing); where means are to replace a
- * span of tensors, those, and what was to be computed before. Result: means, or the tensors. */
+/* Operands: words, units, bits of the dither, the total of two rows (or nothing); for a span also its tensors, and
+ * arrays that must be computed before. Results: the means, or the tensors. */
 HANDLER jaxtern_ternary_decode(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
   Memory mean;
@@ -179,10 +178,10 @@ typedef struct ShardSum {
   Radix own;
   int64_t rows, width, own_tiles, tiles, radix, runs_per_item;
   int depth;
-  uint32_t zero; /* digit of a sum where there is no run */
+  uint32_t zero; /* digit of a missing run */
 } ShardSum;
 
-/* The fewest tiles in which tiles of sums begin and end too. */
+/* An item is the fewest tiles of words that fill whole tiles of sums. */
 static void sum_item(const void* data, int64_t item) {
   const ShardSum* job = data;
   int32_t planes[MAX_DEPTH][RUN] ALIGNED;
@@ -233,8 +232,8 @@ typedef struct ShardMean {
   float inverse;
 } ShardMean;
 
-/* floor((S + r) / N) for a run, r being N times 16 random bits, shifted right. A float quotient may round up to a whole
- * number, which one comparison finds. */
+/* Adds floor((S + r) / N) of a run to its words; r is N times 16 random bits, shifted right by 16. The float quotient
+ * may be off by one, which is corrected. */
 INLINE void add_mean(
     const ShardMean* job, const int32_t* sums, const uint32_t* half, int shift, uint32_t weight, uint32_t* words) {
   const uint32_t rows = (uint32_t)job->rows;

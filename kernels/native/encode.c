@@ -8,19 +8,19 @@
 
 enum { TILES_PER_ITEM = 8, MAGIC_LEVELS = 64 };
 
-static const float MAGIC = 12582912.0f; /* 1.5 * 2^23: floats beside it are whole numbers */
+static const float MAGIC = 12582912.0f; /* 1.5 * 2^23: floats near it are whole numbers */
 
 typedef struct Encode {
   Memory gradient;
   const float* steps;
   const uint32_t* key;
   uint32_t* words;
-  int64_t start, elements, radix, tiles; /* of the layout's elements those that are encoded */
+  int64_t start, elements, radix, tiles; /* start, elements: the span that is encoded */
   int levels, depth;
   uint32_t first_group;
 } Encode;
 
-/* Products of the low halves of 64-bit numbers: an instruction that compilers do not find by themselves. */
+/* Multiplies the low halves of 64-bit numbers, by an instruction that compilers do not pick by themselves. */
 #if defined(__AVX512F__)
 typedef uint64_t Wide __attribute__((vector_size(64), may_alias));
 INLINE Wide multiply_low(Wide a, Wide b) { return (Wide)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
@@ -35,7 +35,7 @@ typedef uint64_t Wide __attribute__((vector_size(16), may_alias));
 INLINE Wide multiply_low(Wide a, Wide b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
 #endif
 
-/* Philox 2x32-7. What lies above the low 32 bits of `left` and `right` is never used. */
+/* Philox 2x32-7; only the low 32 bits of `left` and `right` count. */
 static void draw(const uint32_t* key, uint32_t first, Noise* noise) {
   enum { WIDTH = sizeof(Wide) / sizeof(uint64_t) };
   uint64_t lefts[RUN] ALIGNED, rights[RUN] ALIGNED;
@@ -65,13 +65,13 @@ const uint32_t* noise_of_run(const uint32_t* key, uint32_t first_group, int64_t 
   return noise->halves[run % LANES / 2];
 }
 
-/* g / s L 2^16, clipped; a NaN becomes what the lowest number does. */
+/* Clips g / s L 2^16; treats a NaN as the lowest number. */
 INLINE float clip(float scaled, float limit) {
   scaled = scaled > -limit ? scaled : -limit;
   return scaled < limit ? scaled : limit;
 }
 
-/* Adds the digits of a run to its words; the factors of all places are one (stride 0) or each its own (stride 1). */
+/* Adds the digits of a run to its words; places share one factor (stride 0) or have their own (stride 1). */
 INLINE void add_run(
     const Encode* job, const float* x, const float* steps, int stride, const uint32_t* half, int shift, uint32_t weight,
     uint32_t* words) {
@@ -87,7 +87,7 @@ INLINE void add_run(
   }
 }
 
-/* A run of several segments, or the last one, which may be short: its elements and the factor of each. */
+/* Collects elements and factors of a run that has several segments, or is short. */
 static void collect_run(const Encode* job, Segment* segment, int64_t begin, int64_t size, float* x, float* steps) {
   int64_t place = 0;
   while (place < size) {
@@ -135,8 +135,8 @@ static void encode_item(const void* data, int64_t item) {
   }
 }
 
-/* Operands: steps, key, gradient or its tensors, and what was to be computed before. Result: words; and the tensors,
- * where they lie, if they are handed on. */
+/* Operands: steps, key, gradient or its tensors, and arrays that must be computed before. Results: words; for a span
+ * also the tensors, not copied. */
 HANDLER jaxtern_ternary_encode(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
   Memory gradient;

@@ -1,4 +1,4 @@
-/* Chunks of moments: see moments_reference.py, whose order of additions this keeps. */
+/* Partial moments of chunks: see moments_reference.py, whose order of additions this keeps. */
 #include <math.h>
 
 #include "native.h"
@@ -8,12 +8,12 @@ enum { LINE = 16, FAN_IN = 16, GROUP = FAN_IN * RUN, CHUNK_RUNS = 128, CHUNK = C
 typedef struct Moments {
   Memory gradient;
   float *centres, *max_abs, *first, *second;
-  uint32_t mask; /* of an element's bits: all, or all but its sign */
+  uint32_t mask; /* of an element's bits: all, or all but the sign */
   int64_t chunks;
-  const int64_t* first_chunks; /* of every tensor, and behind the last the number of all */
+  const int64_t* first_chunks; /* of every tensor, then the number of chunks */
 } Moments;
 
-/* Of even and odd groups apart, place by place; and the largest magnitudes' bits. */
+/* Sums of even and odd groups, and bits of the largest magnitudes, for every place. */
 typedef struct Sums {
   float first[2][RUN] ALIGNED, second[2][RUN] ALIGNED;
   int32_t largest[RUN] ALIGNED;
@@ -30,13 +30,13 @@ INLINE float deviation(float x, float centre, uint32_t mask) {
 
 INLINE int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
 
-/* NaN if one is. */
+/* NaN if one of them is. */
 INLINE float least(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
 INLINE float most(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 
 INLINE float middle(float a, float b, float c) { return most(least(a, b), least(most(a, b), c)); }
 
-/* Halves onto halves, as add_runs adds runs. */
+/* Adds halves onto halves, as add_runs does. */
 INLINE float add_halves(const float* x) {
   float a = (x[0] + x[8]) + (x[4] + x[12]), b = (x[2] + x[10]) + (x[6] + x[14]);
   float c = (x[1] + x[9]) + (x[5] + x[13]), d = (x[3] + x[11]) + (x[7] + x[15]);
@@ -47,7 +47,7 @@ static void add_group(
     const float* restrict x, float centre, uint32_t mask, float* restrict first, float* restrict second,
     int32_t* restrict largest) {
   for (int part = 0; part < RUN; part += LINE) {
-    /* Lines are read far from in order, which processors do not foresee: the second next group's are asked for in order. */
+    /* Processors do not predict this order of reads, so the lines of the second next group are prefetched. */
     for (int i = 0; i < FAN_IN; i++) __builtin_prefetch(x + 2 * GROUP + (part + i) * LINE, 0, 2);
     for (int j = part; j < part + LINE; j++) {
       float deviations[FAN_IN], squares[FAN_IN];
@@ -65,7 +65,7 @@ static void add_group(
   }
 }
 
-/* A group that is not whole, filled with centres, which add nothing; a short last run lies at the end of its places. */
+/* Fills a group up with centres, whose deviation is zero; a short last run goes to the end of its places. */
 static const float* fill_group(const float* x, int64_t size, float centre, float* filled) {
   int64_t whole = size / RUN * RUN, rest = size - whole;
   for (int64_t j = 0; j < GROUP; j++) filled[j] = centre;
@@ -74,7 +74,7 @@ static const float* fill_group(const float* x, int64_t size, float centre, float
   return filled;
 }
 
-/* The sum of up to RUN places as sum_in_any_order has it: in whole multiples of a small part of the largest. */
+/* Adds up to RUN places as sum_in_any_order does: as multiples of a fraction of the largest. */
 INLINE float sum_places(const float* sums, int64_t count) {
   int32_t largest = 0, total = 0;
   for (int64_t j = 0; j < count; j++) largest = larger(largest, magnitude_bits(sums[j]));
@@ -91,7 +91,7 @@ static float sum_even_and_odd(const float* even, const float* odd) {
   return sum_places(sums, RUN);
 }
 
-/* Of a segment that begins at x. */
+/* The centre of a segment that begins at x. */
 static float centre_of(const float* x, int64_t size, uint32_t mask) {
   float first = settle(masked(x[0], mask)), last = settle(masked(x[size - 1], mask));
   return middle(first, settle(masked(x[size / 2], mask)), last);
@@ -112,7 +112,7 @@ static void reduce_chunk(const Moments* job, int64_t chunk, const float* x, int6
   job->second[chunk] = sum_even_and_odd(sums.second[0], sums.second[1]);
 }
 
-/* The same bits for a chunk of a run or less, where almost all of a group would be filling: blocks are often so short. */
+/* The same bits for a chunk of at most a run, without filling up a group: blocks are often this short. */
 static void reduce_short_chunk(const Moments* job, int64_t chunk, const float* x, int64_t size, float centre) {
   float deviations[RUN] ALIGNED, squares[RUN] ALIGNED;
   int32_t largest = magnitude_bits(centre);
@@ -126,7 +126,7 @@ static void reduce_short_chunk(const Moments* job, int64_t chunk, const float* x
   job->second[chunk] = sum_places(squares, size);
 }
 
-/* The first element of a chunk. Tensors are cut into blocks, and those into chunks. */
+/* The first element of a chunk; tensors are cut into blocks, and blocks into chunks. */
 static int64_t start_of(const Moments* job, int64_t chunk) {
   const Layout* layout = &job->gradient.layout;
   int64_t tensor = find_last(job->first_chunks, layout->tensors, chunk);
@@ -150,7 +150,7 @@ static void reduce_item(const void* data, int64_t item) {
 }
 
 /* Operands: gradient or its tensors. Results: max|g|, sum and sum of squares of the deviations of every chunk; and the
- * centre of every segment, from which they deviate. */
+ * centre of every segment. */
 HANDLER jaxtern_moments(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
   Memory gradient;

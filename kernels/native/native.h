@@ -1,8 +1,8 @@
-/* What the native implementations share: arguments of a call, where one scale ends and the next begins, threads.
+/* Shared parts of the native implementations: arguments of a call, the layout of a bucket, threads.
  *
- * Each op splits its work into items, whose results depend on nothing but the item, so any number of threads gives the
- * same bits. All of it is written as loops over the RUN places of a run, which compilers turn into vector
- * instructions. Products are never contracted with additions (-ffp-contract=off): the bits are those of the reference.
+ * Each op splits its work into independent items, so any number of threads gives the same bits. Loops go over the RUN
+ * places of a run, for which compilers make vector instructions. Products are never contracted with additions
+ * (-ffp-contract=off), so the bits are those of the reference.
  */
 #ifndef JAXTERN_NATIVE_H_
 #define JAXTERN_NATIVE_H_
@@ -19,24 +19,24 @@
 
 enum { RUN = 128, LANES = 4 };
 
-/* Whether XLA only asked for the version of its interface, which is now answered. */
+/* Answers a query of XLA for the version of its interface; returns whether the call was one. */
 int is_metadata_query(const XLA_FFI_CallFrame* frame);
 
-/* Operands and results, by their number; attributes, by their name. */
+/* Operands and results by number, attributes by name. */
 void* operand(const XLA_FFI_CallFrame* frame, int number);
 int64_t dimension(const XLA_FFI_CallFrame* frame, int operand_number, int axis);
 void* result(const XLA_FFI_CallFrame* frame, int number);
 int64_t attribute(const XLA_FFI_CallFrame* frame, const char* name);
 const int64_t* table(const XLA_FFI_CallFrame* frame, const char* name, int64_t* size);
 
-/* The layout of a bucket: tensors, and the blocks of `block` elements that each is cut into. The attributes "starts" and
- * "firsts" hold the first element and the first segment of every tensor, and behind the last the numbers of both. */
+/* The layout of a bucket: tensors, each cut into blocks of `block` elements. The attributes "starts" and "firsts" hold
+ * the first element and the first segment of every tensor, then the total numbers of both. */
 typedef struct Layout {
   int64_t tensors, block;
   const int64_t *starts, *firsts;
 } Layout;
 
-/* What lies under one scale: elements from `begin` to `end`, all of one tensor. */
+/* The elements of a tensor, from `begin` to `end`, that share a scale. */
 typedef struct Segment {
   int64_t number, tensor, begin, end;
 } Segment;
@@ -44,7 +44,7 @@ typedef struct Segment {
 Layout layout_of(const XLA_FFI_CallFrame* frame);
 Segment segment_at(const Layout* layout, int64_t element);
 
-/* The last of ascending numbers, of which the first is 0, that is no larger than `number`. */
+/* The index of the last of some ascending numbers, the first of which is 0, that is at most `number`. */
 INLINE int64_t find_last(const int64_t* ascending, int64_t count, int64_t number) {
   int64_t found = 0, beyond = count;
   while (beyond - found > 1) {
@@ -55,7 +55,7 @@ INLINE int64_t find_last(const int64_t* ascending, int64_t count, int64_t number
   return found;
 }
 
-/* Where the tensors of a layout lie: one behind the other, or each in a buffer of its own (attribute "is_split"). */
+/* The addresses of the tensors of a layout, which are contiguous, or in separate buffers (attribute "is_split"). */
 typedef struct Memory {
   Layout layout;
   float** tensors;
@@ -65,32 +65,31 @@ INLINE float* place_in(const Memory* memory, int64_t tensor, int64_t element) {
   return memory->tensors[tensor] + (element - memory->layout.starts[tensor]);
 }
 
-/* Room for a job of `size` bytes, from malloc, never NULL. */
+/* Allocates `size` bytes for a job; never returns NULL. */
 void* create_plain_job(size_t size);
 
-/* The same, and behind it the addresses of tensors in operands or results, `buffers`, to which `memory` then points: XLA
- * gives the frame to another call when this one returns, but a job may go on. */
+/* The same, followed by the addresses of the tensors in `buffers` (operands or results), to which `memory` then points.
+ * They are copied because a job may outlive the call, and XLA reuses its frame. */
 void* create_job(const XLA_FFI_CallFrame* frame, size_t size, void* const* buffers, Memory* memory);
 
-/* The random bits of four runs: of the first two in `halves[0]`, of the others in `halves[1]`. */
+/* The random bits of a group of four runs: the first two in `halves[0]`, the others in `halves[1]`. */
 typedef struct Noise {
-  int64_t group; /* -1: none yet */
+  int64_t group; /* -1: none drawn */
   uint32_t halves[2][RUN] ALIGNED;
 } Noise;
 
-/* The bits of a run, 16 for each place: the lower half where the run is even, else the upper. */
+/* The bits of a run, 16 for each place: the lower half if the run's number is even, else the upper. */
 const uint32_t* noise_of_run(const uint32_t* key, uint32_t first_group, int64_t run, Noise* noise);
 
-/* Calls work(job, item) for every item, on the threads of XLA that are free and on the one that calls. */
+/* Calls work(job, item) for every item, on the calling thread and on free threads of XLA. */
 typedef void Work(const void* job, int64_t item);
 void run_items(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const void* job);
 
-/* The same on threads of XLA alone, while this returns, and frees the job behind: the thread that calls goes on to what
- * does not need the results. XLA gives a collective no thread of its own, so that whatever else the same thread found
- * ready would wait for the wire. */
+/* The same on threads of XLA only, and frees the job afterwards. It returns at once, so that the calling thread can go
+ * on with work that does not need the results, such as a collective, for which XLA has no thread of its own. */
 void start_items(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job);
 
-/* One or the other: what lies in tensors of their own is a step of a chain of such calls. */
+/* start_items for separate tensors, whose calls form a chain; else run_items, which also frees the job. */
 void run_job(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job);
 
 INLINE int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -109,7 +108,7 @@ INLINE float float_of(uint32_t bits) {
   return x;
 }
 
-/* As rounding.py has it: the last bit cleared. */
+/* As in rounding.py: clears the last bit. */
 INLINE float settle(float x) { return float_of(bits_of(x) & 0xFFFFFFFEu); }
 
 /* The largest D with radix^D <= 2^32. */

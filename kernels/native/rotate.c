@@ -7,7 +7,7 @@ enum { BLOCK = 4096, LANES_OF_BLOCK = 16, ROWS = BLOCK / LANES_OF_BLOCK, GROUP =
 
 typedef struct Rotate {
   const XLA_FFI_CallFrame* frame;
-  const int64_t *sizes, *blocks, *first_items; /* of every tensor: elements, those of a block, and its first item */
+  const int64_t *sizes, *blocks, *first_items; /* of every tensor: its size, the size of its blocks, its first item */
   int64_t tensors;
   const uint32_t* key;
   int is_inverse;
@@ -25,7 +25,7 @@ static void draw_signs(const uint32_t* key, uint32_t group, uint32_t halves[2]) 
   halves[1] = right;
 }
 
-/* Turns the signs of `size` elements, of which the first is element `place` of those whose draws begin at `group`. */
+/* Flips signs of `size` elements, the first of which is number `place` of those whose draws begin at `group`. */
 INLINE void flip(const uint32_t* key, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
   while (size > 0) {
     uint32_t halves[2];
@@ -43,7 +43,7 @@ INLINE void flip(const uint32_t* key, int64_t group, int64_t place, int64_t size
   }
 }
 
-/* Walsh and Hadamard's sums over rows of some columns, four rows at a time; each sum times a factor in the end. */
+/* The Walsh-Hadamard transform over rows, four at a time; multiplies the sums by a factor at the end. */
 INLINE void mix(float* x, int rows, int columns, float factor) {
   for (int step = 1; step < rows; step *= 4) {
     const float scale = 4 * step == rows ? factor : 1.0f;
@@ -61,7 +61,7 @@ INLINE void mix(float* x, int rows, int columns, float factor) {
   }
 }
 
-/* Row r of 16 takes its columns from r columns further right, or left, and round the end. */
+/* Rotates row r of 16 by r columns to the left, or back. */
 INLINE void shift_rows(float* rows, int is_back) {
   float twice[LANES_OF_BLOCK][2 * LANES_OF_BLOCK] ALIGNED;
   for (int row = 0; row < LANES_OF_BLOCK; row++)
@@ -89,13 +89,13 @@ static void transform(float* block, int64_t size, int is_inverse) {
   if (is_inverse) mix(block, ROWS, LANES_OF_BLOCK, factor);
 }
 
-/* Turns signs back; no zero keeps one, which an all-reduce may lose. */
+/* Flips signs back; makes zeros positive, as an all-reduce may lose their sign. */
 INLINE void flip_back(const Rotate* job, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
   flip(job->key, group, place, size, from, to);
   for (int64_t j = 0; j < size; j++) to[j] += 0.0f;
 }
 
-/* A block that is in `from`; its first element is number `place` of those whose signs begin at draw `group`. */
+/* Rotates a block; its first element is number `place` of those whose draws begin at `group`. */
 static void turn(const Rotate* job, int64_t size, int64_t group, int64_t place, const float* from, float* to) {
   float block[BLOCK] ALIGNED;
   if (job->is_inverse) memcpy(block, from, (size_t)size * sizeof *block);
@@ -105,7 +105,7 @@ static void turn(const Rotate* job, int64_t size, int64_t group, int64_t place, 
   else memcpy(to, block, (size_t)size * sizeof *block);
 }
 
-/* Some blocks of a tensor; with the last of them goes the one that overlaps it. */
+/* Rotates some blocks of a tensor; the last item also has the block that overlaps the last whole one. */
 static void rotate_item(const void* data, int64_t item) {
   const Rotate* job = data;
   int64_t tensor = find_last(job->first_items, job->tensors, item);
@@ -116,7 +116,7 @@ static void rotate_item(const void* data, int64_t item) {
   int64_t end = minimum(begin + BLOCKS_PER_ITEM * block, whole);
   int has_rest = end == whole && whole < size;
   int64_t last_group = ceiling(size, GROUP);
-  if (has_rest && job->is_inverse) { /* the last whole block waits in `to`, in part turned back already */
+  if (has_rest && job->is_inverse) { /* the last whole block waits in `to`, partly rotated back */
     int64_t last = whole - block;
     memmove(to + last, from + last, (size_t)(start - last) * sizeof *to);
     turn(job, block, last_group, 0, from + start, to + start);
@@ -132,7 +132,7 @@ static void rotate_item(const void* data, int64_t item) {
   }
 }
 
-/* Operands: key, tensors. Results: the tensors, turned. */
+/* Operands: key, tensors. Results: the rotated tensors. */
 HANDLER jaxtern_rotate(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
   Rotate job = {.frame = frame, .key = operand(frame, 0), .is_inverse = attribute(frame, "is_inverse") != 0};

@@ -28,7 +28,7 @@ void* result(const XLA_FFI_CallFrame* frame, int number) {
   return ((XLA_FFI_Buffer*)frame->rets.rets[number])->data;
 }
 
-/* All attributes that the ops pass are there: Python and C are of one version. */
+/* Aborts for a missing attribute, which only mismatched versions of Python and C can cause. */
 static const void* find(const XLA_FFI_CallFrame* frame, const char* name) {
   const XLA_FFI_Attrs* attrs = &frame->attrs;
   for (int64_t i = 0; i < attrs->size; i++)
@@ -57,7 +57,7 @@ Layout layout_of(const XLA_FFI_CallFrame* frame) {
 }
 
 Segment segment_at(const Layout* layout, int64_t element) {
-  int64_t tensor = find_last(layout->starts, layout->tensors, element); /* those before it may be empty */
+  int64_t tensor = find_last(layout->starts, layout->tensors, element); /* the last, as tensors may be empty */
   int64_t block = (element - layout->starts[tensor]) / layout->block;
   int64_t begin = layout->starts[tensor] + block * layout->block;
   int64_t rest = layout->starts[tensor + 1] - begin;
@@ -82,22 +82,22 @@ void* create_job(const XLA_FFI_CallFrame* frame, size_t size, void* const* buffe
   return job;
 }
 
-/* Those who work on one call. The last one to leave frees this. */
+/* The threads that work on one call; the last one to leave frees this. */
 typedef struct Crew {
   Work* work;
-  const void* job; /* the caller's: there until it returns, if it waits */
-  void* own_job;   /* the same, if it does not wait, else NULL */
+  const void* job;
+  void* own_job; /* the job, to be freed, if the caller does not wait; else NULL */
   int64_t items, done;
   atomic_int_fast64_t next;
   atomic_int members;
-  fenv_t environment; /* XLA computes with numbers flushed to zero, but not on every thread that it has */
+  fenv_t environment; /* the caller's, as XLA flushes denormals to zero on some of its threads only */
   pthread_mutex_t mutex;
   pthread_cond_t finished;
   const XLA_FFI_Api* api;
-  XLA_FFI_Future* future; /* NULL where the caller waits */
+  XLA_FFI_Future* future; /* NULL if the caller waits */
 } Crew;
 
-/* Whether all items are done now, and have not been before. */
+/* Works on items until none is left; returns whether this thread finished the last one. */
 static int take_items(Crew* crew) {
   int64_t own = 0;
   for (int64_t item; (item = atomic_fetch_add(&crew->next, 1)) < crew->items; own++) crew->work(crew->job, item);
@@ -118,7 +118,7 @@ static void leave(Crew* crew) {
   free(crew);
 }
 
-/* What XLA does behind a call begins here, on this thread, and may take long: the crew is left before. */
+/* Completes the call. XLA may then do long work on this thread, so the thread has left the crew before. */
 static void complete(const XLA_FFI_Api* api, XLA_FFI_Future* future) {
   XLA_FFI_Future_SetAvailable_Args args = {
       .struct_size = XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE, .future = future};
@@ -180,7 +180,7 @@ void run_items(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const 
   }
   while (helpers > 0 && schedule(frame, crew)) helpers--;
   take_items(crew);
-  /* A thread of XLA may be busy, or wait in a collective, until long after this: only items that were taken count. */
+  /* Waits only for items that were taken, as other threads of XLA may be busy, or in a collective, for long. */
   pthread_mutex_lock(&crew->mutex);
   while (crew->done < crew->items) pthread_cond_wait(&crew->finished, &crew->mutex);
   pthread_mutex_unlock(&crew->mutex);

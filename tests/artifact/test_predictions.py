@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxtern.artifact.predictions import Predictions, format_table, rank, require_writable, write_predictions
+from jaxtern.artifact.predictions import Predictions, format_table, rank, write_predictions
+from jaxtern.data.durable import require_writable
 
 LABELS = ("ant", "bee", "cat, wild", "dog")
 
@@ -82,4 +83,4 @@ def test_right_labels_stand_behind_the_key_and_are_counted(logits: np.ndarray, t
 @pytest.mark.parametrize(("name", "words"), [("out.txt", "must end in .csv"), ("no/out.csv", "no folder")])
 def test_file_that_could_not_be_written_is_refused(tmp_path: Path, name: str, words: str):
     with pytest.raises(ValueError, match=words):
-        require_writable(tmp_path / name)
+        require_writable("out", tmp_path / name, [".csv"])

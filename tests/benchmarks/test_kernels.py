@@ -142,22 +142,21 @@ def test_reference_of_what_is_not_finite_agrees_with_itself():
         np.testing.assert_array_equal(np.isnan(forced), arrays[2])
 
 
-def test_tune_prints_the_best_as_an_entry_and_leaves_the_tables(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_tune_prints_the_best_and_leaves_the_defaults(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     def measure(_: Callable, case: Any, *__: Any) -> dict:
-        now = tuning.tuning_for(case.op, "cpu")
+        now = tuning.DEFAULTS[case.op]
         if now.warpgroups == 4:
             return {"error": "too many registers"}
         return {"fraction_of_copy": 1.0 if now == Tuning(2, 4) else 0.5}
 
+    before = dict(tuning.DEFAULTS)
     monkeypatch.setattr(command, "measure", measure)
     rows = command.tune(1000, "float32", 4, 1)
     assert len(rows) == len(OPS) * len(command.TUNINGS)
-    assert tuning.TABLES.get("cpu") is None
+    assert before == tuning.DEFAULTS
     printed = capsys.readouterr().out
-    entry = "".join(f'        "{op}": Tuning(warpgroups=2, items=4),\n' for op in OPS)
-    assert printed.endswith(f'\n    "cpu": {{\n{entry}    }},\n')
+    entries = "".join(f'    "{op}": Tuning(warpgroups=2, items=4),\n' for op in OPS)
+    assert printed.endswith(f"\nDEFAULTS = {{\n{entries}}}\n")
     assert "Tuning(warpgroups=4, items=1): too many registers" in printed
 
 

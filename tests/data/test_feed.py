@@ -195,7 +195,7 @@ def test_process_that_is_killed_ends_the_feed_in_one_line(dataset: Dataset):
     next(feed)
     (worker,) = multiprocessing.active_children()
     worker.kill()
-    with pytest.raises(DataError, match="a process that decodes images was killed, perhaps for want of memory"):
+    with pytest.raises(DataError, match="a process that decodes images was killed, perhaps for lack of memory"):
         list(itertools.islice(feed, 50))
 
 

@@ -102,9 +102,9 @@ def test_evaluator_takes_a_step_that_is_asked_for(workdir: Path, run_door: Calla
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--step=5", "--follow"], "--step=5: is of one checkpoint; leave out --follow"),
-        (["--best", "--follow"], "--best=True: is of one checkpoint; leave out --follow"),
-        (["--best", "--step=5"], "--step=5: leave it out where --best says which"),
+        (["--step=5", "--follow"], "--step=5: is for one checkpoint; leave out --follow"),
+        (["--best", "--follow"], "--best=True: is for one checkpoint; leave out --follow"),
+        (["--best", "--step=5"], "--step=5: leave it out, as --best picks the checkpoint"),
     ],
 )
 def test_evaluator_refuses_flags_of_two_checkpoints(run_door: Callable, tmp_path: Path, flags: list[str], words: str):

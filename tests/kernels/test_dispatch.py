@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxtern.kernels import Segments, dispatch, moments, tuning
+from jaxtern.kernels import Segments, dispatch, moments
 from jaxtern.kernels.native import library as native_library
-from jaxtern.kernels.tuning import DEFAULTS, OPS, Tuning, tuning_for
+from jaxtern.kernels.tuning import Tuning
 
 
 def _device(platform: str = "gpu", capability: str | None = "9.0", kind: str = "NVIDIA H200") -> types.SimpleNamespace:
@@ -150,17 +150,3 @@ def test_a_missing_compiler_is_logged_once_and_only_where_it_would_be_used(
 def test_a_tuning_refuses_what_is_out_of_range(name: str, value: object):
     with pytest.raises(ValueError, match=f"{name}={value!r}: must be an integer from 1 to"):
         Tuning(**{name: value})
-
-
-def test_tuning_comes_from_the_table_of_the_device(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(tuning.TABLES, "NVIDIA Toy", {"moments": Tuning(4, 2)})
-    assert tuning_for("moments", "NVIDIA Toy") == Tuning(4, 2)
-    assert tuning_for("shard_sum", "NVIDIA Toy") == DEFAULTS["shard_sum"]
-    assert tuning_for("moments", "another") == DEFAULTS["moments"]
-    with pytest.raises(ValueError, match="op='decode': must be one of moments, ternary_encode"):
-        tuning_for("decode", "NVIDIA Toy")
-
-
-def test_every_table_is_of_known_ops():
-    for table in tuning.TABLES.values():
-        assert set(table) <= set(OPS)

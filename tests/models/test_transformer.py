@@ -151,7 +151,7 @@ def test_transformer_starts_at_the_loss_of_no_knowledge():
 
 
 def test_transformer_refuses_more_characters_than_it_has_positions():
-    with pytest.raises(ValueError, match=r"^tokens of shape \(3, 13\): must be 12 a row at most"):
+    with pytest.raises(ValueError, match=r"^tokens.shape=\(3, 13\): must have at most 12 tokens a row"):
         make()(text(length=LENGTH + 1))
 
 

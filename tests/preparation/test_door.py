@@ -85,7 +85,10 @@ def test_door_stopped_by_hand_says_how_to_go_on(tmp_path: Path, make):
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: to the workers too
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.removeprefix("loading JAX\n") == "stopped: whole shards stay, the same command continues\n"
+    assert (
+        said.removeprefix("loading JAX\n")
+        == "stopped: finished shards are kept; run the same command again to continue\n"
+    )
     assert not (tmp_path / "out" / "dataset_info.json").exists()
     assert not list((tmp_path / "out" / ".preparation").glob("*.tmp"))
 

@@ -41,7 +41,7 @@ def test_folders_of_classes_come_back_once_byte_for_byte(
         ("train", "1", "15", "3", "5", "0", "0"),
         ("test", "1", "6", "3", "2", "0", "0"),
     ]
-    assert report.remarks == ("1 files not taken, which are no images by their names",)
+    assert report.remarks == ("1 files left out, as their names are not those of images",)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_tenth_is_for_validation_unless_told(tmp_path: Path, make, read_back: 
     assert {name: len(e) for name, e in read_back(tmp_path / "out").items()} == {"train": 54, "validation": 6}
     report = prepare(source, tmp_path / "all", Reading(validation_fraction=0))
     assert len(report.remarks) == 1
-    assert str(report).splitlines()[-1].startswith("no split to evaluate on: training wants test or validation; ")
+    assert str(report).splitlines()[-1].startswith("no split to evaluate on: training needs test or validation; ")
     assert "--config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]'" in str(report)
     assert {name: len(e) for name, e in read_back(tmp_path / "all").items()} == {"train": 60}
 
@@ -229,7 +229,7 @@ def test_images_of_any_format_are_taken(tmp_path: Path, make, read_back: Callabl
         for suffix, kind in kinds.items()
     }
     report = prepare(make.folder(tmp_path / "source", files), tmp_path / "out", Reading(validation_fraction=0))
-    assert not any("not taken" in remark for remark in report.remarks)
+    assert not any("left out" in remark for remark in report.remarks)
     examples = read_back(tmp_path / "out", decode=True)["train"]
     assert set(examples) == set(files)
     for name, example in examples.items():

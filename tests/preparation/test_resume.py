@@ -149,7 +149,7 @@ def test_a_killed_worker_is_named_and_the_run_can_go_on(
     process = start_slow(tmp_path, source, "test/bee/03.jpg")
     _, said = process.communicate(timeout=200)
     assert process.returncode == 1
-    assert said.startswith("a worker process was killed, perhaps for want of memory; the same command goes on")
+    assert said.startswith("a worker process was killed, perhaps for lack of memory; run the same command again")
     require_no_dataset(tmp_path / "out")
     assert list_shards(tmp_path / "out")
     prepare(source, tmp_path / "out", options=OPTIONS)

@@ -55,7 +55,7 @@ def test_text_has_no_predictions_of_images(prepare: Callable[..., Run], run_door
     predictions = tmp_path / "labels.csv"
     done = run_door("evaluate", f"--workdir={run.workdir}", f"--predictions={predictions}", cwd=tmp_path)
     assert (done.status, done.out) == (2, "")
-    assert done.err == f"error: --predictions={predictions}: are of images, and the data of this run are text\n"
+    assert done.err == f"error: --predictions={predictions}: must be left out, as the data of this run are text\n"
 
 
 def test_evaluation_of_text_is_over_all_characters(prepare: Callable[..., Run], tmp_path: Path):

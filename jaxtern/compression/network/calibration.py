@@ -18,11 +18,7 @@ ENOUGH_SECONDS = 0.1  # of one collective, from which on a larger one tells noth
 
 
 def calibrate(
-    mesh: Mesh,
-    axis_name: str | tuple[str, ...],
-    *,
-    latency: float | None = None,
-    bandwidth: float | None = None,
+    mesh: Mesh, axis_name: str | tuple[str, ...], *, latency: float | None = None, bandwidth: float | None = None
 ) -> Network:
     """Measures the links between the workers of a mesh, in less than two seconds beside compilation.
 

@@ -1,1 +1,1 @@
-"""What happens to images before the model sees them: geometry where they are decoded, colour in the compiled step."""
+"""Preprocessing of images: geometry happens as they are decoded, colour in the compiled step."""

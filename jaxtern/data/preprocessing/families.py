@@ -1,7 +1,7 @@
-"""Preprocessing by the name of the models that introduced it: where to look, and what to do with the colours.
+"""The families of preprocessing, named after the models that introduced them.
 
-Geometry that needs the encoded image happens on the host (`views`, `jaxtern.data.images`) and gives uint8; the rest
-happens to whole batches in the compiled step (`color`). Families without views take whole images, all of one shape.
+Views of encoded images are cut on the host (`views`, `jaxtern.data.images`) and give uint8. The rest happens to whole
+batches in the compiled step (`color`). Families without views take whole images, all of one shape.
 """
 
 from collections.abc import Callable
@@ -17,23 +17,23 @@ from jaxtern.data.preprocessing.views import View
 TrainView = Callable[[np.random.Generator, int, int, np.ndarray, int], View]
 EvaluationView = Callable[[int, int, int], View]
 
-_IMAGENET_MEAN_OF_255 = np.array([[[[123.68, 116.78, 103.94]]]], np.float32)  # of AlexNet and VGG
-_IMAGENET_MEAN = np.array([[[[0.485, 0.456, 0.406]]]], np.float32)  # of torchvision, of values in [0, 1]
+_IMAGENET_MEAN_OF_255 = np.array([[[[123.68, 116.78, 103.94]]]], np.float32)  # AlexNet's and VGG's
+_IMAGENET_MEAN = np.array([[[[0.485, 0.456, 0.406]]]], np.float32)  # torchvision's, for values in [0, 1]
 _IMAGENET_DEVIATION = np.array([[[[0.229, 0.224, 0.225]]]], np.float32)
 _RGB = 3
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What happens to the images of one family of models.
+    """The preprocessing of one family of models.
 
     Attributes:
-      name: the family's.
-      size: side of the model's input in pixels where none is asked for; None: the image's own, whatever is asked for.
+      name: of the family.
+      size: default side of the model's input in pixels; None: images keep their size.
       train_view: (generator, height, width, boxes, size) -> View, as `views.alexnet_view`; None: whole images.
       evaluation_view: (height, width, size) -> View; None: whole images.
       standardize: (uint8[B, H, W, C], size) -> float32[B, size, size, C], for evaluation.
-      randomize: (uint8[B, H, W, C], keys [B], size) -> the same for training; None: only views are random.
+      randomize: (uint8[B, H, W, C], keys [B], size) -> the same, for training; None: as `standardize`.
     """
 
     name: str
@@ -44,23 +44,23 @@ class Preprocessing:
     randomize: Callable[[jax.Array, jax.Array, int | None], jax.Array] | None = None
 
     def augment(self, images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
-        """uint8[B, H, W, C] to float32[B, size, size, C], for training. Same key, same bits."""
+        """uint8[B, H, W, C] to float32[B, size, size, C], for training. The same keys give the same bits."""
         return self.standardize(images, size) if self.randomize is None else self.randomize(images, keys, size)
 
     @property
     def takes_whole_images(self) -> bool:
-        """Whether all images have one shape and need no view, so that a dataset may lie in memory as it is."""
+        """Whether images need no view, so that a dataset of one shape may lie in memory as it is."""
         return self.train_view is None
 
     def output_shape(self, image_shape: tuple[int, ...] | None, size: int | None) -> tuple[int, ...]:
         """Height, width and channels of the model's input.
 
         Args:
-          image_shape: of the images of the dataset; None where it varies, which families that take views allow.
-          size: side in pixels that was asked for; None: the family's.
+          image_shape: of the dataset's images; None if it varies, which only families with views allow.
+          size: requested side in pixels; None: the family's.
 
         Raises:
-          ValueError: where such images cannot give this size.
+          ValueError: if such images cannot give this size.
         """
         if self.size is None and size is not None:
             raise ValueError(f"image_size={size}: preprocessing={self.name!r} leaves images as large as they are")
@@ -75,19 +75,19 @@ class Preprocessing:
             return image_shape
         if size > min(image_shape[:2]):
             height, width = image_shape[:2]
-            raise ValueError(f"image_size={size}: images of {height} by {width} pixels have no such crop")
+            raise ValueError(f"image_size={size}: images of {height} by {width} pixels are smaller; reduce image_size")
         return size, size, image_shape[2]
 
 
 def get_preprocessing(name: str) -> Preprocessing:
-    """Preprocessing of images by name; raises ValueError for an unknown one."""
+    """The preprocessing of images with this name; raises ValueError for an unknown one."""
     if name not in PREPROCESSINGS:
         raise ValueError(f"preprocessing={name!r}: must be one of {', '.join(PREPROCESSINGS)}, text")
     return PREPROCESSINGS[name]
 
 
 def _to_unit_range(images: jax.Array, size: int | None) -> jax.Array:
-    """0 to 255 as -1 to 1."""
+    """Maps [0, 255] to [-1, 1]."""
     return images.astype(jnp.float32) / 127.5 - 1.0
 
 
@@ -101,7 +101,7 @@ def _standardize_channels(images: jax.Array, size: int | None) -> jax.Array:
 
 
 def _augment_cifar10(images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
-    """Works on values up to 255, not 1: the least deviation that whitening divides by is meant for those."""
+    """Works on values up to 255, not 1, because the floor of whitening's divisor is meant for those."""
     crop, flip, brightness, contrast = color.split_keys(keys, 4)
     images = color.random_crop(images, crop, size or _CIFAR10_SIZE).astype(jnp.float32)
     images = color.random_flip(images, flip)
@@ -115,7 +115,7 @@ def _standardize_cifar10(images: jax.Array, size: int | None) -> jax.Array:
 
 
 def _augment_inception(images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:
-    """Changes colours in the order of slim's distort_color, which clips only at the end, too."""
+    """Changes colours in the order of slim's distort_color, and like it clips only at the end."""
     brightness, saturation, hue, contrast = color.split_keys(keys, 4)
     images = images.astype(jnp.float32) / 255.0
     images = color.random_brightness(images, brightness, 32 / 255)

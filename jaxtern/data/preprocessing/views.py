@@ -1,9 +1,8 @@
-"""Which part of an image the model is shown: boxes of source pixels, drawn for training, central for evaluation.
+"""The part of an image that a model is shown: random boxes for training, central ones for evaluation.
 
-Resizing an image and then cropping it is the same as resizing a box of it, so every family's geometry comes down to
-a box, which `jaxtern.data.images.render` turns into a square of `size` pixels; only what lies in it need be decoded.
-Edges are rounded to whole source pixels. The lengths that the families' papers give for crops of 224 pixels (256, 512)
-grow and shrink with the size. A view for training is a function of the generator alone, besides the image.
+Resizing an image and then cropping it equals resizing a box of it. So every family's geometry comes down to a box of
+source pixels, with edges rounded to whole pixels, which `jaxtern.data.images.render` makes a square of `size` pixels.
+The lengths that papers give for crops of 224 pixels, such as 256 and 512, scale with the size.
 """
 
 import math
@@ -11,16 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-_CROP = 224  # what the papers crop
+_CROP = 224  # side of the papers' crops in pixels
 
 
 class View(NamedTuple):
-    """A box of an image, in whole source pixels, and how it is turned.
+    """A box of an image in whole source pixels, and how it is turned after it was resized.
 
     Attributes:
-      top, left, bottom, right: its edges, half-open: row `bottom` and column `right` lie outside.
-      flip: whether it is mirrored, left to right.
-      degrees: by which it is rotated counter-clockwise about its centre, after it was resized and before it is flipped.
+      top, left, bottom, right: edges; row `bottom` and column `right` lie outside.
+      flip: whether to mirror it, left to right, after the rotation.
+      degrees: counter-clockwise rotation about the centre.
     """
 
     top: int
@@ -32,15 +31,15 @@ class View(NamedTuple):
 
 
 def alexnet_view(generator: np.random.Generator, height: int, width: int, boxes: np.ndarray, size: int) -> View:
-    """A crop of the image resized, whatever its aspect, to a square of 256 (for a size of 224), flipped or not.
+    """A random crop of the image resized to a square of 256 (for a size of 224), flipped half the time.
 
     Krizhevsky et al. (2012), section 4.1.
 
     Args:
-      generator: of the random choices, of this example alone.
+      generator: of the random choices for this example alone.
       height, width: of the image, in pixels.
-      boxes: float32[k, 4], of objects: (ymin, xmin, ymax, xmax) as fractions of the image; not looked at.
-      size: of the crop, in pixels.
+      boxes: float32[k, 4], of objects: (ymin, xmin, ymax, xmax) as fractions of the image's sides; not used here.
+      size: side of the result in pixels.
     """
     side = _scaled(256, size)
     top, left = generator.integers(0, side - size, 2, endpoint=True)
@@ -50,15 +49,15 @@ def alexnet_view(generator: np.random.Generator, height: int, width: int, boxes:
 
 
 def alexnet_central_view(height: int, width: int, size: int) -> View:
-    """The middle of the square that `alexnet_view` crops."""
+    """The centre of the square from which `alexnet_view` crops."""
     share = size / _scaled(256, size)
     return _centre(height * share, width * share, height, width)
 
 
 def vgg_view(generator: np.random.Generator, height: int, width: int, boxes: np.ndarray, size: int) -> View:
-    """A square crop of the image resized so that its shortest side is one of 256 to 512 (for a size of 224).
+    """A random crop of the image resized to a shortest side of 256 to 512 (for a size of 224), flipped half the time.
 
-    Simonyan and Zisserman (2015), section 3.1. Arguments are those of `alexnet_view`.
+    Simonyan and Zisserman (2015), section 3.1. The arguments are those of `alexnet_view`.
     """
     shortest = generator.integers(_scaled(256, size), _scaled(512, size), endpoint=True)
     scale = min(height, width) / shortest
@@ -70,19 +69,20 @@ def vgg_view(generator: np.random.Generator, height: int, width: int, boxes: np.
 
 
 def central_view(height: int, width: int, size: int) -> View:
-    """The central square of the image resized so that its shortest side is 256 (for a size of 224)."""
+    """The central square of the image resized to a shortest side of 256 (for a size of 224)."""
     side = min(height, width) * size / _scaled(256, size)
     return _centre(side, side, height, width)
 
 
 def inception_view(generator: np.random.Generator, height: int, width: int, boxes: np.ndarray, size: int) -> View:
-    """A box of .05 to 1 of the area, aspect .75 to 1.33, with at least .1 of some object in it, flipped or not.
+    """A random box of 5 to 100 % of the area, aspect .75 to 1.33, with a tenth of an object, flipped half the time.
 
-    Szegedy et al. (2015), section 6, as tf.image.sample_distorted_bounding_box draws it: the aspect first, then the
-    height among those that keep the area; the whole image after 100 boxes that hold too little of every object.
-    Arguments are those of `alexnet_view`; where there are no `boxes`, the whole image is the object.
+    Szegedy et al. (2015), section 6, drawn as tf.image.sample_distorted_bounding_box does: first the aspect, then a
+    height that keeps the area. After 100 boxes with too little of every object it takes the whole image. The arguments
+    are those of `alexnet_view`; without `boxes` the whole image is the object.
     """
-    objects = _in_pixels(boxes, height, width)
+    shares = np.asarray(boxes, np.float64) if len(boxes) else np.array([[0.0, 0.0, 1.0, 1.0]])
+    objects = (shares * [height, width, height, width]).astype(np.int64)
     for _ in range(100):
         found = _draw_box(generator, height, width)
         if found is not None and _covers(found, objects):
@@ -91,16 +91,16 @@ def inception_view(generator: np.random.Generator, height: int, width: int, boxe
 
 
 def inception_central_view(height: int, width: int, size: int) -> View:
-    """The middle 87.5 % of both sides, as tf.image.central_crop cuts it."""
+    """The middle 87.5 % of both sides, as cut by tf.image.central_crop."""
     top, left = (int((length - length * 0.875) / 2) for length in (height, width))
     return View(top, left, height - top, width - left)
 
 
 def vgg_f_view(generator: np.random.Generator, height: int, width: int, boxes: np.ndarray, size: int) -> View:
-    """A box of .8 to 1 of the area, aspect 3/4 to 4/3, rotated by up to 10 degrees either way, flipped or not.
+    """A random box of 80 to 100 % of the area, aspect 3/4 to 4/3, rotated by up to 10 degrees, flipped half the time.
 
-    Area and logarithm of the aspect are uniform, as in torchvision's RandomResizedCrop: up to ten boxes until one fits
-    into the image, then the central one of the allowed aspect. Arguments are those of `alexnet_view`.
+    As in torchvision's RandomResizedCrop, area and logarithm of the aspect are uniform; if none of ten boxes fits, it
+    takes the central one of the allowed aspect. The arguments are those of `alexnet_view`.
     """
     view = _resized_crop(generator, height, width)
     degrees = float(generator.uniform(-10.0, 10.0))
@@ -108,7 +108,7 @@ def vgg_f_view(generator: np.random.Generator, height: int, width: int, boxes: n
 
 
 def _draw_box(generator: np.random.Generator, height: int, width: int) -> View | None:
-    """One box of .05 to 1 of the area, or None where rounding to pixels leaves none of this aspect."""
+    """A random box of 5 to 100 % of the area; None if rounding to pixels leaves none of the drawn aspect."""
     aspect = generator.uniform(0.75, 1.33)
     smallest, largest = 0.05 * height * width, 1.0 * height * width
     highest = min(height, round(math.sqrt(largest / aspect)), int((width + 0.5) / aspect))
@@ -121,30 +121,11 @@ def _draw_box(generator: np.random.Generator, height: int, width: int) -> View |
     return View(top, left, top + box_height, left + box_width)
 
 
-def _in_pixels(boxes: np.ndarray, height: int, width: int) -> list[View]:
-    """Boxes of objects, of which some may have no pixels; the whole image where there are none."""
-    return [
-        View(int(top * height), int(left * width), int(bottom * height), int(right * width))
-        for top, left, bottom, right in np.asarray(boxes).tolist() or [[0, 0, 1, 1]]
-    ]
-
-
-def _covers(box: View, objects: list[View]) -> bool:
-    """Whether at least .1 of the pixels of some object lie in the box."""
-    for each in objects:
-        edges = (
-            max(box.top, each.top),
-            max(box.left, each.left),
-            min(box.bottom, each.bottom),
-            min(box.right, each.right),
-        )
-        if _area(View(*edges)) >= 0.1 * _area(each) > 0:
-            return True
-    return False
-
-
-def _area(box: View) -> int:
-    return max(0, box.bottom - box.top) * max(0, box.right - box.left)
+def _covers(box: View, objects: np.ndarray) -> bool:
+    """Whether the box holds at least a tenth of the pixels of an object; int64[k, 4] edges of objects."""
+    first, end = np.maximum(objects[:, :2], box[:2]), np.minimum(objects[:, 2:], box[2:4])
+    inside, areas = (np.maximum(sides, 0).prod(axis=1) for sides in (end - first, objects[:, 2:] - objects[:, :2]))
+    return bool(np.any((inside >= 0.1 * areas) & (areas > 0)))
 
 
 def _resized_crop(generator: np.random.Generator, height: int, width: int) -> View:
@@ -160,7 +141,7 @@ def _resized_crop(generator: np.random.Generator, height: int, width: int) -> Vi
 
 
 def _place(generator: np.random.Generator, box_height: int, box_width: int, height: int, width: int) -> tuple[int, int]:
-    """Top and left of a box, every place in the image as likely."""
+    """Top and left of a box at a uniformly random place in the image."""
     top = generator.integers(0, height - box_height, endpoint=True)
     return int(top), int(generator.integers(0, width - box_width, endpoint=True))
 
@@ -170,7 +151,7 @@ def _toss(generator: np.random.Generator) -> bool:
 
 
 def _scaled(length: int, size: int) -> int:
-    """A length that belongs to a crop of 224 pixels, for a crop of `size`; never less than that."""
+    """Scales a length given for crops of 224 pixels to crops of `size`; the result is never below `size`."""
     return max(size, round(length * size / _CROP))
 
 
@@ -179,7 +160,7 @@ def _centre(box_height: float, box_width: float, height: int, width: int) -> Vie
 
 
 def _enclose(top: float, left: float, box_height: float, box_width: float, height: int, width: int) -> View:
-    """The box with its size and then its place rounded to pixels: at least one, and inside the image."""
+    """Rounds a box to whole pixels, first its size and then its place: at least one pixel, inside the image."""
     rows, columns = min(height, max(1, round(box_height))), min(width, max(1, round(box_width)))
     first_row, first_column = min(max(0, round(top)), height - rows), min(max(0, round(left)), width - columns)
     return View(first_row, first_column, first_row + rows, first_column + columns)

@@ -22,9 +22,15 @@ _LANE_STEPS = 0x9E3779B9, 0x85EBCA6B  # odd
 _JOINED_BELOW = 2**16  # words; a loop for each of hundreds of small tensors would take seconds to compile
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 _PARTS = {  # of a state, as messages name them
-    "step": "count of steps", "params": "weights", "frozen": "frozen weights", "moments": "moments of batch norm",
-    "optimizer": "optimiser", "compressor": "compressor", "averages": "averages", "loss_scale": "loss scale",
-}  # fmt: skip
+    "step": "count of steps",
+    "params": "weights",
+    "frozen": "frozen weights",
+    "moments": "moments of batch norm",
+    "optimizer": "optimiser",
+    "compressor": "compressor",
+    "averages": "averages",
+    "loss_scale": "loss scale",
+}
 
 
 class DivergenceError(Exception):

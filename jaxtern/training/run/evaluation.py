@@ -54,9 +54,15 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
-    graph: Any, variables: Any, split: Any, task: Task, threads: int = 1,
-    collect: Callable[[np.ndarray], None] | None = None, share: Share | None = None, loss: str = CROSS_ENTROPY,
-) -> Evaluation:  # fmt: skip
+    graph: Any,
+    variables: Any,
+    split: Any,
+    task: Task,
+    threads: int = 1,
+    collect: Callable[[np.ndarray], None] | None = None,
+    share: Share | None = None,
+    loss: str = CROSS_ENTROPY,
+) -> Evaluation:
     """Evaluates a model on a split.
 
     Args:

@@ -75,9 +75,17 @@ def export_network(
     likes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
     program = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(likes, jax.ShapeDtypeStruct(shape, jnp.uint8))
     manifest = Manifest(
-        jaxtern_version=__version__, jax_version=jax.__version__, model=recipe.model.name, recipe=recipe.to_dict(),
-        step=step, averaged=averaged, num_classes=facts.num_classes, class_names=facts.class_names,
-        preprocessing=recipe.data.preprocessing, image_size=recipe.data.image_size, input_shape=input_shape,
+        jaxtern_version=__version__,
+        jax_version=jax.__version__,
+        model=recipe.model.name,
+        recipe=recipe.to_dict(),
+        step=step,
+        averaged=averaged,
+        num_classes=facts.num_classes,
+        class_names=facts.class_names,
+        preprocessing=recipe.data.preprocessing,
+        image_size=recipe.data.image_size,
+        input_shape=input_shape,
         platforms=PLATFORMS,
-    )  # fmt: skip
+    )
     return Artifact(manifest, bytes(program.serialize()), weights)

@@ -1,1 +1,1 @@
-"""What of a run lies on disk."""
+"""A run's files on disk: checkpoints, recipe, and facts about its dataset and network."""

@@ -1,4 +1,4 @@
-"""Arrays by their paths, out of one tree into the structure of another."""
+"""Moves arrays, by their paths, from one tree into the structure of another."""
 
 from typing import Any
 
@@ -8,16 +8,13 @@ from jaxtern.training.recipe.selection import by_path
 
 
 class MisfitError(ValueError):
-    """What is saved is whole, but not what is asked for."""
+    """The saved tree is whole, but not of the requested structure."""
 
 
 def arrange(saved: Any, like: Any) -> Any:
-    """The arrays of `saved` in the structure of `like`, which has the same paths, shapes and dtypes.
+    """The arrays of `saved` in the structure of `like`; NamedTuples, dicts of their fields and lists are equivalent.
 
-    A NamedTuple, a dict of its fields and a list are alike.
-
-    Raises:
-      MisfitError: naming the first array that is not alike.
+    Raises MisfitError, which names the first array that differs in path, shape or dtype.
     """
     wanted, found = by_path(like), by_path(saved)
     for name, leaf in wanted.items():
@@ -32,5 +29,5 @@ def arrange(saved: Any, like: Any) -> Any:
 
 
 def describe(array: Any) -> str:
-    """Dtype and shape, as "float32[3,4]"."""
+    """Formats dtype and shape: "float32[3,4]"."""
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"

@@ -1,7 +1,7 @@
-"""Checkpoints with orbax: written beside training, found whole or not used.
+"""Checkpoints with orbax, written while training goes on.
 
-orbax renames a checkpoint into place when it is complete, so a kill leaves none half-written. Bytes that rot later are
-caught by a digest of all arrays and metadata, kept in the checkpoint and compared after reading.
+orbax renames a checkpoint into place when it is complete, so a kill leaves none half-written. A digest of all arrays
+and metadata, kept in the checkpoint and compared after reading, finds later damage.
 """
 
 import contextlib
@@ -22,23 +22,18 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo
 
 from jaxtern.training.saved.arrange import MisfitError, arrange
-from jaxtern.training.saved.digests import digest_of_all
+from jaxtern.training.saved.digests import digest
 
 BEST_BY = "precision_at_1"
 logger = logging.getLogger(__name__)
 
 
 class CheckpointError(OSError):
-    """A checkpoint cannot be written; `errno` is the system's reason, where it has one."""
+    """A checkpoint cannot be written; `errno` is the system's error number, if there is one."""
 
 
 class Checkpoint(NamedTuple):
-    """What `Checkpoints.save` was given.
-
-    Attributes:
-      state: as numpy arrays.
-      metadata: by name.
-    """
+    """The state, as NumPy arrays, and the metadata, by name, that `Checkpoints.save` was given."""
 
     state: Any
     metadata: dict[str, Any]
@@ -51,12 +46,12 @@ class Checkpoints:
     """The checkpoints of a run, under `<workdir>/checkpoints/<step>/`."""
 
     def __init__(self, workdir: Path, keep: int = 0, keep_best: int = 0):
-        """Opens the folder, making it if `keep` is given. Where there are other processes, they have no part in it.
+        """Opens the folder, and makes it unless `keep` is 0. Other processes of a cluster take no part.
 
         Args:
           workdir: of the run.
-          keep: how many of the last checkpoints to keep; 0 to read only.
-          keep_best: how many to keep besides, of the best by `BEST_BY`.
+          keep: how many of the last checkpoints to keep; 0: only read.
+          keep_best: how many of the best by `BEST_BY` to keep in addition.
 
         Raises:
           CheckpointError: if the folder cannot be made.
@@ -76,86 +71,81 @@ class Checkpoints:
                 self._directory.mkdir(parents=True, exist_ok=True)
         try:
             self._manager = ocp.CheckpointManager(self._directory, options=options)
-        except RecursionError:  # of JSON in JSON, which orbax reads here
+        except RecursionError:  # from deeply nested JSON, which orbax reads here
             raise ValueError(f"{self._directory}: cannot be read: metadata of a checkpoint is no JSON") from None
 
     @staticmethod
     def exist(workdir: Path) -> bool:
-        """Whether a run has saved any, whole or not."""
+        """Whether a run has saved any checkpoint, whole or not."""
         folder = Path(workdir) / "checkpoints"
         return folder.is_dir() and any(path.name.isdecimal() for path in folder.iterdir())
 
     def save(self, step: int, state: Any, metrics: dict[str, Any] | None = None, **metadata: Any) -> None:
-        """Starts to write `state`, and beside it `metadata` as JSON.
+        """Starts to write a state and its metadata.
 
         Args:
           step: of the state.
-          state: NumPy arrays that nobody changes any more.
-          metrics: of an evaluation of this state; None: it is no candidate for the best.
-          metadata: what JSON can hold.
+          state: NumPy arrays, which must not change any more.
+          metrics: of an evaluation of this state; None: it cannot be the best.
+          metadata: must be JSON.
 
         Raises:
-          CheckpointError: if it cannot be written, the one before could not, or that or the folder is gone.
+          CheckpointError: if this checkpoint or the one before cannot be written, or that one or the folder is gone.
         """
         _ignore_late_answers()
         arrays = jax.tree.map(np.asarray, state)
         metadata["metrics"] = metrics
-        metadata["digest"] = digest_of_all(arrays, metadata)
+        metadata["digest"] = _digest(arrays, metadata)
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
-        self.wait()  # orbax would make a folder that is gone anew, and train on without what was in it
+        self.wait()  # finds out if the folder is gone, which orbax would make again, without its checkpoints
         with self._reporting():
             self._manager.save(step, args=items)
         self._last = step
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are complete on disk, rising; waits for one that is being written.
-
-        Raises:
-          CheckpointError: if that could not be written.
-        """
+        """Steps of the complete checkpoints, rising; waits for one that is being written, with errors as `wait`."""
         self.wait()
         while True:
             try:
                 self._manager.reload()
                 return sorted(self._manager.all_steps())
-            except (FileNotFoundError, NotADirectoryError):  # one that a trainer deletes meanwhile
+            except (FileNotFoundError, NotADirectoryError):  # a trainer has just deleted one
                 if not self._directory.is_dir():
                     raise
 
     def best_step(self) -> int | None:
-        """The step of best `BEST_BY` among those that were evaluated when they were saved; None where none was."""
+        """The step of best `BEST_BY` among the checkpoints evaluated when they were saved; None if there is none."""
         return next(iter(self._rank(self.steps())), None)
 
     def should_preserve(self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: Any) -> list[bool]:
-        """Which checkpoints orbax is to preserve: the last ones and, as soon as they are on disk, the best.
+        """Tells orbax which checkpoints to preserve: the last ones and, once they are on disk, the best.
 
-        Its own BestN takes metrics from a file beside the checkpoint that it reads before all else, so that a damaged
-        one would bar the way to all checkpoints.
+        orbax's own BestN reads metrics from a file whose damage would make all checkpoints unreadable.
         """
         steps = sorted(info.step for info in checkpoints)
         preserved = {*steps[-self._keep :], *self._rank(steps)[: self._keep_best]}
         return [info.step in preserved for info in checkpoints]
 
     def _rank(self, steps: Sequence[int]) -> list[int]:
-        """Sorts the evaluated ones of some steps, the best by `BEST_BY` first, of equals the later."""
+        """Sorts the evaluated steps, the best by `BEST_BY` first, among equals the latest."""
         scores = []
         for step in steps:
-            # a checkpoint that is damaged, or was not evaluated, is no candidate
+            # Skips a checkpoint that is damaged or was not evaluated.
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 metadata = json.loads((self._directory / str(step) / "metadata" / "metadata").read_text())
                 scores.append((float(metadata["metrics"][BEST_BY]), step))
         return [step for _, step in sorted(scores, reverse=True)]
 
     def restore(self, step: int, like: Any = None, refit: Refit | None = None) -> Checkpoint:
-        """The checkpoint of `step`.
+        """Reads the checkpoint of a step.
 
         Args:
           step: one of `steps()`.
-          like: a state of the same structure, shapes and dtypes; None: it is given as it was saved, in dicts.
-          refit: makes such a state of one that is otherwise; None: there is no other.
+          like: a state whose structure, shapes and dtypes the result gets; None: dicts, as saved.
+          refit: (checkpoint, like) -> state; None: `arrange`, which requires the same shapes and dtypes.
 
         Raises:
-          MisfitError: if the state is another.
+          MisfitError: if the saved state does not fit.
           ValueError: if the checkpoint is damaged.
         """
         saved = self._read(step)
@@ -168,31 +158,25 @@ class Checkpoints:
         return Checkpoint(state, saved.metadata)
 
     def _read(self, step: int) -> Checkpoint:
-        """Arrays that match their digest, in dicts and lists."""
+        """Reads arrays, in dicts and lists, and compares their digest."""
         _ignore_late_answers()
         items = ocp.args.Composite(state=ocp.args.StandardRestore(), metadata=ocp.args.JsonRestore())
         try:
             restored = self._manager.restore(step, args=items)
             state, metadata = restored["state"], dict(restored["metadata"])
             expected = metadata.pop("digest")
-            found = digest_of_all(state, metadata)
-        except Exception as error:  # orbax and tensorstore raise many kinds for unreadable files
+            found = _digest(state, metadata)
+        except Exception as error:  # orbax and tensorstore raise many types for unreadable files
             raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {_reason(error)}") from error
         if found != expected:
             raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: it does not match its digest")
         return Checkpoint(state, metadata)
 
     def restore_latest(self, like: Any = None, refit: Refit | None = None) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None where there is none.
+        """Reads the newest whole checkpoint, as `restore` does; None if there are no checkpoints.
 
-        Damaged newer ones are set aside, unless these checkpoints are only read.
-
-        Args:
-          like, refit: as in `restore`.
-
-        Raises:
-          MisfitError: if that is of another state.
-          ValueError: if there are checkpoints and none is whole.
+        It sets damaged newer ones aside, unless checkpoints are only read. Raises MisfitError if the saved state does
+        not fit, ValueError if there are checkpoints but none is whole.
         """
         damaged = []
         for step in reversed(self.steps()):
@@ -213,7 +197,7 @@ class Checkpoints:
         return None
 
     def _set_aside(self, steps: Sequence[int]) -> None:
-        """Moves damaged checkpoints out of the way of those that will take their places."""
+        """Moves damaged checkpoints away, as new ones of the same steps will be written."""
         for step in steps:
             self._damaged.mkdir(exist_ok=True)
             number = len(list(self._damaged.glob(f"{step}.*")))
@@ -221,12 +205,8 @@ class Checkpoints:
         self._manager.reload()
 
     def wait(self) -> None:
-        """Waits until all is written, and requires that the last one is where it was written.
-
-        Raises:
-          CheckpointError: if something could not be written, or is gone.
-        """
-        last, self._last = self._last, None  # one that could not be written is told once
+        """Waits until all is written; raises CheckpointError if writing failed, or the last checkpoint is gone."""
+        last, self._last = self._last, None  # so that a failure is reported only once
         with self._reporting():
             self._manager.wait_until_finished()
             if last is not None and not (self._directory / str(last)).is_dir():
@@ -234,7 +214,7 @@ class Checkpoints:
         self._last = last
 
     def close(self) -> None:
-        """Waits likewise, and ends orbax's threads."""
+        """Waits as `wait`, and ends orbax's threads."""
         try:
             self.wait()
         finally:
@@ -242,17 +222,21 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Says of what fails in writing, now or beside training, where that was and why."""
+        """Turns a failure to write, now or in the background, into a CheckpointError."""
         try:
             yield
-        except Exception as error:  # of orbax, tensorstore or the system
+        except Exception as error:  # from orbax, tensorstore or the system
             told = CheckpointError(f"checkpoints cannot be written to {self._directory}: {_reason(error)}")
             told.errno = _number(error)
             raise told from error
 
 
+def _digest(state: Any, metadata: dict[str, Any]) -> str:
+    return digest({"state": state, "metadata": json.dumps(metadata, sort_keys=True)})
+
+
 def _this_process_alone() -> ocp.options.MultiprocessingOptions:
-    """Options by which orbax waits for no other process of a cluster."""
+    """Options with which orbax does not wait for other processes of a cluster."""
     if jax.process_count() == 1:
         return ocp.options.MultiprocessingOptions()
     own = jax.process_index()
@@ -260,7 +244,7 @@ def _this_process_alone() -> ocp.options.MultiprocessingOptions:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what went wrong, in the system's own words where it says."""
+    """The system's description of an error, if it has one, else the first line of the message."""
     number = _number(error)
     if number is not None:
         return os.strerror(number)
@@ -268,16 +252,16 @@ def _reason(error: BaseException) -> str:
 
 
 def _number(error: BaseException) -> int | None:
-    """The system's number of an error, where it has one."""
+    """The system's number of an error, if it has one."""
     if isinstance(error, OSError):
         return error.errno
-    code = re.search(r"os_error_code='(\d+)'", str(error))  # tensorstore's, behind all paths that it had to do with
+    code = re.search(r"os_error_code='(\d+)'", str(error))  # in tensorstore's messages
     return int(code[1]) if code else None
 
 
 @functools.cache
 def _ignore_late_answers() -> None:
-    """Silences tensorstore's threads, which still answer to an event loop that orbax closes where a file fails."""
+    """Silences errors of tensorstore's threads, which answer to an event loop that orbax has closed after a failure."""
     report = sys.unraisablehook
 
     def report_others(unraisable: Any) -> None:

@@ -1,7 +1,6 @@
-"""A checkpoint of one recipe as the state of a run of another: of more workers, or fewer, or another exchange.
+"""Continues from a checkpoint with another recipe: with more or fewer workers, or another exchange.
 
-A state is the same on every worker but for what the compressor carries of each worker's own, which its reducer hands
-over to as many workers as go on.
+A state is the same on every worker, except for the compressor's local state, which its reducer resizes.
 """
 
 from typing import Any
@@ -21,10 +20,9 @@ from jaxtern.training.step.state import TrainState
 
 
 def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe) -> TrainState:
-    """The state of a checkpoint as NumPy arrays in the structure of `like`, a first state of this recipe.
+    """A checkpoint's state as NumPy arrays in the structure of `like`, the first state of a run of this recipe.
 
-    Raises:
-      MisfitError: for what cannot be carried over, as the moments of another optimiser or what another method carries.
+    Raises MisfitError if it cannot be carried over, for example from another optimiser or method.
     """
     rest, sent = dict(saved.state), dict(saved.state.get("compressor") or {})
     rest.pop("compressor", None)
@@ -45,10 +43,7 @@ def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe) -> TrainStat
 
 
 def _hand_over(saved: Any, own: Any, recipe: Recipe, state: TrainState) -> Any:
-    """What each of N workers carried, arrays [N, ...], as it goes on among M, who have `own` [M, ...] in a first state.
-
-    The recipe is that of the run that goes on; gradients look like the weights of `state`.
-    """
+    """Resizes the local state of N workers, arrays [N, ...], for M workers, whose first local state is `own`."""
     leaves, first = jax.tree.leaves(saved), jax.tree.leaves(own)
     if not leaves or not first or len(leaves[0]) == len(first[0]):
         return arrange(saved, own)
@@ -63,13 +58,13 @@ def _hand_over(saved: Any, own: Any, recipe: Recipe, state: TrainState) -> Any:
 
 
 def _local_shapes(reducer: Reducer, layout: Layout, num_workers: int) -> Any:
-    """The shapes of what N workers carry, [N, ...]."""
+    """Shapes of the local state of N workers, [N, ...]."""
     alone = jax.eval_shape(lambda: reducer.init(layout, num_workers).local)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_workers, *leaf.shape), leaf.dtype), alone)
 
 
 def _name_method(recipe: dict[str, Any]) -> str:
-    """That of a recipe's sections."""
+    """Names the method of a recipe."""
     mean, local = recipe.get("mean", {}), recipe.get("local", {})
     steps = f" with local.steps={local['steps']}" if local.get("steps") else ""
     return f"mean.method={mean.get('method')!r}{steps}{', delayed,' * bool(mean.get('delayed'))}"

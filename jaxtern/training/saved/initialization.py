@@ -1,4 +1,4 @@
-"""Weights to start from: another run's, or torchvision's."""
+"""Initial weights from another run, or from torchvision."""
 
 import functools
 import logging
@@ -19,13 +19,11 @@ logger = logging.getLogger(__name__)
 
 
 def initialize(model: ModelSection, input_shape: tuple[int, ...], num_classes: int, seed: int) -> Model:
-    """The network with the weights and moments of `init_from`, but for those that are to start fresh.
+    """Creates a network with the weights and moments of `init_from`, except for those that start fresh.
 
-    The key of these is made of the seed and all that `init_from` holds. By the seed alone, a head would be the one that
-    the other run, of the same seed, began with and has learned by.
-
-    Raises:
-      ValueError, OSError: if there are none to be read, one is missing, or one has another shape.
+    Fresh weights are drawn by a digest of the seed and all of `init_from`: with the seed alone, a new head would equal
+    the initial head of a run with that seed. Raises ValueError or OSError if weights cannot be read, are missing, or
+    have another shape.
     """
     create = functools.partial(create_model, model.name, input_shape, num_classes, dropout_rate=model.dropout_rate)
     abstract = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: create(seed)), (nnx.Param, nnx.BatchStat)))
@@ -36,13 +34,13 @@ def initialize(model: ModelSection, input_shape: tuple[int, ...], num_classes: i
     wanted = [path for path in flat if not matches(model.init_exclude, path)]
     missing = [path for path in wanted if path not in given]
     if missing and not model.init_allow_missing:
-        need = "name what is to start fresh in init_exclude, or set init_allow_missing=True"
+        need = "name the tensors that start fresh in init_exclude, or set init_allow_missing=True"
         raise ValueError(f"model.init_from={model.init_from!r}: lacks {_few(missing)}; {need}")
     taken = {path: given[path] for path in wanted if path in given}
     for path, new in taken.items():
         if flat[path].shape != new.shape:
             shapes = f"{path} has shape {new.shape} there and {flat[path].shape} here"
-            need = "name what is to start fresh in init_exclude"
+            need = "name the tensors that start fresh in init_exclude"
             raise ValueError(f"model.init_from={model.init_from!r}: {shapes}; {need}")
     own_seed = int(digest({"seed": np.asarray(seed), "given": given})[:7], 16)
     network = draw_weights(lambda: create(own_seed))
@@ -60,12 +58,9 @@ def initialize(model: ModelSection, input_shape: tuple[int, ...], num_classes: i
 
 
 def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:
-    """Weights and moments by path, of a run's folder, one of its checkpoints, or a file of torchvision's weights.
+    """Reads weights and moments, by path, from a run's folder, one of its checkpoints, or torchvision's weights.
 
-    Those of the network are like `like`, a dict of dicts.
-
-    Raises:
-      ValueError, OSError: if there are none.
+    `like` holds the network's own, in nested dicts. Raises ValueError or OSError if there are no weights.
     """
     source = str(model.init_from)
     path = Path(source)
@@ -86,7 +81,7 @@ def read_weights(model: ModelSection, like: Any) -> dict[str, np.ndarray]:
 
 
 def _weights_of(state: Any, source: str) -> dict[str, np.ndarray]:
-    """Of a state as dicts: the moving averages where they were kept."""
+    """The weights and moments of a state in dicts; the moving averages, if there are any."""
     moving = state.get("averages") or state
     if not isinstance(moving, dict) or not isinstance(moving.get("params"), dict):
         raise ValueError(f"model.init_from={source!r}: its checkpoint is of no network: it has no params")

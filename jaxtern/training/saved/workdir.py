@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, and which recipe and dataset it holds."""
+"""A run's folder: claims it for a recipe, and keeps the recipe and facts about the dataset and network."""
 
 import contextlib
 import dataclasses
@@ -16,19 +16,14 @@ from jaxtern.training.recipe.optimizer import OVER_ALL_STEPS
 from jaxtern.training.recipe.recipe import Recipe
 
 T = TypeVar("T")
-WITHOUT_EFFECT = (  # on any bit of a run
+WITHOUT_EFFECT = (  # fields that change no bit of a run
     "run.compare_every", "run.log_every", "run.histograms_every", "run.evaluate_every", "run.checkpoint_every",
     "run.keep_checkpoints", "run.keep_best", "data.decode_threads", "data.decode_processes",
 )  # fmt: skip
 
 
 def read_recipe(workdir: Path) -> Recipe:
-    """The recipe of the run in `workdir`.
-
-    Raises:
-      FileNotFoundError: if there is none.
-      ValueError: if it cannot be read.
-    """
+    """Reads the recipe of a run; raises FileNotFoundError if there is no run, ValueError if it cannot be read."""
     path = workdir / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"workdir={str(workdir)!r}: holds no run (there is no config.json)")
@@ -36,20 +31,18 @@ def read_recipe(workdir: Path) -> Recipe:
         values = read_json(path)
         if "num_workers" in values:
             raise ValueError("it was written before recipes had sections; training goes on with --allow_config_change")
-        before = {"rotation": False, "rounding": "stochastic"}  # of runs older than these fields
+        before = {"rotation": False, "rounding": "stochastic"}  # the values of runs older than these fields
         return Recipe.from_dict(values | {"mean": before | values["mean"]} if "mean" in values else values)
-    except (AttributeError, TypeError, ValueError) as error:  # no JSON, no object, or fields of another type
+    except (AttributeError, TypeError, ValueError) as error:  # not JSON, not an object, or fields of another type
         raise ValueError(f"{path}: cannot be read: {error}") from None
 
 
 @contextlib.contextmanager
 def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> Iterator[None]:
-    """Holds `workdir` for a run of this recipe.
+    """Claims a folder for a run of this recipe; raises OSError if it cannot be made.
 
-    Raises:
-      ValueError: if another process trains there, another recipe's run lies there and `allow_change` is false, or no
-        folder can be there.
-      OSError: if the system cannot make it.
+    Raises ValueError if another process trains there, if it holds a run of another recipe and `allow_change` is false,
+    or if its path cannot be a folder.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -63,31 +56,26 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> Iterator
         if (workdir / "config.json").exists() and not allow_change:
             before = read_recipe(workdir)
             if recipe.optimizer.schedule not in OVER_ALL_STEPS and recipe.run.num_steps > before.run.num_steps:
-                before = before.replace(run={"num_steps": recipe.run.num_steps})  # the steps before are the same
+                before = before.replace(run={"num_steps": recipe.run.num_steps})  # which changes no earlier step
             _require_same(workdir, "config", before.by_name(), recipe.by_name())
         yield
 
 
 def write_recipe(workdir: Path, recipe: Recipe) -> None:
-    """Makes the run in `workdir` one of this recipe."""
+    """Writes the recipe of a run."""
     _write_json(workdir / "config.json", recipe.to_dict())
 
 
 def read_facts(workdir: Path) -> Facts | None:
-    """Of the dataset of the run in `workdir`; None where it holds none.
-
-    Raises:
-      ValueError: if they cannot be read.
-    """
+    """Reads the facts about a run's dataset; None if there are none, ValueError if they cannot be read."""
     path = workdir / "dataset.json"
     return _read(path, lambda values: Facts.from_dict(values, str(path)), "the dataset itself asked")
 
 
 def keep_facts(workdir: Path, facts: Facts, allow_change: bool) -> None:
-    """Keeps what is known of the dataset, for whoever uses the run in `workdir` without it.
+    """Writes the facts about a run's dataset, for those who use the run without it.
 
-    Raises:
-      ValueError: if the run has been on another dataset and `allow_change` is false, or its facts cannot be read.
+    Raises ValueError if the run had another dataset and `allow_change` is false, or if its facts cannot be read.
     """
     kept = None if allow_change else read_facts(workdir)
     if kept is not None:
@@ -96,22 +84,18 @@ def keep_facts(workdir: Path, facts: Facts, allow_change: bool) -> None:
 
 
 def read_network(workdir: Path) -> Network | None:
-    """The links as they were when the run in `workdir` began; None where it has none.
-
-    Raises:
-      ValueError: if it cannot be read.
-    """
+    """Reads the links as they were when a run began; None if it has none, ValueError if they cannot be read."""
     return _read(workdir / "network.json", lambda values: Network(**values), "the links measured again")
 
 
 def write_network(workdir: Path, network: Network | None) -> None:
-    """Keeps the links by which the run in `workdir` chose its exchange."""
+    """Writes the links by which a run chose its exchange."""
     if network is not None:
         _write_json(workdir / "network.json", dataclasses.asdict(network))
 
 
 def _read(path: Path, make: Callable[[Any], T], instead: str) -> T | None:
-    """What `make` makes of a file of JSON, if it is there; whoever removes it has `instead`."""
+    """Applies `make` to a JSON file, if it exists; the error says what happens `instead` if it is removed."""
     if not path.exists():
         return None
     try:

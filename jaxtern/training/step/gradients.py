@@ -78,9 +78,13 @@ def _create_worker_gradients(
 
 
 def _accumulate(
-    of_part: Callable[[TrainState, Batch, jax.Array], Local], state: TrainState, batch: Batch, key: jax.Array,
-    num_parts: int, is_cpu: bool,
-) -> Local:  # fmt: skip
+    of_part: Callable[[TrainState, Batch, jax.Array], Local],
+    state: TrainState,
+    batch: Batch,
+    key: jax.Array,
+    num_parts: int,
+    is_cpu: bool,
+) -> Local:
     """Means over equal parts of a batch, one behind another, each with the moments that the one before it left.
 
     They are unrolled on CPUs, where convolutions in loops are slow.

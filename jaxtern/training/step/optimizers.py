@@ -47,9 +47,13 @@ def create_optimizer(
     is_decayed = functools.partial(mask, decay_patterns(optimizer, decayed))
     if optimizer.name == "lars":
         return optax.lars(
-            schedule, optimizer.weight_decay, weight_decay_mask=is_decayed,
-            trust_coefficient=optimizer.trust_coefficient, trust_ratio_mask=is_decayed, momentum=optimizer.momentum,
-        )  # fmt: skip
+            schedule,
+            optimizer.weight_decay,
+            weight_decay_mask=is_decayed,
+            trust_coefficient=optimizer.trust_coefficient,
+            trust_ratio_mask=is_decayed,
+            momentum=optimizer.momentum,
+        )
     epsilon = optimizer.epsilon or {"rmsprop": 1.0, "lamb": 1e-6}.get(optimizer.name, 1e-8)
     adam = functools.partial(optax.scale_by_adam, optimizer.beta1, optimizer.beta2, epsilon)
     rules = {
