@@ -35,10 +35,6 @@ class LeNet(Model):
         self.fc2 = nnx.Linear(500, num_classes, kernel_init=_normal(0.0767), rngs=rngs)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-<<<<<<< HEAD
-        """float[B, H, W, C] images to float[B, num_classes] logits; training and evaluation do not differ."""
-=======
->>>>>>> suite
         x = max_pool(nnx.relu(self.conv1(images)), (2, 2), strides=(2, 2))
         x = max_pool(nnx.relu(self.conv2(x)), (2, 2), strides=(2, 2))
         x = jnp.reshape(x, (x.shape[0], -1))
@@ -66,10 +62,6 @@ class CifarNet(Model):
         self.fc3 = nnx.Linear(192, num_classes, kernel_init=_normal(1 / 192), rngs=rngs)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-<<<<<<< HEAD
-        """float[B, H, W, C] images to float[B, num_classes] logits; training and evaluation do not differ."""
-=======
->>>>>>> suite
         x = _normalize(_pool3(nnx.relu(self.conv1(images))))
         x = _pool3(_normalize(nnx.relu(self.conv2(x))))
         x = jnp.reshape(x, (x.shape[0], -1))
