@@ -135,16 +135,22 @@ def _noisy(worker: Any, params: Any, step: Any) -> Any:
     return treedef.unflatten([leaf - targets + own for leaf, own in zip(leaves, noise, strict=True)])
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"steps": 1},
-    {"steps": 4, "reducer": "sign"},
-    {"steps": 4, "reducer": "low_rank", "fragments": 2},
-    {"steps": 6, "fragments": 3, "delay": 1, "mixing": 0.5},
-    {"steps": 6, "fragments": 2, "delay": 2, "min_size": 10, "exclude": lambda path: path.endswith("bias")},
-]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "every step": {"steps": 1},
+    "sign": {"steps": 4, "reducer": "sign"},
+    "low rank in two": {"steps": 4, "reducer": "low_rank", "fragments": 2},
+    "mixed in three": {"steps": 6, "fragments": 3, "delay": 1, "mixing": 0.5},
+    "late in two": {
+        "steps": 6,
+        "fragments": 2,
+        "delay": 2,
+        "min_size": 10,
+        "exclude": lambda path: path.endswith("bias"),
+    },
+}
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_virtual_workers_are_real_ones_to_the_bit(options: dict[str, Any]):
     real, virtual = (
         Training(_noisy, 4, virtual, inner=optax.adam(0.01), **options).run(_shapes(), 9)[-1] for virtual in (None, 4)
@@ -152,7 +158,7 @@ def test_virtual_workers_are_real_ones_to_the_bit(options: dict[str, Any]):
     jax.tree.map(np.testing.assert_array_equal, real, virtual)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_all_devices_hold_the_same_shared_weights_and_workers_merge(options: dict[str, Any]):
     training = Training(_noisy, 4, inner=optax.sgd(0.1, momentum=0.9), **options)
     state = training.init(_shapes())
