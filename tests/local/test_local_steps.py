@@ -21,7 +21,14 @@ SGD = optax.sgd(1.0)
 class Training:
     """Workers that train on `gradient(worker's number, its weights, step)`, on N / V devices of V workers each."""
 
-    def __init__(self, gradient: Callable, num_workers: int, virtual_workers: int | None = None, **options: Any):
+    def __init__(
+        self,
+        gradient: Callable,
+        num_workers: int,
+        virtual_workers: int | None = None,
+        check_vma: bool = False,
+        **options: Any,
+    ):
         own = virtual_workers or 1
         self.local: LocalSteps = jaxtern.local_steps("data", virtual_workers=virtual_workers, **options)
         mesh, specs = Mesh(jax.devices()[: num_workers // own], "data"), self.local.specs
@@ -32,7 +39,7 @@ class Training:
             gradients = [gradient(first + w, worker.params, state.count) for w, worker in enumerate(workers)]
             return self.local.update(gradients[0] if virtual_workers is None else gradients, state)
 
-        wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+        wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
         self.init = jax.jit(wrap(self.local.init, in_specs=P(), out_specs=specs))
         self.step = jax.jit(wrap(step, in_specs=(specs,), out_specs=specs))
 
@@ -272,6 +279,15 @@ def test_pmap_and_scan_train_as_shard_map_does():
     for worker in range(4):
         own = jax.tree.map(lambda leaf, w=worker: leaf[w], found.params)
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), own, expected.params)
+
+
+@pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1, "mixing": 0.5}], ids=["whole", "streaming"])
+def test_shard_map_may_check_what_varies(options: dict[str, Any]):
+    runs = [
+        Training(_noisy, 4, check_vma=check_vma, inner=optax.adam(0.01), steps=4, **options).run(_shapes(), 5)[-1]
+        for check_vma in (False, True)
+    ]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), *runs)
 
 
 def test_nothing_is_sent_between_exchanges(collectives: Callable):
