@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.exchange.shapes import Shapes
-from jaxtern import Network, Reducer, float_mean, low_rank, sign, ternary, top_k
+from jaxtern import Network, Reducer, float_mean, low_rank, sign, ternary, terngrad, top_k
 from jaxtern.compression.radix.exchanges import EXCHANGES
 
 OTHERS: dict[str, Callable[[], Reducer]] = {
@@ -20,6 +20,7 @@ OTHERS: dict[str, Callable[[], Reducer]] = {
     "top_k .001": partial(top_k, 0.001),
     "sign": sign,
     "sign two_way": partial(sign, two_way=True),
+    **{f"terngrad {name}": partial(terngrad, exchange=name) for name in EXCHANGES},
 }
 METHODS = ("float", *EXCHANGES, *(name for name in OTHERS if name != "float"))
 BIASED = tuple(name for name in OTHERS if "float" not in name)  # of which a single mean may be far from the float mean
