@@ -22,14 +22,10 @@ _PAIRED_BYTES = 2**17  # for each worker; from this size on, rounds of pairs tak
 
 
 class Axes(NamedTuple):
-    """The axes over the workers and their devices.
+    """The axes over the workers and their devices."""
 
-    Attributes:
-      workers: axes over workers: the slow links.
-      fast: axes over the devices of one worker, which hold the same values; each device exchanges a part of them.
-    """
-
-    workers: AxisNames
+    workers: AxisNames  # axes over workers: the slow links
+    # axes over the devices of one worker, which hold the same values; each device exchanges a part of them
     fast: AxisNames = ()
 
 

@@ -12,17 +12,11 @@ from jaxtern.compression.reducer import Layout
 
 
 class Timing(NamedTuple):
-    """When fragments are exchanged: they take turns, one every `period` = H / P steps.
+    """When fragments are exchanged: they take turns, one every `period` = H / P steps."""
 
-    Attributes:
-      steps: H, steps between two exchanges of a tensor.
-      fragments: P, parts of the tree that are exchanged at different steps.
-      delay: steps between sending a fragment and merging its mean.
-    """
-
-    steps: int
-    fragments: int = 1
-    delay: int = 0
+    steps: int  # H, steps between two exchanges of a tensor
+    fragments: int = 1  # P, parts of the tree that are exchanged at different steps
+    delay: int = 0  # steps between sending a fragment and merging its mean
 
     @property
     def period(self) -> int:

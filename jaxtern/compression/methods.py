@@ -30,19 +30,12 @@ _OF_PROGRAMS = ("network", "implementation")  # options that recipes do not have
 
 
 class Option(NamedTuple):
-    """A keyword of one or more methods.
+    """A keyword of one or more methods."""
 
-    Attributes:
-      kind: its annotation.
-      default: its default, the same in all methods.
-      methods: names of the methods.
-      meaning: from the docstring of the first method that describes it.
-    """
-
-    kind: Any
-    default: Any
-    methods: tuple[str, ...]
-    meaning: str
+    kind: Any  # its annotation
+    default: Any  # its default, the same in all methods
+    methods: tuple[str, ...]  # names of the methods
+    meaning: str  # from the docstring of the first method that describes it
 
 
 def list_options() -> dict[str, Option]:

@@ -50,28 +50,18 @@ class ResidentFeed:
 class StreamingFeed:
     """Batches that are read, decoded and cropped while the devices compute.
 
-    Attributes:
-      split: the examples, in memory or on disk.
-      batch_size: examples of a step, over all hosts.
-      seed: of the order and the views.
-      share: this host's part of a batch; None: all of it.
-      preprocessing: its training views are rendered here, the rest happens in the compiled step.
-      size: side of the views in pixels; None: the preprocessing's own.
-      threads: decoding threads of each process.
-      processes: decoding processes; 0: this process decodes.
-
     Raises:
       ValueError: if the batch is larger than the split, or cannot be divided among the hosts.
     """
 
-    split: Split | Records
-    batch_size: int
-    seed: int
-    share: Share | None
-    preprocessing: Preprocessing
-    size: int | None = None
-    threads: int = 2
-    processes: int = 0
+    split: Split | Records  # the examples, in memory or on disk
+    batch_size: int  # examples of a step, over all hosts
+    seed: int  # of the order and the views
+    share: Share | None  # this host's part of a batch; None: all of it
+    preprocessing: Preprocessing  # its training views are rendered here, the rest happens in the compiled step
+    size: int | None = None  # side of the views in pixels; None: the preprocessing's own
+    threads: int = 2  # decoding threads of each process
+    processes: int = 0  # decoding processes; 0: this process decodes
 
     def __post_init__(self):
         self._share, self._order = self.share or Share(), ExampleOrder(self.split.size, self.seed)

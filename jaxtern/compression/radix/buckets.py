@@ -11,17 +11,11 @@ BUCKET_SIZE = 2**22  # elements, by default: some milliseconds of a link of 1 Gb
 
 
 class Bucket(NamedTuple):
-    """Tensors that are exchanged together.
+    """Tensors that are exchanged together."""
 
-    Attributes:
-      places: places in the layout, in the order of the bucket.
-      sizes: elements of each tensor.
-      position: place of the first element in the stream of noise, a multiple of 512.
-    """
-
-    places: tuple[int, ...]
-    sizes: tuple[int, ...]
-    position: int
+    places: tuple[int, ...]  # places in the layout, in the order of the bucket
+    sizes: tuple[int, ...]  # elements of each tensor
+    position: int  # place of the first element in the stream of noise, a multiple of 512
 
     @property
     def size(self) -> int:

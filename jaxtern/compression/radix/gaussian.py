@@ -21,16 +21,11 @@ class Code(NamedTuple):
     """Rounding of x from N(0, 1) to y = s/L q(L a x / s), where q rounds to a level of -L to L.
 
     a stretches x so that E[x y] = E[x^2], which makes up for clipping and for rounding to the nearest.
-
-    Attributes:
-      levels: L.
-      rounding: a name of ROUNDINGS.
-      scale: s, the largest value, in deviations.
     """
 
-    levels: int
-    rounding: str
-    scale: float
+    levels: int  # L
+    rounding: str  # a name of ROUNDINGS
+    scale: float  # s, the largest value, in deviations
 
     @property
     def noise(self) -> float:

@@ -20,23 +20,14 @@ _KEPT = 3  # pieces whose operands keep their memory
 
 
 class Plan(NamedTuple):
-    """Decisions made when a reduction is traced.
+    """Decisions made when a reduction is traced."""
 
-    Attributes:
-      buckets: tensors that travel together.
-      quantizer: quantizer of all elements.
-      exchanges: exchange of each bucket.
-      links: links between the workers.
-      piece_size: elements of a piece, about; larger buckets travel in pieces. None: whole.
-      is_in_place: whether means take the memory of the tensors.
-    """
-
-    buckets: list[Bucket]
-    quantizer: Quantizer
-    exchanges: list[Exchange]
-    links: Network
-    piece_size: int | None = None
-    is_in_place: bool = False
+    buckets: list[Bucket]  # tensors that travel together
+    quantizer: Quantizer  # quantizer of all elements
+    exchanges: list[Exchange]  # exchange of each bucket
+    links: Network  # links between the workers
+    piece_size: int | None = None  # elements of a piece, about; larger buckets travel in pieces. None: whole.
+    is_in_place: bool = False  # whether means take the memory of the tensors
 
 
 class Piece(NamedTuple):

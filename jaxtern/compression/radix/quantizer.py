@@ -34,22 +34,15 @@ from jaxtern.kernels.rotation import BLOCK
 
 
 class Received(NamedTuple):
-    """Words of all workers, and what they mean.
+    """Words of all workers, and what they mean."""
 
-    Attributes:
-      words: uint32[rows, W].
-      num_added: number of workers whose digits were added in a row, which fixes the radix.
-      num_workers: number of workers in all rows: N, or 1 if the words are those of the mean.
-      total: uint32[1, W] or None. With it, `words` has only the row of this device's worker, and the other worker's row
-        is total - words modulo 2^32.
-      kept: operands of the collectives that brought the words.
-    """
-
-    words: jax.Array
-    num_added: int
-    num_workers: int
+    words: jax.Array  # uint32[rows, W]
+    num_added: int  # number of workers whose digits were added in a row, which fixes the radix
+    num_workers: int  # number of workers in all rows: N, or 1 if the words are those of the mean
+    # uint32[1, W] or None. With it, `words` has only the row of this device's worker, and the other worker's row is
+    # total - words modulo 2^32.
     total: jax.Array | None = None
-    kept: tuple[jax.Array, ...] = ()
+    kept: tuple[jax.Array, ...] = ()  # operands of the collectives that brought the words
 
     @property
     def arrived(self) -> jax.Array:

@@ -14,19 +14,12 @@ _MIN_ELEMENTS = 256  # fewer rotated elements are too few to be like a normal va
 
 
 class Measured(NamedTuple):
-    """Measurements of one worker's own gradient, float32[num_scales] each.
+    """Measurements of one worker's own gradient, float32[num_scales] each."""
 
-    Attributes:
-      scales: s.
-      max_abs: max|x|.
-      magnitude: E|x| of a rotated gradient.
-      energy: E[x^2] / E|x| of a rotated gradient.
-    """
-
-    scales: jax.Array
-    max_abs: jax.Array
-    magnitude: jax.Array
-    energy: jax.Array
+    scales: jax.Array  # s
+    max_abs: jax.Array  # max|x|
+    magnitude: jax.Array  # E|x| of a rotated gradient
+    energy: jax.Array  # E[x^2] / E|x| of a rotated gradient
 
 
 def measure(

@@ -9,19 +9,12 @@ _SPAN = re.compile(rf"{_NUMBER}:{_NUMBER}(?:(->|=>){_NUMBER})?")
 
 
 class Span(NamedTuple):
-    """Epochs from the end of the span before (0 for the first) to `end`.
+    """Epochs from the end of the span before (0 for the first) to `end`."""
 
-    Attributes:
-      end: in epochs.
-      first: the rate where the span begins.
-      last: the rate where it ends.
-      exponential: whether it changes by equal factors, not by equal steps.
-    """
-
-    end: float
-    first: float
-    last: float
-    exponential: bool
+    end: float  # in epochs
+    first: float  # the rate where the span begins
+    last: float  # the rate where it ends
+    exponential: bool  # whether it changes by equal factors, not by equal steps
 
 
 def is_rate_string(schedule: str) -> bool:

@@ -8,15 +8,10 @@ from jaxtern.training.recipe.run import RunSection
 
 
 class Call(NamedTuple):
-    """Steps that the devices take without the host.
+    """Steps that the devices take without the host."""
 
-    Attributes:
-      num_steps: 1, or the one larger number of this run.
-      phase: index of their mean in `Program.means`; 0 is without compression.
-    """
-
-    num_steps: int
-    phase: int
+    num_steps: int  # 1, or the one larger number of this run
+    phase: int  # index of their mean in `Program.means`; 0 is without compression
 
 
 def plan_calls(run: RunSection, mean: MeanSection, num_examples: int, step: int, examples_seen: int) -> Iterator[Call]:

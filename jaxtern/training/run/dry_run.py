@@ -37,26 +37,16 @@ _RATES = 100_000  # steps, at most, whose rates are compared
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
-    """A recipe with what is known before anything is drawn or compiled.
+    """A recipe with what is known before anything is drawn or compiled."""
 
-    Attributes:
-      recipe: the given recipe.
-      small: the same with few, made examples, for the devices of this machine.
-      facts: facts of the recipe's dataset.
-      inputs: inputs of `small`, with the recipe's image size and number of classes.
-      mesh: mesh of `small`.
-      params, frozen: shapes of the weights that are trained, and of the others.
-      wire: what a worker of the recipe sends.
-    """
-
-    recipe: Recipe
-    small: Recipe
-    facts: Facts
-    inputs: Inputs
-    mesh: Mesh
-    params: Any
+    recipe: Recipe  # the given recipe
+    small: Recipe  # the same with few, made examples, for the devices of this machine
+    facts: Facts  # facts of the recipe's dataset
+    inputs: Inputs  # inputs of `small`, with the recipe's image size and number of classes
+    mesh: Mesh  # mesh of `small`
+    params: Any  # params, frozen: shapes of the weights that are trained, and of the others
     frozen: Any
-    wire: WireReport
+    wire: WireReport  # what a worker of the recipe sends
 
 
 def prepare_dry_run(recipe: Recipe) -> DryRun:

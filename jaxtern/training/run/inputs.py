@@ -30,23 +30,15 @@ _BATCHES_AHEAD = 2  # on the way to the devices while a step runs
 
 
 class Inputs(NamedTuple):
-    """A recipe's dataset, ready for its model.
+    """A recipe's dataset, ready for its model."""
 
-    Attributes:
-      dataset: splits, in memory if the feed is resident.
-      task: images or text.
-      example_shape: shape of the compiled step's uint8 examples: height, width and channels, or characters.
-      input_shape: shape of the model's input for one example.
-      resident: whether the training examples are on the devices.
-      threads: number of threads that decode.
-    """
-
-    dataset: Dataset
-    task: Task
+    dataset: Dataset  # splits, in memory if the feed is resident
+    task: Task  # images or text
+    # shape of the compiled step's uint8 examples: height, width and channels, or characters
     example_shape: tuple[int, ...]
-    input_shape: tuple[int, ...]
-    resident: bool
-    threads: int
+    input_shape: tuple[int, ...]  # shape of the model's input for one example
+    resident: bool  # whether the training examples are on the devices
+    threads: int  # number of threads that decode
 
 
 def open_inputs(data: DataSection, steps_per_call: int = 1, data_dir: str | None = None) -> Inputs:

@@ -47,21 +47,10 @@ StepFunction = Callable[..., tuple[TrainState, Metrics]]
 
 @dataclasses.dataclass
 class Run:
-    """A run that is ready to continue from `state`.
+    """A run that is ready to continue from `state`."""
 
-    Attributes:
-      recipe: recipe with `lay_out` applied, for the devices of this cluster.
-      given: recipe as given, as the folder keeps it.
-      examples_seen: examples before `state`.
-      wires: what a worker sends in a step, in each phase of the run (`Program.means`).
-      network: links by which exchanges are chosen.
-      checkpoints: the run's checkpoints, in process 0.
-      opened: closes the checkpoints and releases the folder.
-      last_saved: step of the newest checkpoint.
-    """
-
-    recipe: Recipe
-    given: Recipe
+    recipe: Recipe  # recipe with `lay_out` applied, for the devices of this cluster
+    given: Recipe  # recipe as given, as the folder keeps it
     workdir: Path
     mesh: Mesh
     inputs: Inputs
@@ -69,13 +58,13 @@ class Run:
     program: Program
     state: TrainState
     train_step: StepFunction
-    examples_seen: int
-    wires: list[WireReport]
+    examples_seen: int  # examples before `state`
+    wires: list[WireReport]  # what a worker sends in a step, in each phase of the run (`Program.means`)
     guard: DivergenceGuard
-    network: Network | None
-    checkpoints: Checkpoints | None
-    opened: contextlib.ExitStack
-    last_saved: int = 0
+    network: Network | None  # links by which exchanges are chosen
+    checkpoints: Checkpoints | None  # the run's checkpoints, in process 0
+    opened: contextlib.ExitStack  # closes the checkpoints and releases the folder
+    last_saved: int = 0  # step of the newest checkpoint
 
     def save(self, step: int, evaluation: Evaluation | None = None) -> None:
         """Starts to write a checkpoint of the state, at `step`, with its evaluation; all processes must call it.

@@ -23,17 +23,11 @@ STEPS, WARM_UP = 7, 2
 
 
 class Workload(NamedTuple):
-    """A recipe's gradients.
+    """A recipe's gradients."""
 
-    Attributes:
-      layout: tensors that are compressed.
-      num_floats: elements of tensors that stay float.
-      examples: examples of one device in a step.
-    """
-
-    layout: Layout
-    num_floats: int
-    examples: int
+    layout: Layout  # tensors that are compressed
+    num_floats: int  # elements of tensors that stay float
+    examples: int  # examples of one device in a step
 
 
 def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:

@@ -21,17 +21,11 @@ _DROPOUT_STREAM = 2**32 - 1  # folded into the seed; augmentation folds in the e
 
 
 class Local(NamedTuple):
-    """One worker's part of a step.
+    """One worker's part of a step."""
 
-    Attributes:
-      measured: means over its examples by name; the loss includes weight decay.
-      moments: moments of batch norm after these examples.
-      gradients: gradients of the loss times the loss scale.
-    """
-
-    measured: dict[str, jax.Array]
-    moments: Any
-    gradients: Any
+    measured: dict[str, jax.Array]  # means over its examples by name; the loss includes weight decay
+    moments: Any  # moments of batch norm after these examples
+    gradients: Any  # gradients of the loss times the loss scale
 
 
 def create_local_gradients(

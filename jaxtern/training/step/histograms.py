@@ -10,19 +10,12 @@ _BINS = 64
 
 
 class Histograms(NamedTuple):
-    """Histograms of T tensors.
+    """Histograms of T tensors."""
 
-    Attributes:
-      counts: int32[T, bins], elements in bins of equal width from `least` to `greatest`.
-      least: float32[T].
-      greatest: float32[T].
-      zeros: float32[T], share of the elements that are 0.
-    """
-
-    counts: jax.Array
-    least: jax.Array
-    greatest: jax.Array
-    zeros: jax.Array
+    counts: jax.Array  # int32[T, bins], elements in bins of equal width from `least` to `greatest`
+    least: jax.Array  # float32[T]
+    greatest: jax.Array  # float32[T]
+    zeros: jax.Array  # float32[T], share of the elements that are 0
 
 
 def count_where(is_due: jax.Array, tensors: Sequence[jax.Array]) -> Histograms:

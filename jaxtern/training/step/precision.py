@@ -10,15 +10,10 @@ LEAST, _MOST = 1.0, 2.0**24
 
 
 class LossScale(NamedTuple):
-    """The factor, and how long it has held.
+    """The factor, and how long it has held."""
 
-    Attributes:
-      factor: float32 scalar.
-      good_steps: int32 scalar, steps without an overflow since the factor changed.
-    """
-
-    factor: jax.Array
-    good_steps: jax.Array
+    factor: jax.Array  # float32 scalar
+    good_steps: jax.Array  # int32 scalar, steps without an overflow since the factor changed
 
 
 def adjust_scale(scale: LossScale, overflowed: jax.Array) -> LossScale:

@@ -25,60 +25,37 @@ from jaxtern.training.step.schedules import create_schedule
 
 
 class Averages(NamedTuple):
-    """Moving averages over the steps.
+    """Moving averages over the steps."""
 
-    Attributes:
-      params: averages of the weights.
-      moments: averages of the moving moments of batch norm.
-    """
-
-    params: Any
-    moments: Any
+    params: Any  # averages of the weights
+    moments: Any  # averages of the moving moments of batch norm
 
 
 class TrainState(NamedTuple):
-    """Arrays of a run. All devices hold the same, except for `compressor.local`, which is each worker's own.
+    """Arrays of a run. All devices hold the same, except for `compressor.local`, which is each worker's own."""
 
-    Attributes:
-      step: int32 scalar, updates so far.
-      params: trained weights, a dict of dicts.
-      frozen: weights that are not trained, a dict of dicts.
-      moments: moving moments of batch norm, a dict of dicts.
-      optimizer: state of the optimiser; () under local steps.
-      compressor: state of the mean, or of local steps without what is in `params` and `moments`.
-      averages: moving averages, or None.
-      loss_scale: scale of the loss, or None.
-    """
-
-    step: jax.Array
-    params: Any
-    frozen: Any
-    moments: Any
-    optimizer: optax.OptState
+    step: jax.Array  # int32 scalar, updates so far
+    params: Any  # trained weights, a dict of dicts
+    frozen: Any  # weights that are not trained, a dict of dicts
+    moments: Any  # moving moments of batch norm, a dict of dicts
+    optimizer: optax.OptState  # state of the optimiser; () under local steps
+    # state of the mean, or of local steps without what is in `params` and `moments`
     compressor: CompressedMeanState | LocalState
-    averages: Averages | None
-    loss_scale: LossScale | None
+    averages: Averages | None  # moving averages, or None
+    loss_scale: LossScale | None  # scale of the loss, or None
 
 
 class Program(NamedTuple):
-    """The functions of a run.
+    """The functions of a run."""
 
-    Attributes:
-      graph: static part of the model, for nnx.merge(graph, variables_of(state)).
-      means: an optax transformation, or `LocalSteps`, for each phase of a run: without compression, with the method,
-        and with that of each warm-up epoch. All have the same state.
-      optimizer: turns mean gradients into updates.
-      schedule: learning rate of a step.
-      slices: by path, bool arrays that are False where a part of a trained tensor is frozen.
-      decayed: regular expressions of the paths of tensors that are decayed.
-    """
-
-    graph: Any
+    graph: Any  # static part of the model, for nnx.merge(graph, variables_of(state))
+    # an optax transformation, or `LocalSteps`, for each phase of a run: without compression, with the method, and with
+    # that of each warm-up epoch. All have the same state.
     means: list[Any]
-    optimizer: optax.GradientTransformation
-    schedule: optax.Schedule
-    slices: dict[str, np.ndarray]
-    decayed: Sequence[str]
+    optimizer: optax.GradientTransformation  # turns mean gradients into updates
+    schedule: optax.Schedule  # learning rate of a step
+    slices: dict[str, np.ndarray]  # by path, bool arrays that are False where a part of a trained tensor is frozen
+    decayed: Sequence[str]  # regular expressions of the paths of tensors that are decayed
 
 
 def create_run(
