@@ -241,10 +241,11 @@ def _collectives() -> Callable[[str], list[Collective]]:
 
 @pytest.fixture(scope="session")
 def wire() -> Callable[..., list[Collective]]:
-    """The collectives that a jitted function compiles to for these arguments."""
+    """The collectives that a jitted function compiles to for these arguments; it is not run."""
+    quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
     def read(jitted: Any, *arguments: Any) -> list[Collective]:
-        return collectives(jitted.lower(*arguments).compile().as_text())
+        return collectives(jitted.lower(*arguments).compile(quickly).as_text())
 
     return read
 

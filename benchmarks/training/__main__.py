@@ -18,6 +18,7 @@ least, most) of the repeats, of which two more come first. Variants:
     ternary    the fastest of the exact exchanges by the links as `jaxtern.calibrate` finds them
     two_way    the exchange of that name
     delayed    as ternary, where every step exchanges what the step before it sent, beside its own work
+    local_10   `jaxtern.local_steps` of ten steps, whose weight changes are ternary; likewise local_30; with --time_to
 
 LeNet has 28x28x1 images, CifarNet 24x24x3, AlexNet 224x224x3: random ones, which lie in memory, as the labels do.
 Columns: examples a second of all hosts; time over that of `none`, and speed over that of `float`, of the same
@@ -46,7 +47,7 @@ from benchmarks.netlab.team import Team, WorkerError, combine
 from benchmarks.timing import machine
 from benchmarks.training import time_to
 from benchmarks.training.plot import plot
-from benchmarks.training.step import SHAPES, VARIANTS
+from benchmarks.training.step import LOCAL_STEPS, SHAPES, VARIANTS
 
 BATCHES = {"lenet": 32, "cifarnet": 32, "alexnet": 8}  # of a host
 MIN_REPEATS = 9
@@ -77,7 +78,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--hosts", type=measuring.number_of_hosts, nargs="+", help="default: 2 4; with --time_to 2")
     parser.add_argument("--rates", type=measuring.rate_of_links, nargs="+", help="default: 100mbit 1gbit, or 100mbit")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="default: all, or float ternary delayed")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=VARIANTS,
+        help="default: those of every step; with --time_to float ternary delayed local_10 local_30",
+    )
     parser.add_argument("--batch", type=at_least(1), help="examples of a host; default: 32, of alexnet 8")
     parser.add_argument("--repeats", type=at_least(MIN_REPEATS), default=MIN_REPEATS)
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the weights and the order of examples")
@@ -95,7 +101,10 @@ def complete(arguments: argparse.Namespace) -> None:
     to_accuracy = arguments.time_to is not None
     arguments.hosts = arguments.hosts or ([2] if to_accuracy else [2, 4])
     arguments.rates = arguments.rates or (["100mbit"] if to_accuracy else ["100mbit", "1gbit"])
-    wanted = arguments.variants or (["float", "ternary", "delayed"] if to_accuracy else VARIANTS)
+    of_time_to = ["float", "ternary", "delayed", *LOCAL_STEPS]
+    wanted = arguments.variants or (of_time_to if to_accuracy else set(VARIANTS) - set(LOCAL_STEPS))
+    if not to_accuracy and set(wanted) & set(LOCAL_STEPS):
+        raise ValueError("--variants: local steps are measured with --time_to, as few of them exchange")
     arguments.variants = [each for each in VARIANTS if each in wanted]  # what others are compared with is first
     if to_accuracy and not 0 < arguments.time_to <= 1:
         raise ValueError(f"--time_to={arguments.time_to}: must be above 0 and at most 1")

@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks.netlab import parse_rate
 
 COLORS = {"none": "#999999", "float": "#000000", "ternary": "#0072B2", "two_way": "#56B4E9", "delayed": "#D55E00"}
+COLORS |= {"local_10": "#009E73", "local_30": "#CC79A7"}
 NAMES = {"lenet": "LeNet", "cifarnet": "CifarNet", "alexnet": "AlexNet"}
 
 

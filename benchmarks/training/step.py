@@ -10,19 +10,21 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.netlab.mesh import AXIS, over, place
-from jaxtern import Network, Reducer, compressed_mean, float_mean, state_specs, ternary, wire_report
+from jaxtern import Network, Reducer, compressed_mean, float_mean, local_steps, state_specs, ternary, wire_report
 from jaxtern.compression.report import WireReport
 from jaxtern.data.preprocessing.families import get_preprocessing
+from jaxtern.local.local_steps import LocalSteps
 from jaxtern.models import create_model
 
-VARIANTS = ("none", "float", "ternary", "two_way", "delayed")
+LOCAL_STEPS = {"local_10": 10, "local_30": 30}  # from one exchange to the next
+VARIANTS = ("none", "float", "ternary", "two_way", "delayed", *LOCAL_STEPS)
 SHAPES = {"lenet": (28, 28, 1), "cifarnet": (24, 24, 3), "alexnet": (224, 224, 3)}
 CLASSES = {"lenet": 10, "cifarnet": 10, "alexnet": 1000}
 RATE, MOMENTUM = 0.01, 0.9
 
 
 class State(NamedTuple):
-    """Of a run: `moments` are each host's own batch norm's, the rest is the same on all but for words under way."""
+    """Of a run: `moments` are each host's own batch norm's; what else a host has of its own is in `optimizer`."""
 
     step: jax.Array
     params: Any
@@ -40,16 +42,20 @@ def create_network(name: str, seed: int) -> tuple[Any, dict, dict]:
 def report(variant: str, params: Any, hosts: int, network: Network) -> WireReport:
     """What a variant sends, and by which exchange."""
     exchange = "two_way" if variant == "two_way" else "auto"
-    return wire_report(params, create_reducer(variant, exchange, network), 1 if variant == "none" else hosts)
+    reducer, workers = create_reducer(variant, exchange, network), 1 if variant == "none" else hosts
+    return wire_report(params, reducer, workers, local_steps=LOCAL_STEPS.get(variant, 1))
 
 
 def create_reducer(variant: str, exchange: str, network: Network | None = None) -> Reducer:
     return float_mean() if variant == "float" else ternary(exchange=exchange, network=network)
 
 
-def create_optimizer(variant: str, exchange: str) -> tuple[optax.GradientTransformation, Any]:
-    """Momentum after a variant's mean, or after none at all; and where the state lies on the mesh."""
+def create_optimizer(variant: str, exchange: str) -> tuple[optax.GradientTransformation | LocalSteps, Any]:
+    """Momentum after a variant's mean, after none at all, or in local steps; and where the state lies on the mesh."""
     rule, everywhere = optax.sgd(RATE, momentum=MOMENTUM), PartitionSpec()
+    if variant in LOCAL_STEPS:
+        local = local_steps(AXIS, rule, LOCAL_STEPS[variant], reducer=create_reducer(variant, exchange))
+        return local, local.specs
     if variant == "none":
         return rule, everywhere
     is_delayed = variant == "delayed"
@@ -58,7 +64,7 @@ def create_optimizer(variant: str, exchange: str) -> tuple[optax.GradientTransfo
 
 
 def create_state(
-    params: Any, moments: Any, optimizer: optax.GradientTransformation, specs: Any, mesh: Mesh
+    params: Any, moments: Any, optimizer: optax.GradientTransformation | LocalSteps, specs: Any, mesh: Mesh
 ) -> tuple[State, State]:
     """The first state on all hosts, and how it lies there.
 
@@ -69,13 +75,15 @@ def create_state(
     state_spec = State(everywhere, everywhere, everywhere, specs)
 
     def first(params: Any, moments: Any) -> State:
-        return State(jnp.zeros((), jnp.int32), params, moments, optimizer.init(params))
+        own: Any = optimizer.init(params)
+        own = own._replace(params=()) if isinstance(optimizer, LocalSteps) else own  # they are the state's
+        return State(jnp.zeros((), jnp.int32), params, moments, own)
 
     create = over(mesh, first, (everywhere, everywhere), state_spec, donate_argnums=(0, 1))
     return create(*(jax.tree.map(lambda leaf: place(mesh, leaf), tree) for tree in (params, moments))), state_spec
 
 
-def create_step(graph: Any, optimizer: optax.GradientTransformation, specs: State, mesh: Mesh) -> Any:
+def create_step(graph: Any, optimizer: optax.GradientTransformation | LocalSteps, specs: State, mesh: Mesh) -> Any:
     """The compiled step (state, images, labels) -> (state, float32[hosts] losses); the state is donated."""
 
     def step(state: State, images: jax.Array, labels: jax.Array) -> tuple[State, jax.Array]:
@@ -87,6 +95,11 @@ def create_step(graph: Any, optimizer: optax.GradientTransformation, specs: Stat
             value = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
             return value, nnx.to_pure_dict(nnx.state(network, nnx.BatchStat))
 
+        if isinstance(optimizer, LocalSteps):
+            own = optimizer.workers(state.optimizer).params
+            (value, moments), gradients = jax.value_and_grad(loss, has_aux=True)(own)
+            after = optimizer.update(gradients, state.optimizer._replace(params=state.params))
+            return State(state.step + 1, after.params, moments, after._replace(params=())), value[None]
         (value, moments), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
         updates, changed = optimizer.update(gradients, state.optimizer, state.params)
         return State(state.step + 1, optax.apply_updates(state.params, updates), moments, changed), value[None]

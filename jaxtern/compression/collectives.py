@@ -82,6 +82,12 @@ def other_axes(x: jax.Array, axes: Axes) -> tuple[str, ...]:
     return tuple(sorted(varying_axes(x) - {*axes.workers, *axes.fast}))
 
 
+def vary_as(x: jax.Array, like: jax.Array) -> jax.Array:
+    """`x`, which `shard_map` then tracks as varying over all axes that `like` varies over."""
+    missing = varying_axes(like) - varying_axes(x)
+    return lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
+
+
 def that_vary_no_more(arrays: Sequence[jax.Array], x: jax.Array) -> list[jax.Array]:
     """The arrays on which `x` may depend without varying over more tracked axes."""
     return [each for each in arrays if varying_axes(each) <= varying_axes(x)]

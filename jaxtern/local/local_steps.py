@@ -282,5 +282,5 @@ def _replace(parts: Sequence[Any], number: int, part: Any) -> list[Any]:
 
 def _mix(shared: jax.Array, own: jax.Array, share: float) -> jax.Array:
     """shared + share * (own - shared) for each worker of `own` [V, ...]."""
-    shared = jnp.broadcast_to(shared, own.shape)
+    shared = collectives.vary_as(jnp.broadcast_to(shared, own.shape), own)
     return shared + share * (own - shared) if share else shared

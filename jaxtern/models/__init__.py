@@ -11,6 +11,7 @@ from jaxtern.models.alexnet import AlexNet, AlexNetV2
 from jaxtern.models.googlenet import GoogLeNet, TernGradGoogLeNet
 from jaxtern.models.inception import InceptionV3
 from jaxtern.models.model import Model
+from jaxtern.models.normalization import Whole
 from jaxtern.models.resnet import ResNet20, ResNet50, ResNet56, ResNet101, ResNet152
 from jaxtern.models.small import CifarNet, LeNet, MnistNet
 from jaxtern.models.transformer import Transformer
@@ -60,24 +61,24 @@ def create_model(
         raise ValueError(
             f"model={name!r}: must be one of {', '.join(MODELS)}, or added to jaxtern.models.MODELS (--networks)"
         )
-    takes, given = (_KINDS[is_text] for is_text in (MODELS[name].takes_text, len(input_shape) == 1))
+    takes, given = (("images", "text")[is_text] for is_text in (MODELS[name].takes_text, len(input_shape) == 1))
     if takes != given:
         raise ValueError(f"model={name!r}: takes {takes}, and preprocessing gives {given}")
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {} if dropout_rate is None else {"dropout_rate": dropout_rate}
     if dropout_rate is not None:
         if "dropout_rate" not in inspect.signature(MODELS[name].__init__).parameters:
             raise ValueError(f"dropout_rate={dropout_rate!r}: must be None, as model={name!r} has no dropout")
         if not 0 <= dropout_rate < 1:
             raise ValueError(f"dropout_rate={dropout_rate!r}: must be from 0 to below 1")
-        options["dropout_rate"] = dropout_rate
-    return MODELS[name](input_shape, num_classes, rngs=nnx.Rngs(params=seed), **options)
+    rngs = nnx.Rngs(params=seed)
+    rngs.params.count = Whole(rngs.params.count[...])
+    return MODELS[name](input_shape, num_classes, rngs=rngs, **options)
 
 
 def draw_weights(create: Callable[[], Model]) -> Model:
     """Makes the network of `create` in one compiled program, rather than one for each tensor."""
-    graph = nnx.graphdef(nnx.eval_shape(create))
     draw = jax.jit(lambda: nnx.to_pure_dict(nnx.state(create())), compiler_options=_QUICKLY)
-    return nnx.merge(graph, draw())
+    return nnx.merge(nnx.graphdef(nnx.eval_shape(create)), draw())
 
 
 def functions_of(name: str) -> list[Callable]:

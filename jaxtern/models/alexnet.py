@@ -42,7 +42,6 @@ class AlexNet(Model):
         self.dropout = nnx.Dropout(dropout_rate)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
         trains = key is not None
         x = [_pool(_normalize(group)) for group in self.conv1([images, images], trains)]
         x = [_pool(_normalize(group)) for group in self.conv2(x, trains)]
@@ -99,7 +98,6 @@ class AlexNetV2(Model):
         self.dropout = nnx.Dropout(dropout_rate)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
         x = _pool(nnx.relu(self.conv1(images)))
         x = _pool(nnx.relu(self.conv2(x)))
         for layer in (self.conv3, self.conv4, self.conv5):

@@ -130,7 +130,6 @@ class BranchedModel(Model):
         self.dropout = nnx.Dropout(0.5 if dropout_rate is None else dropout_rate)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array | tuple[jax.Array, ...]:
-        """float[B, H, W, C] images to float[B, num_classes] logits; in training (see `Model`) also the heads'."""
         moving, auxiliary, x = key is None, [], images
         own, *keys = split_key(key, 1 + len(self.heads))
         for name in self.parts:

@@ -8,6 +8,13 @@ import numpy as np
 from flax import nnx
 
 
+class Whole(nnx.BatchStat):
+    """Set as a whole. nnx compares shardings first; a traced array has none, and JAX's error for it takes seconds."""
+
+    def __setitem__(self, _: Any, value: jax.Array) -> None:
+        self.set_value(value)
+
+
 class BatchNorm(nnx.BatchNorm):
     """Batch norm whose moving moments are weighted means of the batches, unbiased from the first step on.
 
@@ -24,7 +31,8 @@ class BatchNorm(nnx.BatchNorm):
     def __init__(self, num_features: int, **options: Any):
         """As `nnx.BatchNorm`."""
         super().__init__(num_features, **options)
-        self.share = nnx.BatchStat(jnp.zeros((), jnp.float32))
+        self.mean, self.var = Whole(self.mean[...]), Whole(self.var[...])
+        self.share = Whole(jnp.zeros((), jnp.float32))
 
     def __call__(
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None

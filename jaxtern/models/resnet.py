@@ -99,7 +99,6 @@ class ResNet(Model):
         self.fc = nnx.Linear(features, num_classes, rngs=rngs)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
         moving = key is None
         x = nnx.relu(self.norm1(self.conv1(images), use_running_average=moving))
         if self.pools:

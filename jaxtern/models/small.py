@@ -35,7 +35,6 @@ class LeNet(Model):
         self.fc2 = nnx.Linear(500, num_classes, kernel_init=_normal(0.0767), rngs=rngs)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; training and evaluation do not differ."""
         x = max_pool(nnx.relu(self.conv1(images)), (2, 2), strides=(2, 2))
         x = max_pool(nnx.relu(self.conv2(x)), (2, 2), strides=(2, 2))
         x = jnp.reshape(x, (x.shape[0], -1))
@@ -63,7 +62,6 @@ class CifarNet(Model):
         self.fc3 = nnx.Linear(192, num_classes, kernel_init=_normal(1 / 192), rngs=rngs)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; training and evaluation do not differ."""
         x = _normalize(_pool3(nnx.relu(self.conv1(images))))
         x = _pool3(_normalize(nnx.relu(self.conv2(x))))
         x = jnp.reshape(x, (x.shape[0], -1))
@@ -87,8 +85,6 @@ class MnistNet(Model):
         self.dropout = nnx.Dropout(dropout_rate)
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
-        x = _pool2(nnx.relu(self.conv1(images)))
-        x = _pool2(nnx.relu(self.conv2(x)))
+        x = _pool2(nnx.relu(self.conv2(_pool2(nnx.relu(self.conv1(images))))))
         x = nnx.relu(self.fc1(jnp.reshape(x, (x.shape[0], -1))))
         return self.fc2(self.dropout(x, deterministic=key is None, rngs=key))

@@ -55,7 +55,6 @@ class _VGG(Model):
         return [f"conv{block}_{i}" for i in range(1, self.depths[block - 1] + 1)]
 
     def __call__(self, images: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """float[B, H, W, C] images to float[B, num_classes] logits; with a key in training (see `Model`)."""
         x = images
         for block in range(1, len(self.depths) + 1):
             for name in self._names_of(block):

@@ -62,12 +62,15 @@ def test_training_ends_at_the_accuracy_or_says_that_it_did_not_reach_it(netlab: 
     write_mnist(tmp_path, 50)
     file, figure = tmp_path / "training.json", tmp_path / "training.png"
     what = ("--data_dir", str(tmp_path), "--every", "4", "--json", str(file), "--plot", str(figure))
-    done = run("--time_to", "0.2", *SMALL, "--variants", "ternary", *what)
+    done = run("--time_to", "0.2", *SMALL, "--variants", "ternary", "local_10", *what)
     assert done.returncode == 0, done
-    (row,) = json.loads(file.read_text())["rows"]
-    assert row["steps"] == 4 * len(row["evaluations"])
-    assert row["evaluations"][-1] == [row["steps"], row["seconds"], row["accuracy"]]
-    assert row["accuracy"] >= 0.2
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["variant"] for row in rows] == ["ternary", "local_10"]
+    for row in rows:
+        assert row["steps"] == 4 * len(row["evaluations"])
+        assert row["evaluations"][-1] == [row["steps"], row["seconds"], row["accuracy"]]
+        assert row["accuracy"] >= 0.2
+    assert rows[1]["predicted_bytes"] == rows[0]["predicted_bytes"] / 10
     assert figure.stat().st_size > 10_000
 
 
@@ -97,6 +100,7 @@ def test_accuracy_that_is_not_reached_is_an_error_after_the_most_steps():
         (["--models", "vgg"], "invalid choice: 'vgg'"),
         (["--time_to", "97", "--data_dir", "."], "--time_to=97.0: must be above 0 and at most 1"),
         (["--time_to", "0.97"], "--data_dir: must be given with --time_to"),
+        (["--variants", "local_10"], "--variants: local steps are measured with --time_to"),
         (["--time_to", "0.97", "--data_dir", "/nonexistent"], "--data_dir=/nonexistent: must be a folder"),
     ],
 )

@@ -29,14 +29,15 @@ def test_delayed_wraps_the_reducer_and_what_stays_float(reducer: Any):
     def run(delayed: bool) -> Any:
         transformation = compressed_mean("data", reducer, min_size=5, delayed=delayed, seed=1)
 
-        def steps(own: Any) -> list[Any]:
-            state, means = transformation.init(jax.tree.map(lambda x: x[0], own)), []
-            for step in range(3):
-                mean, state = transformation.update(jax.tree.map(lambda x, s=step: x[s], own), state)
-                means.append(mean)
-            return means
+        def steps(own: Any) -> Any:
+            def step(state: Any, tree: Any) -> Any:
+                mean, state = transformation.update(tree, state)
+                return state, mean
 
-        return jax.jit(jax.vmap(steps, in_axes=1, axis_name="data"))(gradients)
+            return jax.lax.scan(step, transformation.init(jax.tree.map(lambda x: x[0], own)), own)[1]
+
+        means = jax.jit(jax.vmap(steps, in_axes=1, out_axes=1, axis_name="data"))(gradients)
+        return [jax.tree.map(lambda x, s=step: x[s], means) for step in range(3)]
 
     plain, late = run(False), run(True)
     jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), late[0])

@@ -33,13 +33,16 @@ def _run(workers: Callable, layout: str, reducer: jaxtern.Reducer, **options: An
     transformation = jaxtern.compressed_mean(placed.names, reducer, virtual_workers=placed.virtual_workers, **options)
 
     def steps(local: Any, _: Any) -> Any:
-        state, means = transformation.init(local if placed.virtual_workers is None else local[0]), []
-        for _ in range(NUM_STEPS):
+        def step(state: Any, _: Any) -> Any:
             mean, state = transformation.update(local, state)
-            means.append(mean)
-        return means, jax.tree.map(lambda x: x.mean(axis=0), state.local), state.statistics
+            return state._replace(statistics=None), (mean, state.statistics)
 
-    return placed.over(steps)(_gradients(placed.size), None)
+        first = transformation.init(local if placed.virtual_workers is None else local[0])
+        state, (means, statistics) = jax.lax.scan(step, first._replace(statistics=None), length=NUM_STEPS)
+        return means, jax.tree.map(lambda x: x.mean(axis=0), state.local), statistics
+
+    means, *others = placed.over(steps)(_gradients(placed.size), None)
+    return [jax.tree.map(lambda x, s=step: x[:, s], means) for step in range(NUM_STEPS)], *others
 
 
 def test_random_k_sends_random_elements_and_feedback_loses_none(workers: Callable, page: dict[str, Any]):

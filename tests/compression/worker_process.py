@@ -52,9 +52,14 @@ def options(name: str) -> dict[str, Any]:
 
 def twice(transformation: Any, gradients: Any, tree: Any) -> Any:
     """The mean of the second of two updates, which starts from the state of the first; step 7 is the first."""
+
+    def step(state: Any, _: Any) -> Any:
+        mean, state = transformation.update(gradients, state)
+        return state, mean
+
     state = transformation.init(tree)
-    _, state = transformation.update(gradients, state._replace(count=state.count + 7))
-    return transformation.update(gradients, state)[0]
+    means = jax.lax.scan(step, state._replace(count=state.count + 7), length=2)[1]
+    return jax.tree.map(lambda x: x[-1], means)
 
 
 def main(coordinator: str, num_processes: int, process: int, names: list[str]) -> None:

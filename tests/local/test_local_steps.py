@@ -21,7 +21,14 @@ SGD = optax.sgd(1.0)
 class Training:
     """Workers that train on `gradient(worker's number, its weights, step)`, on N / V devices of V workers each."""
 
-    def __init__(self, gradient: Callable, num_workers: int, virtual_workers: int | None = None, **options: Any):
+    def __init__(
+        self,
+        gradient: Callable,
+        num_workers: int,
+        virtual_workers: int | None = None,
+        check_vma: bool = False,
+        **options: Any,
+    ):
         own = virtual_workers or 1
         self.local: LocalSteps = jaxtern.local_steps("data", virtual_workers=virtual_workers, **options)
         mesh, specs = Mesh(jax.devices()[: num_workers // own], "data"), self.local.specs
@@ -32,7 +39,7 @@ class Training:
             gradients = [gradient(first + w, worker.params, state.count) for w, worker in enumerate(workers)]
             return self.local.update(gradients[0] if virtual_workers is None else gradients, state)
 
-        wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+        wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
         self.init = jax.jit(wrap(self.local.init, in_specs=P(), out_specs=specs))
         self.step = jax.jit(wrap(step, in_specs=(specs,), out_specs=specs))
 
@@ -135,16 +142,22 @@ def _noisy(worker: Any, params: Any, step: Any) -> Any:
     return treedef.unflatten([leaf - targets + own for leaf, own in zip(leaves, noise, strict=True)])
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"steps": 1},
-    {"steps": 4, "reducer": "sign"},
-    {"steps": 4, "reducer": "low_rank", "fragments": 2},
-    {"steps": 6, "fragments": 3, "delay": 1, "mixing": 0.5},
-    {"steps": 6, "fragments": 2, "delay": 2, "min_size": 10, "exclude": lambda path: path.endswith("bias")},
-]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "every step": {"steps": 1},
+    "sign": {"steps": 4, "reducer": "sign"},
+    "low rank in two": {"steps": 4, "reducer": "low_rank", "fragments": 2},
+    "mixed in three": {"steps": 6, "fragments": 3, "delay": 1, "mixing": 0.5},
+    "late in two": {
+        "steps": 6,
+        "fragments": 2,
+        "delay": 2,
+        "min_size": 10,
+        "exclude": lambda path: path.endswith("bias"),
+    },
+}
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_virtual_workers_are_real_ones_to_the_bit(options: dict[str, Any]):
     real, virtual = (
         Training(_noisy, 4, virtual, inner=optax.adam(0.01), **options).run(_shapes(), 9)[-1] for virtual in (None, 4)
@@ -152,7 +165,7 @@ def test_virtual_workers_are_real_ones_to_the_bit(options: dict[str, Any]):
     jax.tree.map(np.testing.assert_array_equal, real, virtual)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_all_devices_hold_the_same_shared_weights_and_workers_merge(options: dict[str, Any]):
     training = Training(_noisy, 4, inner=optax.sgd(0.1, momentum=0.9), **options)
     state = training.init(_shapes())
@@ -266,6 +279,15 @@ def test_pmap_and_scan_train_as_shard_map_does():
     for worker in range(4):
         own = jax.tree.map(lambda leaf, w=worker: leaf[w], found.params)
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), own, expected.params)
+
+
+@pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1, "mixing": 0.5}], ids=["whole", "streaming"])
+def test_shard_map_may_check_what_varies(options: dict[str, Any]):
+    runs = [
+        Training(_noisy, 4, check_vma=check_vma, inner=optax.adam(0.01), steps=4, **options).run(_shapes(), 5)[-1]
+        for check_vma in (False, True)
+    ]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), *runs)
 
 
 def test_nothing_is_sent_between_exchanges(collectives: Callable):
