@@ -18,19 +18,15 @@ class Span(NamedTuple):
 
 
 def is_rate_string(schedule: str) -> bool:
-    """Whether this is meant as rates over epochs, not as the name of a schedule."""
+    """Whether this means rates over epochs, not the name of a schedule."""
     return ":" in schedule
 
 
 def parse_rates(schedule: str) -> tuple[Span, ...]:
-    """The spans of a rate string.
+    """Parses a rate string; raises ValueError for anything else.
 
-    Args:
-      schedule: spans "END:RATE", "END:FIRST->LAST" (linear) or "END:FIRST=>LAST" (exponential), with commas between
-        them; END in epochs, rising. What comes after the last END keeps its rate.
-
-    Raises:
-      ValueError: for a string that is none.
+    It has spans "END:RATE", "END:FIRST->LAST" (linear) or "END:FIRST=>LAST" (exponential), with commas between them;
+    END is in epochs, and rises. The rate after the last END is that of the last span.
     """
     spans: list[Span] = []
     for part in schedule.split(","):
