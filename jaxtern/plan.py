@@ -125,7 +125,7 @@ def read_recipe() -> Job:
 
 
 def read_timing(steps: int, fragments: int) -> Timing:
-    """That of the flags, or else of a recipe."""
+    """Reads when local steps exchange, from the flags, or else from a recipe's values."""
     given = LOCAL_STEPS.value, FRAGMENTS.value
     steps, fragments = (own if flag is None else flag for flag, own in zip(given, (steps, fragments), strict=True))
     return as_timing(steps, fragments)

@@ -102,7 +102,7 @@ class Forecast:
         return text + self._recommend_local_steps(best if exact < base else plain)
 
     def _recommend_local_steps(self, way: Way) -> str:
-        """How many local steps bring this way's step near its computation, where the exchange takes half as long."""
+        """Recommends local steps, as many as bring a step near its computation, if the exchange takes half as long."""
         compute, workers = self.scenario.compute_seconds, self.scenario.hosts * self.scenario.devices
         if self.scenario.timing.steps > 1 or self.here[way].total < 1.5 * compute or not compute:
             return ""
