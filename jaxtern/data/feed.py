@@ -161,7 +161,7 @@ def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int
         if not flags.FLAGS.is_parsed():  # Grain reads a flag of its own, which fails unless flags were parsed
             flags.FLAGS.mark_as_parsed()
         options = grain.MultiprocessingOptions(processes, per_worker_buffer_size=_READ_AHEAD)
-        dataset = dataset.mp_prefetch(options, _start_worker)
+        dataset = dataset.mp_prefetch(options, follow_parent)
     iterator = iter(dataset)
     try:
         with deaf_to_signals():  # the processes start here
@@ -175,8 +175,3 @@ def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int
         raise DataError(f"a process that decodes images was killed, {remedy}") from error
     finally:
         iterator.close()
-
-
-def _start_worker(*_: int) -> None:
-    """Prepares a worker process."""
-    follow_parent()
