@@ -1,4 +1,4 @@
-"""What the doors share: flags in, one line out for a mistake, an exit status."""
+"""Shared by all commands: parses flags, prints one line for a mistake, and exits with a status."""
 
 import contextlib
 import io
@@ -19,16 +19,16 @@ HELP = flags.DEFINE_bool("help", False, "tell what there is to give", short_name
 
 
 _OF_IMAGES = "array_record", "cv2", "dm_pix", "grain", "safetensors", "simplejpeg", "tensorflow_datasets"
-EXTRAS = {"matplotlib": "plots", "tensorflow": "tfds"} | dict.fromkeys(_OF_IMAGES, "images")  # that bring a package
+EXTRAS = {"matplotlib": "plots", "tensorflow": "tfds"} | dict.fromkeys(_OF_IMAGES, "images")  # by package
 
 
 class UsageError(Exception):
-    """The user asked for something that cannot be done; the message is one line."""
+    """A mistake of the user; the message is one line."""
 
 
 @contextlib.contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Around the imports of a door, which take seconds: says so before, where the door, by its __name__, is run."""
+    """Wraps a command's imports, which take seconds; says so first if the command (`__name__`) is being run."""
     if name == "__main__" and "jax" not in sys.modules and os.environ.get("JAXTERN_PROCESS_ID", "0") == "0":
         tell("loading JAX")
     before = signal.getsignal(signal.SIGINT)
@@ -41,27 +41,27 @@ def loading(name: str) -> Iterator[None]:
 
 
 def _stop(*_: object) -> None:
-    """After Ctrl-C while modules are imported, some of whose callbacks would swallow an exception."""
+    """Exits after Ctrl-C during imports, as callbacks of some modules would swallow an exception."""
     tell("stopped by Ctrl-C")
     os._exit(130)
 
 
 def run(main: Callable[..., int], positionals: Sequence[str] = (), more_help: Callable[[], str] = lambda: "") -> None:
-    """Parses the flags, runs `main`, exits with its status; a UsageError is printed as one line, with status 2.
+    """Parses the flags, runs `main` and exits with its status; prints a UsageError as one line, with status 2.
 
     Args:
       main: takes as many strings as there are positionals.
-      positionals: names of the arguments that are no flags, all needed, as ("SOURCE", "OUT"); but a last one with dots,
-        "IMAGE...", stands for any number, also none.
-      more_help: behind what --help says of the flags.
+      positionals: names of the required arguments without flags, such as ("SOURCE", "OUT"); a last name with dots,
+        "IMAGE...", means any number, even none.
+      more_help: returns text to print after the help on flags.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
     logging.getLogger("jaxtern").setLevel(logging.INFO)
-    # orbax tells of every option, and of what it raises too in many lines, in place of our one
+    # orbax logs every option, and many lines for an error that we print in one
     absl.logging.set_verbosity(absl.logging.FATAL)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, for names of files that are no text
+        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr, for file names that are not text
     with _ending_in_a_line():
         rest = _parse(positionals)
         if HELP.value:
@@ -73,7 +73,7 @@ def run(main: Callable[..., int], positionals: Sequence[str] = (), more_help: Ca
 
 @contextlib.contextmanager
 def refusing(interrupted: str = "") -> Iterator[None]:
-    """Makes a UsageError of what refuses input, a ValueError or an OSError; tells after Ctrl-C what is left."""
+    """Turns a ValueError or OSError into a UsageError; after Ctrl-C, prints `interrupted`."""
     try:
         yield
     except KeyboardInterrupt:
@@ -83,19 +83,19 @@ def refusing(interrupted: str = "") -> Iterator[None]:
 
 
 def tell(line: str) -> None:
-    """Says what now takes its time; not on standard output, which has results."""
+    """Says what takes time now, on standard error, as standard output is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def describe(error: Exception) -> str:
-    """Its message; of a missing package that an extra has, the command that installs it."""
+    """The message of an error; for a missing package of an extra, with the command that installs it."""
     package = str(getattr(error, "name", "")).partition(".")[0]
     return f"{package} is missing: pip install 'jaxtern[{EXTRAS[package]}]'" if package in EXTRAS else str(error)
 
 
 @contextlib.contextmanager
 def _ending_in_a_line() -> Iterator[None]:
-    """Exits with one line after a UsageError, a missing package, and Ctrl-C."""
+    """Exits with one line after a UsageError, a missing package, or Ctrl-C."""
     try:
         yield
     except (UsageError, ModuleNotFoundError) as error:
@@ -104,25 +104,25 @@ def _ending_in_a_line() -> Iterator[None]:
         print(f"error: {line}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
     except KeyboardInterrupt as stopped:
-        if is_kept():  # the others are to be told
+        if is_kept():  # the other processes must be told
             raise
         print(str(stopped) or "stopped by Ctrl-C", file=sys.stderr)
         sys.exit(130)
 
 
 def _parse(positionals: Sequence[str]) -> list[str]:
-    """Parses the flags; what is left."""
-    flags.FLAGS.set_gnu_getopt(bool(positionals))  # flags may follow what is none
+    """Parses the flags; returns the other arguments."""
+    flags.FLAGS.set_gnu_getopt(bool(positionals))  # so that flags may follow other arguments
     try:
         return flags.FLAGS(sys.argv)[1:]
     except flags.Error as error:
         raise UsageError(str(error)) from None
-    except RecursionError:  # where absl looks for a flag that is like a long one
+    except RecursionError:  # from absl's search for flags like a long one
         raise UsageError(f"unknown flag {max(sys.argv, key=len)[:80]}...") from None
 
 
 def _require_positionals(rest: Sequence[str], positionals: Sequence[str]) -> None:
-    """Refuses what is left of the flags, unless it is one string a positional."""
+    """Raises UsageError unless there is one argument for each positional."""
     needed = [name for name in positionals if not name.endswith("...")]
     if len(rest) < len(needed):
         raise UsageError(f"{needed[len(rest)]} is missing: give {' '.join(positionals)} (--help tells more)")

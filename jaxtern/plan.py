@@ -21,7 +21,6 @@ from typing import NamedTuple
 from absl import flags
 
 from jaxtern import command_line
-from jaxtern.command_line import UsageError
 
 with command_line.loading(__name__):
     import jax
@@ -58,8 +57,8 @@ CODEC_SPEED = flags.DEFINE_string(
 OVERLAP = flags.DEFINE_bool(
     "overlap", None, "whether messages travel during the computation [recipe's mean.delayed or local.delay]"
 )
-LOCAL_STEPS = flags.DEFINE_integer("local_steps", None, "steps from one exchange to the next [recipe's, or 1]")
-FRAGMENTS = flags.DEFINE_integer("fragments", None, "parts of the weights that take turns [recipe's, or 1]")
+LOCAL_STEPS = flags.DEFINE_integer("local_steps", None, "steps from one exchange to the next [recipe's, or 1]", 1)
+FRAGMENTS = flags.DEFINE_integer("fragments", None, "parts of the weights that take turns [recipe's, or 1]", 1)
 _BEHIND = "fraction of the shorter of codec and wire that the longer hides; below 1 if both need the same cores"
 HIDDEN = flags.DEFINE_float("hidden", 1.0, _BEHIND, 0.0, 1.0)
 OUT = flags.DEFINE_string("out", None, "file for a plot of speed-up against workers, .png, .svg or .pdf")
@@ -85,7 +84,7 @@ class Job(NamedTuple):
 
 
 def main() -> int:
-    try:
+    with command_line.refusing():
         if OUT.value:
             require_writable("out", Path(OUT.value), [".png", ".svg", ".pdf"])
         network = read_links()
@@ -99,8 +98,6 @@ def main() -> int:
         scenario = Scenario(*links, job.compute_seconds, job.overlap, HIDDEN.value, job.timing)
         methods = usual_methods(job.quantizer, job.layout, job.num_floats, speed, job.bucket_size)
         forecast = Forecast(methods | job.others, scenario)
-    except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from None
     report(job, speed, forecast)
     return 0
 
@@ -125,10 +122,8 @@ def read_recipe() -> Job:
 
 
 def read_timing(steps: int, fragments: int) -> Timing:
-    """That of the flags, or else of a recipe."""
-    given = LOCAL_STEPS.value, FRAGMENTS.value
-    steps, fragments = (own if flag is None else flag for flag, own in zip(given, (steps, fragments), strict=True))
-    return as_timing(steps, fragments)
+    """Reads when local steps exchange, from the flags, or else from a recipe's values."""
+    return as_timing(LOCAL_STEPS.value or steps, FRAGMENTS.value or fragments)
 
 
 def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]:

@@ -29,7 +29,7 @@ ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
     "allow_config_change", False, "continue the run in workdir although its config was another"
 )
 flags.adopt_module_key_flags(cluster_flags)
-_WRONG_PATH = {  # or None, of our own; all other errors are the system's, and starting again may mend them
+_WRONG_PATH = {  # mistakes of the user; other errors are the system's, and starting again may help
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EINVAL,
     errno.ENAMETOOLONG,
 }  # fmt: skip
@@ -49,14 +49,14 @@ def main() -> int:
 
 
 def become_evaluator(recipe: Recipe, workdir: Path) -> NoReturn:
-    """Goes on as jaxtern.evaluate, whose flags would be this door's, too."""
+    """Replaces this process by jaxtern.evaluate."""
     where = [f"--workdir={workdir}", f"--networks={recipe_flags.recipe_path()}"]
     where += [f"--data_dir={recipe.data.dir}"] if recipe.data.dir else []
     os.execv(sys.executable, [sys.executable, "-m", "jaxtern.evaluate", "--follow", *where])
 
 
 def train_and_report(recipe: Recipe, workdir: Path) -> int:
-    """Trains to the end and says what came of it; the exit status."""
+    """Trains to the end and reports the result; returns the exit status."""
     if jax.process_index() == 0:
         command_line.tell(f"opening the data: {recipe.data.name}")
     try:
@@ -74,7 +74,7 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
         raise command_line.UsageError(str(error)) from None
     except (loop.NonFiniteError, DivergenceError) as error:
         return fail(str(error))
-    except OSError as error:  # a disk that is full, a folder that is gone
+    except OSError as error:  # the disk is full, or the folder is gone
         return fail(describe_error(error, workdir))
     except Stopped as stopped:
         print(stopped)
@@ -85,19 +85,19 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
 
 
 def fail(line: str) -> int:
-    """Says why to the other processes and to the user; the exit status."""
+    """Tells the other processes and the user why the run failed; returns the exit status."""
     cluster.tell_failure(line, 1)
     print(f"error: {line}", file=sys.stderr)
     return 1
 
 
 def describe_error(error: OSError, workdir: Path) -> str:
-    """A line that names the file, or else the run's folder."""
+    """Describes an error in a line, with the file or else the run's folder."""
     return f"{error.filename or workdir}: {error.strerror}" if error.strerror else str(error)
 
 
 def report(run: Run, result: Evaluation) -> None:
-    """What came of it."""
+    """Prints the result of a run, and plots its curves."""
     recipe, workdir = run.recipe, run.workdir
     print(
         f"test accuracy {result.precision_at_1:.2%} (recall@5 {result.recall_at_5:.2%}, loss {result.loss:.4f})"
@@ -111,7 +111,7 @@ def report(run: Run, result: Evaluation) -> None:
         curves = plot_curves(workdir, title, recipe.model.loss)
     except ModuleNotFoundError as error:
         print(f"no curves.png: {command_line.describe(error)}")
-    except (OSError, ValueError, OverflowError) as error:  # the run is whole without its picture
+    except (OSError, ValueError, OverflowError) as error:  # the run is complete without the plot
         reason = describe_error(error, workdir) if isinstance(error, OSError) else error
         logger.warning("curves cannot be drawn: %s", reason)
     else:
@@ -119,7 +119,7 @@ def report(run: Run, result: Evaluation) -> None:
 
 
 def rehearse_and_report(recipe: Recipe) -> int:
-    """Says what would be trained, and takes three small steps; the exit status."""
+    """Describes the training and takes three small steps; returns the exit status."""
     with command_line.refusing():
         run = dry_run.prepare_dry_run(recipe)
     print(dry_run.describe(run), flush=True)
@@ -134,7 +134,7 @@ def rehearse_and_report(recipe: Recipe) -> int:
 
 
 def describe(run: Run) -> str:
-    """What is about to run, in a few lines."""
+    """Describes a run in a few lines."""
     recipe, dataset, step = run.recipe, run.inputs.dataset, int(run.state.step)
     parameters = sum(leaf.size for leaf in jax.tree.leaves((run.state.params, run.state.frozen)))
     feed = "resident" if run.inputs.resident else "streamed"

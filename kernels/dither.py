@@ -48,19 +48,12 @@ def shifted(bits: jax.Array, mask: jax.Array, shift: jax.Array) -> jax.Array:
 
 
 class Dither(NamedTuple):
-    """The dither that a decoder subtracts from a sum of digits.
+    """The dither that a decoder subtracts from a sum of digits."""
 
-    Attributes:
-      bits: uint32[4], of the worker whose digits are decoded; worker 0's for a sum over all workers.
-      count: 1, or N for the sum of N workers.
-      offset: as in `ternary_encode`.
-      times: factor of the digits before the subtraction: N for the mean of N workers' digits.
-    """
-
-    bits: jax.Array
-    count: int
-    offset: int = 0
-    times: int = 1
+    bits: jax.Array  # uint32[4], of the worker whose digits are decoded; worker 0's for a sum over all workers
+    count: int  # 1, or N for the sum of N workers
+    offset: int = 0  # as in `ternary_encode`
+    times: int = 1  # factor of the digits before the subtraction: N for the mean of N workers' digits
 
     @property
     def centre(self) -> int:

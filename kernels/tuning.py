@@ -7,15 +7,10 @@ OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum")
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """A distribution of work, which does not change the bits of results.
+    """A distribution of work, which does not change the bits of results."""
 
-    Attributes:
-      warpgroups: of 128 threads each, in a block; 1 to 8.
-      items: of each warpgroup, in sequence; 1 to 64.
-    """
-
-    warpgroups: int = 1
-    items: int = 1
+    warpgroups: int = 1  # of 128 threads each, in a block; 1 to 8
+    items: int = 1  # of each warpgroup, in sequence; 1 to 64
 
     def __post_init__(self):
         for name, limit in (("warpgroups", 8), ("items", 64)):

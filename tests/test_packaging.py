@@ -24,13 +24,14 @@ from jaxtern.kernels.native.library import LEVELS
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("kernels", "configs")  # top-level folders, installed inside jaxtern
 
-PARTS = {"kernels", "compression", "models", "data", "artifact", "training", "cluster", "hosts"}
+PARTS = {"kernels", "compression", "local", "models", "data", "artifact", "training", "cluster", "hosts"}
 ARROWS = {  # what a part of jaxtern may import, besides itself and the version
     "kernels": set(),
     "hosts": set(),
     "cluster": {"hosts"},
     "cluster_flags": {"cluster", "command_line"},
     "compression": {"kernels"},
+    "local": {"compression"},
     "planning": {"compression", "kernels"},
     "models": {"kernels"},
     "data": {"kernels"},

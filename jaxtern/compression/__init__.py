@@ -1,1 +1,1 @@
-"""A pytree of local gradients to the pytree of their mean, over few bits."""
+"""Averages pytrees of local gradients over few bits."""

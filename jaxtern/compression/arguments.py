@@ -1,4 +1,4 @@
-"""Checks of arguments: NumPy's and JAX's scalars are numbers, too, and some may be traced."""
+"""Checks of arguments; scalars of NumPy and JAX count as numbers, and some may be traced."""
 
 import math
 import operator
@@ -8,11 +8,7 @@ from jax.core import Tracer
 
 
 def as_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """The value as an int.
-
-    Raises:
-      ValueError: if it is no integer between `least` and `most`, or is known only while a program runs.
-    """
+    """The value as an int; raises ValueError if it is not an integer from `least` to `most`, or is traced."""
     if isinstance(value, Tracer):
         raise ValueError(
             f"{name} is traced: must be known when a program is compiled; name it in the static_args of"
@@ -29,7 +25,7 @@ def as_integer(name: str, value: Any, least: int, most: int | None = None) -> in
 
 
 def as_float(value: Any) -> float:
-    """The value as a float; NaN where it is no number, or is known only while a program runs."""
+    """The value as a float; NaN if it is not a number, or is traced."""
     try:
         return math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError):
@@ -37,11 +33,7 @@ def as_float(value: Any) -> float:
 
 
 def require_number(name: str, value: Any, least: float = 0.0, below: float | None = None) -> None:
-    """Refuses what is no finite number of `least` or more; a traced one is not looked at.
-
-    Raises:
-      ValueError: naming the argument, its value and the rule.
-    """
+    """Raises ValueError for anything but a finite number of `least` or more; accepts any traced number."""
     number = as_float(value)
     if isinstance(value, Tracer) or (least <= number < math.inf and (below is None or number < below)):
         return

@@ -1,8 +1,7 @@
-"""The collectives: the only file of the package that talks to axis names.
+"""The collectives: the only file of the package that uses axis names.
 
-Axes may be mesh axes of `shard_map`, the axis of a `pmap`, a vmapped axis (virtual workers), or several of these in
-one tuple, the first the slowest to change. Results are the same on every worker, and `shard_map` with `check_vma` knows
-it.
+Axes may be mesh axes of `shard_map`, the axis of a `pmap`, a vmapped axis (virtual workers), or a tuple of these, the
+slowest first. Results are the same on every worker, also to `shard_map` with `check_vma`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,27 +18,19 @@ from jaxtern.kernels.segments import fill_up, split
 AxisNames = tuple[str, ...]
 
 _RUN = 2**20  # floats that are sent together, while others are rounded or averaged
-_PAIRED_BYTES = 2**17  # from so many on, for one worker, rounds of pairs take less time than an all-to-all
+_PAIRED_BYTES = 2**17  # for each worker; from this size on, rounds of pairs take less time than an all-to-all
 
 
 class Axes(NamedTuple):
-    """Where the workers lie.
+    """The axes over the workers and their devices."""
 
-    Attributes:
-      workers: axes over which workers differ: the slow links.
-      fast: axes over the devices of one worker, which all hold the same values; each exchanges its part of them.
-    """
-
-    workers: AxisNames
+    workers: AxisNames  # axes over workers: the slow links
+    # axes over the devices of one worker, which hold the same values; each device exchanges a part of them
     fast: AxisNames = ()
 
 
 def as_axis_names(axis_name: str | tuple[str, ...]) -> AxisNames:
-    """One name or several as a tuple.
-
-    Raises:
-      ValueError: if a tuple is empty, or has a name twice.
-    """
+    """One name or several as a tuple; raises ValueError if it is empty, or has a name twice."""
     names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise ValueError(f"axis_name={axis_name!r}: must be the name of an axis, or a tuple of different names")
@@ -47,11 +38,7 @@ def as_axis_names(axis_name: str | tuple[str, ...]) -> AxisNames:
 
 
 def count_workers(names: AxisNames) -> int:
-    """The number of places along all axes.
-
-    Raises:
-      ValueError: if an axis is not bound where the call stands.
-    """
+    """The number of places along all axes; raises ValueError if an axis is not bound here."""
     size = 1
     for name in names:
         try:
@@ -64,7 +51,7 @@ def count_workers(names: AxisNames) -> int:
 
 
 def worker_index(names: AxisNames) -> jax.Array:
-    """int32 scalar: this place among all, row-major over the axes."""
+    """int32 scalar, the index of this place among all, row-major over the axes."""
     index = jnp.int32(0)
     for name in names:
         index = index * int(lax.axis_size(name)) + lax.axis_index(name)
@@ -72,10 +59,9 @@ def worker_index(names: AxisNames) -> jax.Array:
 
 
 def checked_axes(names: AxisNames) -> AxisNames:
-    """The axes, if `shard_map` tracks what varies over them (check_vma=True), or none.
+    """The axes if `shard_map` tracks what varies over them (check_vma=True), else none.
 
-    Raises:
-      ValueError: if it tracks some of them but others are vmapped, for which JAX has no collectives.
+    Raises ValueError if it tracks only some of them, as others are vmapped; JAX has no collectives for that.
     """
     checked = tuple(name for name in names if name in varying_axes(lax.axis_index(name)))
     if checked and checked != names:
@@ -87,23 +73,23 @@ def checked_axes(names: AxisNames) -> AxisNames:
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-    """The tracked axes over which `x` differs from worker to worker."""
+    """The tracked axes over which `x` varies."""
     return jax.typeof(x).manual_axis_type.varying
 
 
 def other_axes(x: jax.Array, axes: Axes) -> tuple[str, ...]:
-    """The tracked axes besides the workers' own over which `x` differs, sorted."""
+    """The tracked axes, other than the workers' own, over which `x` varies, sorted."""
     return tuple(sorted(varying_axes(x) - {*axes.workers, *axes.fast}))
 
 
 def vary_as(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x`, known to `shard_map` as varying over all axes that `like` varies over."""
+    """`x`, which `shard_map` then tracks as varying over all axes that `like` varies over."""
     missing = varying_axes(like) - varying_axes(x)
     return lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
 
 
 def that_vary_no_more(arrays: Sequence[jax.Array], x: jax.Array) -> list[jax.Array]:
-    """The arrays that vary over no tracked axis over which `x` does not: what depends on others would vary as they."""
+    """The arrays on which `x` may depend without varying over more tracked axes."""
     return [each for each in arrays if varying_axes(each) <= varying_axes(x)]
 
 
@@ -113,12 +99,12 @@ def maximum(x: jax.Array, names: AxisNames) -> jax.Array:
 
 
 def add_words(words: jax.Array, names: AxisNames) -> jax.Array:
-    """uint32[W] words of every device to their sum, uint32[1, W], modulo 2^32."""
+    """Sums uint32[W] words of all devices to uint32[1, W], modulo 2^32."""
     return (_reduce(lax.psum, words, names) if words.size else words)[None]
 
 
 def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
-    """uint32[V, W] words of the workers of every device to uint32[N, W]."""
+    """Gathers uint32[V, W] words of the workers of each device as uint32[N, W]."""
     to = "invarying" if checked_axes(names) else "varying"
     width = words.shape[-1]
     if not width:  # nothing to exchange
@@ -131,24 +117,25 @@ def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
 
 
 def is_mutual(names: AxisNames) -> bool:
-    """Whether there are two devices, and an all-reduce can stand for an all-gather.
+    """Whether there are two devices, between which an all-reduce can replace an all-gather.
 
-    It sends as much. Over gloo it fills both directions of a link, where several all-gathers in a row take up to 1.5
-    times as long. JAX cannot know that the result is the same on both, so `shard_map` must not track what varies.
+    It sends as much but, over gloo, uses both directions of a link; all-gathers in a row take up to 1.5 times as long.
+    JAX cannot know that the result is the same on both, so `shard_map` must not track what varies.
     """
     return not checked_axes(names) and count_workers(_shared_axes(names)) == 2
 
 
 def _both(words: jax.Array, total: jax.Array, names: AxisNames) -> list[jax.Array]:
-    """The words of two devices, from this one's and the sum modulo 2^32."""
+    """The words of two devices, from this one's and their sum modulo 2^32."""
     other, is_first = total - words, worker_index(names) == 0
     return [jnp.where(is_first, words, other), jnp.where(is_first, other, words)]
 
 
 def scatter_words(words: jax.Array, names: AxisNames, *, in_pairs: bool = False) -> jax.Array:
-    """uint32[V, P * W] words of the workers of each of P devices to uint32[N, W], all workers' words of one shard.
+    """Turns uint32[V, P * W] words of the workers on P devices into uint32[N, W], all workers' words of one shard.
 
-    The p-th device, row-major over the axes, is given the p-th shard; on CPUs, `in_pairs` if it can be.
+    The p-th device, row-major over the axes, receives the p-th shard. `in_pairs` uses rounds of pairs, on CPUs if
+    possible.
     """
     rows, width = words.shape
     shards = words.reshape(rows, count_workers(names), -1)
@@ -162,10 +149,10 @@ def scatter_words(words: jax.Array, names: AxisNames, *, in_pairs: bool = False)
 
 
 def _exchange_in_pairs(shards: jax.Array, name: str) -> jax.Array:
-    """The same for an even number of devices, in P - 1 rounds: in each, two and two add what they have for one another.
+    """Does the same for an even number of devices in P - 1 rounds; in each, pairs add what they have for one another.
 
-    An all-reduce of two sends no more than they would have sent, and each finds the other's by taking off its own. Over
-    gloo an all-to-all takes 1.3 to 1.7 times as long as its bytes need; but here all wait for all in every round.
+    An all-reduce of two sends no more, and each subtracts its own part to find the other's. An all-to-all over gloo
+    takes 1.3 to 1.7 times as long as its bytes need. But here all devices wait for each other in every round.
     """
     rows, devices, width = shards.shape
     own = lax.axis_index(name)
@@ -183,7 +170,7 @@ def _exchange_in_pairs(shards: jax.Array, name: str) -> jax.Array:
 
 
 def tournament(devices: int) -> list[list[list[int]]]:
-    """Rounds of pairs of an even number of devices: every two meet once, and in each round all do."""
+    """Rounds of pairs of an even number of devices: each two meet once, and each round has all devices."""
     last = devices - 1
     return [
         [[last, turn], *([(turn + k) % last, (turn - k) % last] for k in range(1, devices // 2))]
@@ -192,13 +179,13 @@ def tournament(devices: int) -> list[list[list[int]]]:
 
 
 def _can_pair(names: AxisNames) -> bool:
-    """Whether collectives are those of CPUs, over one axis of a mesh that `shard_map` does not track."""
+    """Whether the backend is a CPU, with one mesh axis that `shard_map` does not track."""
     mesh_axes = jax.sharding.get_abstract_mesh().axis_names
     return jax.default_backend() == "cpu" and len(names) == 1 and names[0] in mesh_axes and not checked_axes(names)
 
 
 def own_slice(words: jax.Array, names: AxisNames) -> jax.Array:
-    """[..., D * W] to [..., W]: of what all D places along the axes hold alike, the part of this place."""
+    """Cuts [..., D * W], which all D places along the axes hold alike, to this place's part [..., W]."""
     if not names:
         return words
     width = words.shape[-1] // count_workers(names)
@@ -206,7 +193,7 @@ def own_slice(words: jax.Array, names: AxisNames) -> jax.Array:
 
 
 def through_fast(send: Callable[[jax.Array], jax.Array], words: jax.Array, axes: Axes) -> jax.Array:
-    """Sends this device's part of [V, W] words, which are alike on the fast axes, and joins what the parts become."""
+    """Sends this device's part of [V, W] words, which are the same over the fast axes, and joins the results."""
     if not axes.fast:
         return send(words)
     devices, width = count_workers(axes.fast), words.shape[-1]
@@ -216,26 +203,25 @@ def through_fast(send: Callable[[jax.Array], jax.Array], words: jax.Array, axes:
 
 
 def pmean(tree: Any, names: AxisNames) -> Any:
-    """`lax.pmean`, whose order of additions is the engine's."""
+    """`lax.pmean`; the backend decides the order of additions."""
     return _reduce(lax.pmean, tree, names)
 
 
 def start_mean(values: jax.Array, axes: Axes, after: Sequence[jax.Array]) -> tuple[list[jax.Array], Callable]:
-    """Begins the mean of floats of 16 or 32 bits, added as float32 in the order of the workers wherever they lie.
+    """Begins the mean of floats of 16 or 32 bits, added as float32 in the order of the workers.
 
-    Each device averages a shard, and all gather the shards, which sends what a ring all-reduce sends. Between two
-    workers, and of a word or two, all is gathered at once. The mean of more than two workers is rounded to the dtype,
-    as it must be where it is sent.
+    Each device averages a shard, and all gather the shards, which sends as much as a ring all-reduce. Between two
+    workers, and for a word or two, all values are gathered at once. The mean of more than two workers is rounded to the
+    dtype, in which it may be sent.
 
     Args:
       values: [V, n] of the workers on this device.
-      axes: where the workers lie.
-      after: words that exist before anything is sent.
+      axes: axes of the workers.
+      after: words to compute before anything is sent.
 
     Returns:
-      Words that exist once the first collective has ended; and a function that ends the mean. It takes words that must
-      exist before a second collective starts. It gives the mean, float32[n], and the words that whatever is sent next
-      should follow.
+      Words that exist once the first collective has ended, and a function that ends the mean. That takes words to
+      compute before a second collective; it returns the mean, float32[n], and words that the next collective follows.
     """
     words = follow(jax.vmap(_bits)(values), after)
     width, num_workers = words.shape[-1], count_workers(axes.workers) * words.shape[0]
@@ -244,7 +230,7 @@ def start_mean(values: jax.Array, axes: Axes, after: Sequence[jax.Array]) -> tup
         return lax.bitcast_convert_type(own, values.dtype).reshape(own.shape[0], -1).astype(jnp.float32)
 
     if num_workers == 2 and width and words.shape[0] == 1 and not axes.fast and is_mutual(axes.workers):
-        total = add_words(words[0], axes.workers)  # XLA would write the words of both out to make rows of them
+        total = add_words(words[0], axes.workers)  # XLA would copy the words of both to make rows of them
         both = [to_floats(row) for row in _both(words, total, axes.workers)]
         return [total], lambda after: (mean_in_order(both)[0, : values.shape[1]], after)
     if gathers_mean(width, num_workers):
@@ -267,12 +253,12 @@ def start_mean(values: jax.Array, axes: Axes, after: Sequence[jax.Array]) -> tup
 
 
 def gathers_mean(num_words: int, num_workers: int) -> bool:
-    """Whether gathering all words sends no more than averaging them shard by shard, in `start_mean`."""
+    """Whether `start_mean` gathers all words, which sends no more than averaging them shard by shard."""
     return num_words <= 2 * -(-num_words // num_workers)
 
 
 def runs_of(sizes: Sequence[int]) -> list[list[int]]:
-    """Places of float tensors that are sent together: neighbours until they have `_RUN` elements."""
+    """Places of float tensors that are sent together: neighbours, up to `_RUN` elements."""
     runs, elements = [], _RUN
     for place, size in enumerate(sizes):
         if elements >= _RUN:
@@ -284,7 +270,7 @@ def runs_of(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def mean_in_order(rows: Any) -> jax.Array:
-    """float32[N, ...], or N of float32[...], to the mean over N, added one worker after the other."""
+    """The mean of float32[N, ...], or of N float32[...], over N, added one worker after the other."""
     if len(rows) <= 2:
         return (rows[0] + rows[-1]) / 2 if len(rows) == 2 else rows[0] / 1
     total, _ = lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(rows[0]), rows)
@@ -292,13 +278,9 @@ def mean_in_order(rows: Any) -> jax.Array:
 
 
 def as_words(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """The bits of all leaves as one vector, since only integers are sure to be sent as they are.
+    """Joins the bits of all leaves, of 1, 2 or 4 bytes an element; only integers are sure to be sent unchanged.
 
-    Args:
-      tree: of arrays whose elements have 1, 2 or 4 bytes.
-
-    Returns:
-      uint32[W], and the inverse, which takes uint32[..., W] and gives leaves [..., *shape].
+    Returns uint32[W], and the inverse, which turns uint32[..., W] into leaves [..., *shape].
     """
     leaves, treedef = jax.tree.flatten(tree)
     parts = [_bits(leaf) for leaf in leaves]
@@ -329,10 +311,9 @@ def _reduce(collective: Callable[[Any, AxisNames], Any], tree: Any, names: AxisN
 
 
 def _shared_axes(names: AxisNames) -> AxisNames:
-    """All axes but those with a single device, since one worker alone exchanges nothing.
+    """All axes except mesh axes with a single device, which need no exchange.
 
-    A vmapped axis stays, and so do all that `shard_map` tracks: only from a collective does JAX learn that the result
-    is the same everywhere.
+    Axes that `shard_map` tracks stay, as only a collective tells JAX that the result is the same everywhere.
     """
     mesh_axes = jax.sharding.get_abstract_mesh().axis_names
     return checked_axes(names) or tuple(

@@ -1,4 +1,4 @@
-"""Deep Gradient Compression: top-k with the momentum inside, so that what is sent late is not stale."""
+"""Deep Gradient Compression: top-k with momentum inside, so that what is sent late is not stale."""
 
 from typing import Any
 
@@ -14,23 +14,22 @@ from jaxtern.compression.wrappers import beside, error_feedback, partition, plus
 def momentum_correction(
     reducer: Reducer, momentum: float = 0.9, clip_norm: float | None = None, nesterov: bool = False, masked: bool = True
 ) -> Reducer:
-    """Momentum of every worker's own, under `error_feedback` of a reducer that sends only a part of it.
+    """Gives each worker its own momentum, under `error_feedback` of a reducer that sends only a part.
 
         u = m u + clip(g),  v = v + u,  mean = reduce(v),  v = v - sent(v),  u = 0 where sent(v) != 0
 
-    The mean is that of velocities, for an optimiser without momentum. With a reducer that sends everything it is
-    exactly SGD with momentum, but for the masking.
+    The mean is that of velocities, for an optimiser without momentum. With a reducer that sends everything, and without
+    masking, it is exactly SGD with momentum.
 
     Args:
-      reducer: that tells what each worker's part stood for, without feedback of its own.
+      reducer: a reducer without feedback of its own, which returns `Reduced.sent`.
       momentum: m, from 0 to below 1. It may be traced.
-      clip_norm: a worker's gradients, all together, are scaled down to a norm of clip_norm / sqrt(N); None: they are
-        not.
+      clip_norm: norm, times N^-1/2, to which all of a worker's gradients together are scaled down; None: not scaled.
       nesterov: whether v takes m u + g in place of u.
       masked: whether u, too, is zeroed where something was sent (momentum factor masking).
 
     Returns:
-      A reducer whose local state is (u, (v, that of `reducer`)), u and v float32 tensors in the layout's shapes.
+      A reducer whose local state is (u, (v, that of `reducer`)); u and v are float32 tensors in the layout's shapes.
 
     Raises:
       ValueError: for an argument out of its range.
@@ -63,7 +62,7 @@ def momentum_correction(
 
 
 def _clip(tensors: Tensors, most: Any, group: Group) -> Tensors:
-    """Scaled down to a norm of `most`, all together."""
+    """Scales tensors down to a common norm of at most `most`."""
     norm = jnp.sqrt(sum((sum_in_order(group.product(tensor, tensor)) for tensor in tensors), jnp.float32(0)))
     factor = jnp.minimum(1.0, most / jnp.maximum(norm, 1e-30))
     return [group.product(tensor, factor) for tensor in tensors]
@@ -77,17 +76,16 @@ def dgc(
     value_dtype: str = "float32",
     sampled: bool = False,
 ) -> Reducer:
-    """`momentum_correction` of `top_k` without feedback: DGC whole, but for its warm-up of the density.
+    """Deep Gradient Compression: `momentum_correction` of `top_k` without feedback.
 
-    Tensors of one dimension, or none, stay float and take momentum without masking, as in the authors' code: where all
-    is sent, masking would leave no momentum. The warm-up takes a reducer for each density; all have the same state
-    (`density_warmup` of a recipe does so).
+    Tensors of one dimension, or none, stay float, with momentum but without masking, as in the authors' code. For a
+    warm-up of the density, take a reducer for each density; all have the same state (as a recipe's `density_warmup`).
 
     Args:
       density: share of a tensor's elements that each worker sends, above 0 and at most 1.
       momentum: m of the velocities, from 0 to below 1. The optimiser behind must have none.
-      clip_norm: norm to which a worker's gradients are scaled down, all that are sent in part together, times N^-1/2;
-        None: they are not.
+      clip_norm: norm, times N^-1/2, to which a worker's gradients that are sent in part are scaled down together; None:
+        not scaled.
       nesterov: whether the velocities are Nesterov's.
       value_dtype: of the values on the wire, "float32" or "bfloat16".
       sampled: whether to find the largest elements by a threshold estimated from samples (see `top_k`).

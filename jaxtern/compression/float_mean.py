@@ -11,20 +11,17 @@ _DTYPES = ("float32", "bfloat16", "float16")
 def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
     """The mean of floats, uncompressed or rounded to 16 bits.
 
-    With 16 bits every worker's tensors are rounded to the dtype, sent as integers of 16 bits, which no engine widens,
-    and added as float32 in the order of the workers; the mean is rounded to the dtype once more. That is what DDP's
-    fp16 and bf16 hooks send, with exact additions.
+    With 16 bits, tensors are rounded to the dtype, sent as 16-bit integers, which no backend widens, and added as
+    float32 in the order of the workers. The mean is rounded to the dtype, too. PyTorch DDP's fp16 and bf16 hooks send
+    as much.
 
     Args:
       dtype: "float32", "bfloat16" or "float16".
-      in_order: whether float32, too, is added in the order of the workers, so that the mean is the same bits wherever
-        they lie. False: by `lax.pmean`, an all-reduce whose order is the engine's.
+      in_order: whether float32, too, is added in the order of the workers, so that the mean has the same bits on any
+        devices. False: by `lax.pmean`, an all-reduce whose order the backend decides.
 
     Returns:
       A reducer without state.
-
-    Raises:
-      ValueError: for another dtype.
     """
     if dtype not in _DTYPES:
         raise ValueError(f"dtype={dtype!r}: must be one of {', '.join(_DTYPES)}")

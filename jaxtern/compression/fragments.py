@@ -1,4 +1,4 @@
-"""Fragments of a tree: which tensors are exchanged together, and in which steps."""
+"""Fragments of a tree: which tensors local steps exchange together, and when."""
 
 import re
 from typing import Any, NamedTuple
@@ -12,27 +12,19 @@ from jaxtern.compression.reducer import Layout
 
 
 class Timing(NamedTuple):
-    """When fragments are exchanged.
+    """When fragments are exchanged: they take turns, one every `period` = H / P steps."""
 
-    Every `period` = `steps` / `fragments` steps one of them is merged, in turn, so that each is merged every `steps`.
-
-    Attributes:
-      steps: H, steps between two exchanges of a tensor.
-      fragments: P, parts of the tree that are exchanged at different steps.
-      delay: steps from the weights that are exchanged to the merging of their mean.
-    """
-
-    steps: int
-    fragments: int = 1
-    delay: int = 0
+    steps: int  # H, steps between two exchanges of a tensor
+    fragments: int = 1  # P, parts of the tree that are exchanged at different steps
+    delay: int = 0  # steps between sending a fragment and merging its mean
 
     @property
     def period(self) -> int:
-        """Steps from one merging to the next, of another fragment."""
+        """Steps from one merge to the next one, which is of another fragment."""
         return self.steps // self.fragments
 
     def due(self, step: Any) -> jax.Array:
-        """int32 scalar: which fragment is merged at the end of this step, counted from 1; P where none is."""
+        """int32 scalar, the fragment that is merged at the end of this step, counted from 1; P if none is."""
         turn = (step // self.period - 1) % self.fragments
         return jnp.where((step > 0) & (step % self.period == 0), turn, self.fragments)
 
@@ -41,11 +33,7 @@ EVERY_STEP = Timing(1)
 
 
 def as_timing(steps: Any, fragments: Any = 1, delay: Any = 0) -> Timing:
-    """Checks numbers that must fit each other.
-
-    Raises:
-      ValueError: naming the number, its value and the rule.
-    """
+    """Makes a `Timing`; raises ValueError for numbers that do not fit each other."""
     timing = Timing(as_integer("steps", steps, 1), as_integer("fragments", fragments, 1), as_integer("delay", delay, 0))
     if timing.steps % timing.fragments:
         raise ValueError(f"fragments={timing.fragments}: must divide steps={timing.steps}")
@@ -56,12 +44,10 @@ def as_timing(steps: Any, fragments: Any = 1, delay: Any = 0) -> Timing:
 
 
 def split_layout(layout: Layout, parts: int) -> list[list[int]]:
-    """The places of the tensors of each fragment: neighbours by path, about as many elements in each.
+    """Places of the tensors of each fragment: neighbours by path, with about as many elements in each fragment.
 
-    Numbers in paths count as numbers, so "blocks/2" comes before "blocks/10".
-
-    Raises:
-      ValueError: for more fragments than tensors.
+    Numbers in paths count as numbers: "blocks/2" comes before "blocks/10". Raises ValueError if there are more
+    fragments than tensors.
     """
     count = len(layout.paths)
     if parts > max(count, 1):
@@ -76,5 +62,5 @@ def split_layout(layout: Layout, parts: int) -> list[list[int]]:
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
-    """A key by which "b2" comes before "b10"."""
+    """A sort key by which "b2" comes before "b10"."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path) if part]

@@ -15,15 +15,15 @@ from jaxtern.kernels.rounding import settle
 
 
 def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Reducer:
-    """One step of subspace iteration towards the best approximation of rank r, from where the last one ended.
+    """Approximates each tensor with rank r, by a step of subspace iteration from the last update's result.
 
-    A tensor is a matrix M, its axes cut in two where both sides together are smallest: a convolution's kernel between
-    its inputs and its outputs, wherever these stand. With the mean over the workers in E:
+    A tensor is taken as a matrix M: its axes are cut in two where the sum of both sides is smallest. With E the mean
+    over workers:
 
         P = orthonormalise(E[M Q]),  Q' = E[M^T P],  mean = P Q'^T
 
-    Q' is where the next update starts. With feedback a worker adds to its next M what the mean has left out,
-    M - P Q'^T (see `error_feedback`).
+    The next update starts from Q'. With feedback, a worker adds what the mean leaves out, M - P Q'^T, to its next M
+    (see `error_feedback`).
 
     Args:
       rank: r, 1 or more; a matrix takes at most the smaller of its sides.
@@ -56,14 +56,14 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
         products = [[_multiply(m, q) for m, q in zip(own, state.shared, strict=True)] for own in matrices]
         lefts, float_means = group.mean([list(pair) for pair in zip(products, floats, strict=True)])
         lefts = [_orthonormalise(left) for left in lefts]
-        # Q'^T = P^T M from here on, since M^T P, column by column through M, takes a CPU ten times as long.
+        # Q'^T = P^T M, as M^T P, column by column through M, takes a CPU ten times as long.
         rights = group.mean([[_multiply(p.T, m) for m, p in zip(own, lefts, strict=True)] for own in matrices])
         mean: Tensors = list(workers[0])
         products = [_multiply(*pair) for pair in zip(lefts, rights, strict=True)]
         put(mean, places, [x.reshape(group.layout.shapes[place]) for x, place in zip(products, places, strict=True)])
         put(mean, others, float_means)
         factors = [_keep_alive(new.T, old) for new, old in zip(rights, state.shared, strict=True)]
-        # What was left out is measured from the mean of all, as in the paper; what is float is sent as it is.
+        # As in the paper, the error is measured from the mean; floats are sent as they are.
         sent = [[own[place] if place in others else mean[place] for place in range(len(mean))] for own in workers]
         return Reduced(mean, State(factors, state.local), sent)
 
@@ -77,7 +77,7 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
 
 
 def _sizes_sent(layout: Layout, rank: int, min_ratio: float) -> tuple[list[int], list[int]]:
-    """Elements of every P and of what stays float, and of every Q."""
+    """Elements of each P and of each float tensor, and of each Q."""
     places, others = _split(layout, rank, min_ratio)
     sides = [_sides(layout.shapes[place], rank) for place in places]
     lefts = [rows * own for rows, _, own in sides] + [layout.sizes[place] for place in others]
@@ -85,7 +85,7 @@ def _sizes_sent(layout: Layout, rank: int, min_ratio: float) -> tuple[list[int],
 
 
 def _sides(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:
-    """Rows, columns and rank of a tensor's matrix, of more than one axis."""
+    """Rows, columns and rank of the matrix of a tensor with more than one axis."""
     cuts = [(math.prod(shape[:place]), math.prod(shape[place:])) for place in range(len(shape) - 1, 0, -1)]
     rows, columns = min(cuts, key=sum)
     return rows, columns, min(rank, rows, columns)
@@ -103,7 +103,7 @@ def _split(layout: Layout, rank: int, min_ratio: float) -> tuple[list[int], list
 
 
 def _first_factor(key: jax.Array, shape: tuple[int, ...], rank: int) -> jax.Array:
-    """float32[m, r] of random numbers, uniform about zero: bits of the same noise as all others."""
+    """float32[m, r] of random numbers, uniform about zero."""
     _, columns, own = _sides(shape, rank)
     bits = random_bits(key, jnp.arange(columns * own, dtype=jnp.uint32))
     return (bits.astype(jnp.float32) / 2**15 - 1).reshape(columns, own)
@@ -115,19 +115,18 @@ def _as_matrix(tensor: jax.Array) -> jax.Array:
 
 @jax.custom_batching.sequential_vmap
 def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:
-    """The product by itself: fused with what is around it, its sums would depend on how workers lie on devices."""
+    """The product, kept apart: fused with code around it, its sums would depend on how workers lie on devices."""
     return settle(jnp.matmul(*lax.optimization_barrier((left, right)), precision=lax.Precision.HIGHEST))
 
 
 def _orthonormalise(matrix: jax.Array) -> jax.Array:
     """Modified Gram-Schmidt over the columns of float32[n, r], twice; a column that depends on others becomes zero.
 
-    Once is not enough: of a column that depends on those before it only rounding is left, which is not orthogonal to
-    them once it has length 1 (Parlett, The Symmetric Eigenvalue Problem, 6.9). After the first time nearly all of a
-    column is left, or nearly nothing.
+    After one pass, only rounding is left of such a column, which scaled to length 1 is not orthogonal to the others
+    (Parlett, The Symmetric Eigenvalue Problem, 6.9).
     """
     columns = [matrix[:, index] for index in range(matrix.shape[1])]
-    for least in (1e-6, 0.5):  # share of its length that must be left of a column
+    for least in (1e-6, 0.5):  # share of its length that a column must keep
         lengths = [_length(column) for column in columns]
         for index, before in enumerate(lengths):
             for other in columns[:index]:
@@ -143,13 +142,13 @@ def _dot(left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _length(column: jax.Array) -> jax.Array:
-    """The norm, without overflow or underflow of its squares."""
+    """The norm, without overflow or underflow of squares."""
     largest = jnp.max(jnp.abs(column))
     scaled = settle(column * (1 / jnp.where(largest > 0, largest, 1.0)))
     return largest * jnp.sqrt(_dot(scaled, scaled))
 
 
 def _keep_alive(new: jax.Array, old: jax.Array) -> jax.Array:
-    """The new factor, but for columns that are zero or not finite, from which no later update would get away."""
+    """The new factor, with old columns in place of zero or non-finite ones, which would stay so for ever."""
     size = jnp.sum(jnp.abs(new), axis=0)
     return jnp.where((size > 0) & jnp.isfinite(size), new, old)

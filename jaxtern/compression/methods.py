@@ -1,4 +1,4 @@
-"""The registry of methods: reducers by name, for recipes and command lines."""
+"""The registry of methods: reducers by name."""
 
 import inspect
 import re
@@ -25,28 +25,21 @@ METHODS: dict[str, Callable[..., Reducer]] = {
     "sign": sign,
 }
 
-_OWN = tuple(METHODS)  # the others, which a program adds, keep the defaults of their options
-_OF_PROGRAMS = ("network", "implementation")  # which a recipe does not set: links are measured, kernels picked
+_OWN = tuple(METHODS)  # methods that a program adds keep the defaults of their options
+_OF_PROGRAMS = ("network", "implementation")  # options that recipes do not have
 
 
 class Option(NamedTuple):
-    """A keyword of one method or several.
+    """A keyword of one or more methods."""
 
-    Attributes:
-      kind: its annotation.
-      default: its default, the same in all of them.
-      methods: their names.
-      meaning: from the docstring of the first that describes it.
-    """
-
-    kind: Any
-    default: Any
-    methods: tuple[str, ...]
-    meaning: str
+    kind: Any  # its annotation
+    default: Any  # its default, the same in all methods
+    methods: tuple[str, ...]  # names of the methods
+    meaning: str  # from the docstring of the first method that describes it
 
 
 def list_options() -> dict[str, Option]:
-    """The options of this package's methods, read off their signatures, but for those that only a program sets."""
+    """The options of this package's methods, from their signatures, without those that only programs set."""
     options: dict[str, Option] = {}
     for method in _OWN:
         meanings = _read_meanings(inspect.getdoc(METHODS[method]) or "")
@@ -59,7 +52,7 @@ def list_options() -> dict[str, Option]:
 
 
 def _read_meanings(docstring: str) -> dict[str, str]:
-    """What the part "Args:" of a docstring says of each name."""
+    """The descriptions in the "Args:" section of a docstring, by name."""
     arguments = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", docstring, re.MULTILINE | re.DOTALL)
     entries = re.split(r"^  (?=\w)", arguments[1], flags=re.MULTILINE) if arguments else []
     parts = (" ".join(entry.split()).partition(": ") for entry in entries)
@@ -67,15 +60,9 @@ def _read_meanings(docstring: str) -> dict[str, str]:
 
 
 def create_reducer(method: str, network: Network | None = None, **options: Any) -> Reducer:
-    """The reducer of a method's name.
+    """Creates the reducer of a method in METHODS; raises ValueError for an unknown method or a bad value.
 
-    Args:
-      method: a name of METHODS.
-      network: the links between workers, for methods that choose by them.
-      options: of any method; those that this one does not have are left out.
-
-    Raises:
-      ValueError: for a method that does not exist, or a value out of its range.
+    `network` is for methods that choose by the links. Options that the method does not have are ignored.
     """
     if method not in METHODS:
         known = ", ".join(METHODS)
@@ -86,11 +73,7 @@ def create_reducer(method: str, network: Network | None = None, **options: Any) 
 
 
 def as_reducer(reducer: Reducer | str) -> Reducer:
-    """A reducer, or that of a method's name with its defaults.
-
-    Raises:
-      ValueError: for what is neither.
-    """
+    """A reducer, or that of a method's name with its defaults; raises ValueError for anything else."""
     if isinstance(reducer, Reducer):
         return reducer
     if reducer not in METHODS:

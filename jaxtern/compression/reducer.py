@@ -18,13 +18,13 @@ from jaxtern.compression.network.links import Traffic
 from jaxtern.kernels import derive_key
 from jaxtern.kernels.segments import fill_up, split
 
-SHARED = ("mean", "dither", "rotation")  # uses of noise that all workers share, as that of the last numbers of workers
+SHARED = ("mean", "dither", "rotation")  # noise that all workers share; its keys are those of the last worker numbers
 
 Tensors = list[jax.Array]  # of one worker, in the order of the layout
 
 
 def places_by_kind(kinds: Sequence[Any]) -> list[list[int]]:
-    """The places of each kind."""
+    """Lists of the places of each kind."""
     return [[place for place, own in enumerate(kinds) if own == kind] for kind in dict.fromkeys(kinds)]
 
 
@@ -38,11 +38,11 @@ class Layout(NamedTuple):
     """The tensors of one worker, without their values.
 
     Attributes:
-      paths: name of each, as "conv1/kernel".
-      shapes: its shape.
-      dtypes: its dtype, a floating-point one.
-      varying: axes besides the workers' over which `shard_map` knows that it differs, sorted. Tensors that differ here
-        must not be joined, or all of the result would vary; outside of such a `shard_map` all are ().
+      paths: name of each tensor, such as "conv1/kernel".
+      shapes: shape of each.
+      dtypes: floating-point dtype of each.
+      varying: sorted axes, other than the workers', over which `shard_map` tracks that a tensor varies; () if none.
+        Tensors that differ here must not be joined, or the whole result would vary.
     """
 
     paths: tuple[str, ...]
@@ -52,12 +52,12 @@ class Layout(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Elements of each."""
+        """Elements of each tensor."""
         return tuple(math.prod(shape) for shape in self.shapes)
 
     @property
     def kinds(self) -> list[list[int]]:
-        """Places of the tensors that may be joined, by what they vary over."""
+        """Lists of the places of tensors that may be joined, as they vary over the same axes."""
         return places_by_kind(self.varying)
 
     def select(self, places: Sequence[int]) -> "Layout":
@@ -67,11 +67,12 @@ class Layout(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a reducer carries from one update to the next; () where it carries nothing.
+    """What a reducer carries from one update to the next; () for nothing.
 
     Attributes:
       shared: arrays that are the same on every worker.
-      local: each worker's own: of one worker from `init`, in `reduce` a list of those of the workers on this device.
+      local: each worker's own arrays: those of one worker from `init`; in `reduce` a list, one entry for each worker on
+        this device.
     """
 
     shared: Any = ()
@@ -82,10 +83,9 @@ class Reduced(NamedTuple):
     """What `reduce` returns.
 
     Attributes:
-      mean: of each tensor, the same bits on every worker; of any floating-point dtype.
-      state: for the next update.
-      sent: of each worker on this device, its own tensors as the others see them; None where nobody asks for them
-        (`Group.tracks`).
+      mean: mean of each tensor, the same bits on every worker, of any floating-point dtype.
+      state: state for the next update.
+      sent: own tensors of each worker on this device, as the others see them; may be None unless `Group.tracks`.
     """
 
     mean: Tensors
@@ -95,19 +95,19 @@ class Reduced(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Who reduces what, in which step, and the ways between them.
+    """The workers of a reduction, its tensors and step, and the collectives between workers.
 
-    Each method takes a list with an entry for each worker on this device, and is a collective: every worker must call
-    it, in the same order. What it returns is the same on all workers.
+    The collectives `maximum`, `gather`, `scatter`, `mean` and `pmean` take a list with an entry for each worker on this
+    device. Every worker must call them, in the same order.
 
     Attributes:
-      layout: of the tensors.
-      axes: where the workers lie.
-      local_workers: V, those on this device, one behind another.
-      seed: of all noise.
+      layout: layout of the tensors.
+      axes: axes of the workers.
+      local_workers: V, number of workers on this device.
+      seed: seed of all noise.
       step: int32 scalar, updates before this one.
-      tracks: whether `Reduced.sent` is asked for.
-      late: updates since the tensors were made; noise is that of their own step.
+      tracks: whether `Reduced.sent` is needed.
+      late: updates since the tensors were made; their noise is that of their own step.
     """
 
     layout: Layout
@@ -124,20 +124,20 @@ class Group:
         return collectives.count_workers(self.axes.workers) * self.local_workers
 
     def select(self, places: Sequence[int]) -> "Group":
-        """The same for the tensors at these places alone."""
+        """The same group for the tensors at these places."""
         return dataclasses.replace(self, layout=self.layout.select(places))
 
     def indices(self) -> list[jax.Array]:
-        """int32 scalars: the number of each worker on this device, 0 to N - 1."""
+        """int32 scalars, the number (0 to N - 1) of each worker on this device."""
         first = collectives.worker_index(self.axes.workers) * self.local_workers
         return [first + own for own in range(self.local_workers)]
 
     def keys(self) -> list[jax.Array]:
-        """uint32[2] of each worker on this device: its own noise in this step, for `jaxtern.kernels`' functions."""
+        """uint32[2] for each worker on this device, the key of its own noise in this step for `jaxtern.kernels`."""
         return [derive_key(self.seed, self.step - self.late, index) for index in self.indices()]
 
     def shared_key(self, use: str = "mean") -> jax.Array:
-        """uint32[2], the same on every worker, another for each of SHARED."""
+        """uint32[2], a key that is the same on every worker, and different for each of SHARED."""
         return derive_key(self.seed, self.step - self.late, 2**32 - 1 - SHARED.index(use))
 
     def product(self, left: jax.Array, right: Any) -> jax.Array:
@@ -150,7 +150,7 @@ class Group:
         return collectives.maximum(own, self.axes.workers) if own.size else own
 
     def gather(self, trees: Sequence[Any]) -> Any:
-        """Every worker's tree of arrays, one message: leaves [N, ...], in the order of the workers."""
+        """Gathers each worker's tree of arrays in one message: leaves [N, ...], in the order of the workers."""
 
         def send(trees: Sequence[list[jax.Array]]) -> list[jax.Array]:
             vectors, restores = zip(*map(collectives.as_words, trees), strict=True)
@@ -162,10 +162,9 @@ class Group:
         return self._by_kind(trees, send)
 
     def scatter(self, trees: Sequence[Any]) -> list[Any]:
-        """Every worker sends row i of all arrays of its tree, [N, ...], to worker i, one message.
+        """Sends row i of all arrays [N, ...] of each worker's tree to worker i, in one message.
 
-        Returns:
-          For each worker here the tree of what it receives: leaves [N, ...], in the order of the workers.
+        Returns the tree that each worker here receives: leaves [N, ...], in the order of the senders.
         """
 
         def send(trees: Sequence[list[jax.Array]]) -> list[jax.Array]:
@@ -189,10 +188,10 @@ class Group:
         return jnp.moveaxis(rows[..., :width], 1, 0)
 
     def mean(self, trees: Sequence[Any], dtype: Any = jnp.float32) -> Any:
-        """The mean of trees of float arrays, added as float32 in the order of the workers; leaves float32.
+        """The float32 mean of trees of float arrays, added as float32 in the order of the workers.
 
-        With a dtype of 16 bits each worker's values are rounded to it before they are sent; so is the mean of more than
-        two workers.
+        With a dtype of 16 bits, values are rounded to it before they are sent, and so is the mean of more than two
+        workers.
         """
 
         def send(trees: Sequence[list[jax.Array]]) -> list[jax.Array]:
@@ -212,14 +211,14 @@ class Group:
         return self._by_kind(trees, send)
 
     def pmean(self, trees: Sequence[Any]) -> Any:
-        """The mean as `lax.pmean` takes it: an all-reduce of floats, whose order is the engine's."""
+        """The mean by `lax.pmean`, an all-reduce of floats whose order the backend decides."""
         own = trees[0]
         if len(trees) > 1:
             own = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]) / len(leaves), *trees)
         return collectives.pmean(own, self.axes.fast + self.axes.workers)
 
     def _by_kind(self, trees: Sequence[Any], send: Callable[[Sequence[list[jax.Array]]], list[jax.Array]]) -> Any:
-        """Sends all leaves together, but by themselves those that vary over other axes: joined, all would vary."""
+        """Sends leaves together that vary over the same axes; joined with others, all would vary."""
         leaves, treedef = jax.tree.flatten(trees[0])
         rows = [treedef.flatten_up_to(tree) for tree in trees]
         for places in places_by_kind([collectives.other_axes(leaf, self.axes) for leaf in leaves]):
@@ -228,10 +227,10 @@ class Group:
 
 
 def rounded(tree: Any, step: jax.Array) -> Any:
-    """The tree, of which no compiler joins float32 products with additions behind them, as it may or may not else.
+    """Keeps compilers from fusing float32 products in the tree with additions that follow.
 
-    Whether it does depends on the program around, so on how many workers a device has. A zero that only the running
-    step knows is added to their bits.
+    Whether they fuse them depends on the program around, and so on how many workers a device has. A zero that is known
+    only at run time is added to the bits.
     """
 
     def guard(leaf: jax.Array) -> jax.Array:
@@ -244,14 +243,14 @@ def rounded(tree: Any, step: jax.Array) -> Any:
 
 
 def share_out(local: Any, layout: Layout, num_workers: int) -> Any:
-    """The default `Reducer.resize`: state of N workers to that of M, so that its mean over the workers stays.
+    """The default `Reducer.resize`: turns the state of N workers into that of M, with the same mean over workers.
 
-    Worker j of M stands where the j-th M-th of all N was: it takes the mean of those, each by its share. What workers
-    owe to the mean of all, such as residuals, is so owed on, to rounding.
+    Worker j of M takes the j-th of M equal parts of the row of N workers, and averages these by their shares. So what
+    workers owe to the mean, such as residuals, is still owed, up to rounding.
 
     Args:
       local: NumPy arrays [N, ...].
-      layout: of the tensors; not looked at.
+      layout: layout of the tensors; not used.
       num_workers: M.
 
     Returns:
@@ -271,14 +270,14 @@ def share_out(local: Any, layout: Layout, num_workers: int) -> Any:
 
 
 class Reducer(NamedTuple):
-    """How the tensors of N workers become their mean: pure functions, as an optax transformation has.
+    """Pure functions that turn the tensors of N workers into their mean, like an optax transformation.
 
     Attributes:
-      init: (layout, N) -> State at the start, `local` that of one worker.
+      init: (layout, N) -> State at the start, whose `local` is that of one worker.
       reduce: (tensors of each worker on this device, State whose `local` is a list of theirs, Group) -> Reduced.
-      traffic: (layout, N) -> Traffic, what one worker sends in one update.
+      traffic: (layout, N) -> Traffic, what one worker sends in an update.
       resize: (State.local of N workers as NumPy arrays [N, ...], layout, M) -> the same of M workers.
-      floats: the reducer of tensors that are to stay float; None: `float_mean(in_order=True)`.
+      floats: reducer of tensors that are to stay float; None: `float_mean(in_order=True)`.
     """
 
     init: Callable[[Layout, int], State]
@@ -289,24 +288,20 @@ class Reducer(NamedTuple):
 
 
 def require_int32(layout: Layout, counts: Sequence[int]) -> None:
-    """Refuses tensors of which so many places cannot be told apart by an int32.
-
-    Raises:
-      ValueError: naming the first of them.
-    """
+    """Raises ValueError for a tensor whose count of places exceeds an int32."""
     for path, size, count in zip(layout.paths, layout.sizes, counts, strict=True):
         if count >= 2**31:
             raise ValueError(f"gradient {path!r} has {size} elements: more than the int32 places of this method")
 
 
 def stateless(layout: Layout, num_workers: int) -> State:
-    """`init` of a reducer that carries nothing."""
+    """The `init` of a reducer without state."""
     del layout, num_workers
     return State()
 
 
 def sum_in_order(x: jax.Array) -> jax.Array:
-    """The sum in an order that depends on the size alone, where a compiler's own depends on the program around it."""
+    """The sum, in an order that depends only on the size; a compiler's own order depends on the program around it."""
     x = x.reshape(-1) if x.size else jnp.zeros((1,), x.dtype)
     while x.size > 1:
         x = functools.reduce(operator.add, list(fill_up(x, 16).reshape(16, -1)))

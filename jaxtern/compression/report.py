@@ -1,4 +1,4 @@
-"""What compression puts on the wire, tensor by tensor, before anything runs."""
+"""Reports what compression sends, tensor by tensor, before anything runs."""
 
 from typing import Any, NamedTuple
 
@@ -12,12 +12,12 @@ from jaxtern.compression.wrappers import bytes_of_tensors
 
 
 class TensorReport(NamedTuple):
-    """One tensor's share of what a worker sends in a step.
+    """A tensor's share of what a worker sends in a step.
 
     Attributes:
-      path: as "conv1/kernel".
-      elements: of its gradient.
-      bytes: sent; of tensors that travel together, an equal part for each element.
+      path: path, such as "conv1/kernel".
+      elements: number of elements.
+      bytes: bytes sent; tensors that travel together share them by their elements.
     """
 
     path: str
@@ -34,9 +34,9 @@ class WireReport(NamedTuple):
 
     Attributes:
       num_workers: N.
-      tensors: in the order of the tree.
-      traffic: of all of them; `traffic.ways` names the exchanges, "auto" resolved.
-      float_traffic: of a float32 ring all-reduce of the same gradients.
+      tensors: tensors in the order of the tree.
+      traffic: traffic of all tensors; `traffic.ways` names the exchanges, with "auto" resolved.
+      float_traffic: traffic of a float32 ring all-reduce of the same gradients.
     """
 
     num_workers: int
@@ -60,7 +60,7 @@ class WireReport(NamedTuple):
 
     @property
     def coded_bits_per_element(self) -> float:
-        """The same, if a perfect coder sent the digits that are foreseen, those of rotated elements."""
+        """`bits_per_element` if a perfect coder sent the digits of rotated elements, whose distribution is known."""
         return self.bits_per_element * (1 - self.traffic.saved / self.bytes) if self.bytes else 0.0
 
     @property
@@ -69,12 +69,12 @@ class WireReport(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Times fewer bytes than float32's."""
+        """How many times fewer bytes than float32."""
         return self.float_traffic.bytes / self.bytes if self.bytes else 1.0
 
     @property
     def comparison(self) -> str:
-        """How the bytes compare with float32's, and what to do where they are more."""
+        """How the bytes compare with float32's, and what to do if they are more."""
         if self.ratio < 0.995:
             return f"{1 / self.ratio:.1f} times MORE bytes than float32: too small a tree for this; take float"
         links = Network()
@@ -83,7 +83,7 @@ class WireReport(NamedTuple):
         return f"{self.ratio:.1f} times fewer bytes"
 
     def summary(self) -> str:
-        """One line."""
+        """The report in a line."""
         coded = f" ({self.coded_bits_per_element:.2f} if coded perfectly)" if self.traffic.saved else ""
         return (
             f"{self.bits_per_element:.2f} bits per gradient element, worker and step{coded}; float32 all-reduce"
@@ -116,10 +116,10 @@ def wire_report(
     local_steps: int = 1,
     fragments: int = 1,
 ) -> WireReport:
-    """What each of N workers sends in a step of `compressed_mean` with these arguments, by the reducer's own account.
+    """Reports what each of N workers sends in a step of `compressed_mean` with these arguments.
 
-    What a network adds (headers of TCP and IP: some 3 % of full packets) is not in it, nor what the devices of one
-    worker send one another.
+    It does not count what a network adds (headers of TCP and IP are some 3 % of full packets), nor what the devices of
+    one worker send each other.
 
     Args:
       tree: gradients, weights, or `jax.ShapeDtypeStruct`s of their shapes.

@@ -1,4 +1,4 @@
-"""Signs: one bit an element, and one scale a tensor."""
+"""Signs: one bit for each element, and one scale for each tensor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,25 +25,25 @@ from jaxtern.kernels.segments import fill_up
 
 _BITS = 32  # elements of a word
 
-Signs = tuple[jax.Array, jax.Array]  # words of a tensor's signs, and what they are worth
+Signs = tuple[jax.Array, jax.Array]  # words of a tensor's signs, and their scale
 
 
 def sign(two_way: bool = False, feedback: bool = True) -> Reducer:
-    """The sign of every element times the mean magnitude of its tensor.
+    """Sends the sign of each element, and the mean magnitude of each tensor.
 
         sent_w = sign(p_w) mean|p_w|,  mean = sum over workers of sent_w / N;  sign(0) = 1
 
-    One way, every worker receives all signs and scales. Two ways, each device averages a shard and sends back its signs
-    and its mean magnitude, with an error of its own, of which nothing is lost either:
+    One way, each worker receives all signs and scales. Two ways, each worker averages a shard and sends back its signs
+    and mean magnitude, with error feedback of its own:
 
-        d = mean of sent + e,  mean = sign(d) mean|d|,  e' = d - mean        of a shard
+        d = mean of sent + e,  mean = sign(d) mean|d|,  e' = d - mean        for a shard
 
     Args:
-      two_way: whether the mean, too, is sent as signs: below 2 bits an element whatever N, in place of N - 1.
-      feedback: whether to wrap it in `error_feedback`. Without it signs do not converge in general.
+      two_way: whether the mean, too, is sent as signs: below 2 bits an element for any N, instead of N - 1.
+      feedback: whether to wrap it in `error_feedback`. Without it, signs do not converge in general.
 
     Returns:
-      A reducer; two-way its local state is the error of the worker's shard.
+      A reducer; two-way, its local state is the error of the worker's shard.
 
     Reference:
       Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019; Zheng, Huang and Kwok, Communication-Efficient
@@ -98,10 +98,7 @@ def _two_way() -> Reducer:
 
 
 def _pack(tensors: Tensors, layout: Layout) -> list[Signs]:
-    """Of each tensor its signs and its mean magnitude, 0 of one without elements.
-
-    A NaN counts as not below zero; its scale is NaN, too, and so is the mean.
-    """
+    """The signs and mean magnitude of each tensor; a NaN makes the scale, and so the mean, NaN."""
     require_int32(layout, layout.sizes)
     words = [pack_planes(~(_to_planes(x.reshape(-1)) < 0)) for x in tensors]
     scales = [sum_in_order(jnp.abs(x.astype(jnp.float32))) / max(x.size, 1) for x in tensors]
@@ -109,24 +106,24 @@ def _pack(tensors: Tensors, layout: Layout) -> list[Signs]:
 
 
 def _unpack(signs: Sequence[Signs], layout: Layout) -> Tensors:
-    """What these signs stand for."""
+    """The tensors that these signs stand for."""
     parts = zip(signs, layout.sizes, layout.shapes, strict=True)
     return [scale * _from_planes(unpack_planes(words), size).reshape(shape) for (words, scale), size, shape in parts]
 
 
 def _cut(words: jax.Array, scale: jax.Array, num_shards: int) -> Signs:
-    """To each shard's worker: its words, uint32[N, w], and the scale, float32[N]."""
+    """Words uint32[N, w] and scales float32[N] for the workers of N shards."""
     return fill_up(words, num_shards).reshape(num_shards, -1), jnp.broadcast_to(scale, (num_shards,))
 
 
 def _serve(received: Signs, error: jax.Array, size: int, index: jax.Array) -> tuple[Signs, jax.Array]:
-    """One worker's shard of a tensor: the signs that go back, and the error that stays.
+    """Averages one worker's shard of a tensor; returns the signs that go back, and the new error.
 
     Args:
       received: all workers' words of the shard, uint32[N, w], and their scales, float32[N].
       error: float32[32, w].
       size: elements of the tensor.
-      index: number of the worker, and so of its shard.
+      index: number of the worker and its shard.
     """
     owed = _add_planes(*received) / received[1].size + error
     plane, column = (lax.broadcasted_iota(jnp.int32, owed.shape, axis) for axis in (0, 1))
@@ -139,7 +136,7 @@ def _serve(received: Signs, error: jax.Array, size: int, index: jax.Array) -> tu
 
 
 def _resize_errors(local: Any, layout: Layout, num_workers: int) -> Any:
-    """The same errors, cut into the shards of M workers."""
+    """Cuts the errors into the shards of M workers."""
 
     def cut(leaf: np.ndarray, size: int) -> np.ndarray:
         whole = np.moveaxis(leaf, 0, 1).reshape(_BITS, -1)[:, : num_sign_words(size)]
@@ -151,7 +148,7 @@ def _resize_errors(local: Any, layout: Layout, num_workers: int) -> Any:
 
 
 def num_sign_words(size: int) -> int:
-    """Words of so many signs."""
+    """Words for `size` signs."""
     return -(-size // _BITS)
 
 
@@ -182,10 +179,10 @@ def unpack_planes(words: jax.Array) -> jax.Array:
 
 
 def _add_planes(rows: jax.Array, scales: jax.Array) -> jax.Array:
-    """uint32[N, W] and float32[N] to float32[32, W], added in the order of the workers."""
+    """Adds the signs uint32[N, W] times float32[N] to float32[32, W], in the order of the workers."""
 
     def add(total: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return total + unpack_planes(row[0]) * row[1], None
 
-    # Zeros like the scales vary over what other axes they do, as what a loop carries must.
+    # Zeros like the scales vary over the same axes, as a loop's carry must.
     return lax.scan(add, jnp.zeros_like(scales, shape=(_BITS, rows.shape[1])), (rows, scales))[0]

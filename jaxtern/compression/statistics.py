@@ -1,4 +1,4 @@
-"""What compression does to a gradient, measured in the step."""
+"""Measures in a step what compression does to gradients."""
 
 from typing import NamedTuple
 
@@ -12,11 +12,11 @@ from jaxtern.compression.wrappers import require_sent
 
 
 class Statistics(NamedTuple):
-    """Of one update; float32 scalars, the same on every worker.
+    """Statistics of an update, float32 scalars that are the same on every worker.
 
     Attributes:
       zero_fraction: share of elements sent as zero, mean over workers.
-      error: squared length of what workers left out or added, over that of their gradients; mean over workers.
+      error: squared length of (gradient - sent) over that of the gradient, mean over workers.
       cosine: cosine of the angle between the mean and the float mean.
     """
 
@@ -26,16 +26,13 @@ class Statistics(NamedTuple):
 
 
 def measure(workers: list[Tensors], reduced: Reduced, group: Group, axes: Axes) -> Statistics:
-    """Statistics of one update; NaN of one of no element.
+    """Statistics of an update, NaN if it has no elements; raises ValueError if the reducer does not give `sent`.
 
     Args:
       workers: tensors of each worker on this device.
-      reduced: what became of them, with `sent`.
-      group: of the workers.
-      axes: those of the workers, and of the devices of one worker.
-
-    Raises:
-      ValueError: for a reducer that does not tell what was sent.
+      reduced: result of reducing them.
+      group: group of the workers.
+      axes: axes of the workers and of their devices.
     """
     if not any(group.layout.sizes):
         return Statistics(*[jnp.float32(jnp.nan)] * 3)

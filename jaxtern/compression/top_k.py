@@ -1,4 +1,4 @@
-"""Top-k: of every tensor the elements of largest magnitude, as offsets and values."""
+"""Top-k: sends the elements of largest magnitude of each tensor, as offsets and values."""
 
 import math
 
@@ -15,23 +15,23 @@ from jaxtern.compression.wrappers import error_feedback
 _VALUES = ("float32", "bfloat16")
 _SAMPLES = 2**14  # of a tensor, from which a threshold is estimated
 _BITS = 32  # of a word
-_ROW = 32  # elements that are searched one by one
+_ROW = 32  # elements that `first_places` searches one by one
 
 
 def top_k(
     density: float = 0.001, value_dtype: str = "float32", sampled: bool = False, feedback: bool = True
 ) -> Reducer:
-    """The k = ceil(density n) elements of largest magnitude of each tensor; the mean counts all others as zero.
+    """Sends the k = ceil(density n) elements of largest magnitude of each tensor.
 
         sent_i = g_i where i is among the k largest |g|, else 0;  mean = sum over workers of sent / N
 
-    With feedback a worker adds what it has not sent to its next gradient (see `error_feedback`).
+    With feedback, a worker adds what it has not sent to its next gradient (see `error_feedback`).
 
     Args:
       density: share of a tensor's elements that each worker sends, above 0 and at most 1.
-      value_dtype: of the values on the wire, "float32" or "bfloat16".
-      sampled: whether to find the k elements by a threshold estimated from 2^14 strided samples, rather than exactly;
-        faster for large tensors. At most k are sent, those above the threshold, the first of them first.
+      value_dtype: dtype of the values on the wire, "float32" or "bfloat16".
+      sampled: whether to estimate a threshold from 2^14 strided samples, instead of finding the k elements exactly;
+        faster for large tensors. The first elements above the threshold are sent, at most k.
       feedback: whether to wrap it in `error_feedback`.
 
     Returns:
@@ -77,50 +77,50 @@ def top_k(
 
 
 def count_sent(size: int, density: float) -> int:
-    """k of a tensor of so many elements."""
+    """k for a tensor of `size` elements."""
     return min(size, max(1, math.ceil(density * size - 1e-6)))  # a hair above a whole number is rounding
 
 
 def _choose(flat: jax.Array, density: float, sampled: bool, value_dtype: str) -> tuple[jax.Array, jax.Array]:
-    """Places, int32[k] that never fall, and values [k] of the elements that are sent."""
+    """Places, int32[k] in ascending order, and values [k] of the elements to send."""
     magnitude, k = jnp.abs(flat), count_sent(flat.size, density)
     if not sampled or flat.size <= _SAMPLES:
         places = jnp.sort(lax.top_k(magnitude, k)[1])
         return places, flat[places].astype(value_dtype)
     samples = magnitude[:: flat.size // _SAMPLES]
     threshold = lax.top_k(samples, count_sent(samples.size, density))[0][-1]
-    threshold = jnp.where(jnp.isfinite(jnp.max(magnitude)), threshold, jnp.inf)  # what is not finite goes first
+    threshold = jnp.where(jnp.isfinite(jnp.max(magnitude)), threshold, jnp.inf)  # sends what is not finite, if any
     places, is_there = first_places(~(magnitude < threshold), k)
     return places, jnp.where(is_there, flat[places], 0).astype(value_dtype)
 
 
 def first_places(mask: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The first places at which bool[n] is true: int32[count], and bool[count], false where there are no more.
+    """The first places at which bool[n] is true, int32[count], and bool[count], whether there are so many.
 
-    Where there are no more, the place is the last one, n - 1.
+    If there are no more, the place is n - 1.
     """
     rows = jnp.pad(mask, (0, -mask.size % _ROW)).reshape(-1, _ROW)
     ends = jnp.cumsum(jnp.sum(rows, axis=1, dtype=jnp.int32))
     wanted = jnp.arange(count, dtype=jnp.int32)
     row = jnp.minimum(jnp.searchsorted(ends, wanted, side="right"), len(rows) - 1).astype(jnp.int32)
-    before = wanted - jnp.where(row > 0, ends[row - 1], 0)  # true ones in the row, in front of the wanted one
+    before = wanted - jnp.where(row > 0, ends[row - 1], 0)  # true ones in the row before the wanted one
     inside = jnp.sum(jnp.cumsum(rows[row], axis=1, dtype=jnp.int32) <= before[:, None], axis=1, dtype=jnp.int32)
     is_there = wanted < ends[-1]
     return jnp.where(is_there, row * _ROW + inside, mask.size - 1), is_there
 
 
 def _add_rows(places: jax.Array, values: jax.Array, size: int) -> jax.Array:
-    """int32[N, k] places and their values to float32[size], added in the order of the rows."""
+    """Adds values at int32[N, k] places to float32[size], in the order of the rows."""
 
     def add(total: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return total.at[row[0]].add(row[1].astype(jnp.float32)), None
 
-    # Zeros like the values vary over what other axes they do, as what a loop carries must.
+    # Zeros like the values vary over the same axes, as a loop's carry must.
     return lax.scan(add, jnp.zeros_like(values, jnp.float32, (size,)), (places, values))[0]
 
 
 def _low_bits(count: int, size: int) -> int:
-    """l: 2^l is the largest power of two up to size / count."""
+    """l, where 2^l is the largest power of two up to size / count."""
     return max(size // count, 1).bit_length() - 1
 
 
@@ -133,14 +133,14 @@ def num_place_words(count: int, size: int) -> int:
 
 
 def pack_places(places: jax.Array, size: int) -> jax.Array:
-    """Places to words: offsets within blocks, and the blocks in unary (Elias, 1974; Fano, 1971).
+    """Packs places into words, as offsets in blocks, and blocks in unary (Elias, 1974; Fano, 1971).
 
-    Of k places among n a block has 2^l elements, l = floor(log2(n / k)). The l bits of every offset are sent, and the
-    j-th place sets bit (its block + j) of a map of k + n / 2^l bits: l + 2 to l + 3 bits a place, 12.0 where one in a
-    thousand is sent.
+    For k places among n, blocks have 2^l elements, l = floor(log2(n / k)). The l bits of each offset are sent; the j-th
+    place sets bit (its block + j) of a map of k + n / 2^l bits. That takes l + 2 to l + 3 bits for each place, or 12.0
+    at a density of 0.001.
 
     Args:
-      places: int32[k] below n, which never fall.
+      places: int32[k] below n, in ascending order.
       size: n.
 
     Returns:
@@ -160,7 +160,7 @@ def pack_places(places: jax.Array, size: int) -> jax.Array:
 
 
 def unpack_places(words: jax.Array, count: int, size: int) -> jax.Array:
-    """The inverse: uint32[N, W] to int32[N, k]."""
+    """The inverse of `pack_places`, from uint32[N, W] to int32[N, k]."""
     if not count:
         return jnp.zeros((words.shape[0], 0), jnp.int32)
     low, width = _low_bits(count, size), -(-count // _BITS)

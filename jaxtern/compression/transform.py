@@ -1,4 +1,4 @@
-"""The optax transformations: local gradients in, their mean on every worker out."""
+"""The optax transformations, which turn local gradients into their mean on every worker."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ PathPredicate = Callable[[str], bool]
 
 
 class CompressedMeanState(NamedTuple):
-    """State of `compressed_mean`; the same on every worker, but for `local`.
+    """State of `compressed_mean`, the same on every worker except for `local`.
 
     Attributes:
       count: int32 scalar, updates so far; with the seed it fixes all noise to come.
-      shared: what the reducer carries, the same on every worker.
-      local: what it carries of each worker's own, with a leading axis of the workers of a device.
-      statistics: of the last update, or None where they were not asked for.
+      shared: state of the reducer that all workers share.
+      local: state of the reducer that each worker has of its own, with a leading axis over the workers of a device.
+      statistics: statistics of the last update, or None if not requested.
     """
 
     count: jax.Array
@@ -40,17 +40,17 @@ class CompressedMeanState(NamedTuple):
 
 
 def state_specs(axis_name: str | tuple[str, ...]) -> CompressedMeanState:
-    """PartitionSpecs over a mesh of the state of a `compressed_mean` that carries something of each worker's own.
+    """PartitionSpecs over a mesh for the state of a `compressed_mean` whose workers have state of their own.
 
         specs = (jaxtern.state_specs("data"), P())  # of optax.chain(compressed_mean("data", low_rank(4)), sgd)
         state = jax.jit(jax.shard_map(optimizer.init, mesh=mesh, in_specs=P(), out_specs=specs))(params)
 
     Args:
-      axis_name: of `compressed_mean`, without the fast axes.
+      axis_name: as in `compressed_mean`, without the fast axes.
 
     Returns:
-      P() for what all workers share, P(axis_name) for what each has of its own. Of a state without `local`, such as
-      `ternary`'s, P() will do.
+      P() for what all workers share, P(axis_name) for what each has of its own. For a state without `local`, such as
+      `ternary`'s, P() is enough.
     """
     own, everywhere = PartitionSpec(collectives.as_axis_names(axis_name)), PartitionSpec()
     return CompressedMeanState(everywhere, everywhere, own, everywhere)  # pyright: ignore[reportArgumentType]
@@ -108,25 +108,26 @@ def compressed_mean(
 ) -> optax.GradientTransformation:
     """The mean of gradients over `axis_name`, by any reducer.
 
-    Results are the same bits on every worker, and however workers lie on devices.
+    Results are the same bits on every worker, however workers lie on devices.
 
     Args:
-      axis_name: the axis of `shard_map`, `pmap` or `vmap` over which the workers lie, or a tuple of them.
-      reducer: such as `jaxtern.top_k(0.001)`, or the name of one of `jaxtern.METHODS`, with its defaults.
+      axis_name: axis or axes of `shard_map`, `pmap` or `vmap` over the workers.
+      reducer: a reducer such as `jaxtern.top_k(0.001)`, or a name in `jaxtern.METHODS`, with its defaults.
       fast_axis_name: axes of `shard_map` over the devices of one worker, such as those inside a host. Gradients are
         first averaged over them as floats: `hierarchical(float_mean(), reducer, fast_axis_name)`.
       min_size: tensors with fewer elements stay float.
-      exclude: takes a tensor's path, as "conv1/kernel"; where true, the tensor stays float. It must be of one.
-      seed: of the noise, 0 to 2^32 - 1; it may be traced.
-      virtual_workers: None: `updates` are the gradients of one worker; V: a sequence of V trees, the gradients of V
-        workers that live on each device. The result is the same bits as from V times as many devices.
-      delayed: whether the mean that is returned is that of the update before, zero in the first: it is exchanged beside
-        the computation of this one (see `jaxtern.delayed`).
-      statistics: also measure zeros, error and angle of what is sent; costs a float all-reduce a step.
+      exclude: a function of a tensor's path, such as "conv1/kernel"; if it returns True, which it must for at least one
+        path, the tensor stays float.
+      seed: seed of the noise, 0 to 2^32 - 1; it may be traced.
+      virtual_workers: V: `updates` are a sequence of V trees, the gradients of V workers on each device, and the result
+        has the same bits as from V times as many devices. None: they are the gradients of one worker.
+      delayed: whether to return the mean of the update before (zero in the first one), whose exchange runs beside the
+        computation of this update (see `jaxtern.delayed`).
+      statistics: whether to measure zeros, error and angle of what is sent; costs a float all-reduce in each step.
 
     Returns:
-      An optax transformation with a `CompressedMeanState`. Of a reducer that carries something of each worker's own,
-      `init` must run inside `shard_map` too, with `state_specs` as the specs of the state.
+      An optax transformation with a `CompressedMeanState`. If the reducer keeps state of each worker's own, `init` must
+      run inside `shard_map`, too, with `state_specs` as the specs of the state.
 
     Raises:
       ValueError: as `ternary_mean`; also for a reducer that breaks its protocol.
@@ -146,7 +147,7 @@ def compressed_mean(
         workers = [updates] if virtual_workers is None else list(updates)
         if virtual_workers is not None and len(workers) != virtual_workers:
             raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
-        collectives.count_workers(axes.workers + axes.fast)  # refuses an axis that is not there
+        collectives.count_workers(axes.workers + axes.fast)  # raises for an axis that does not exist
         layout = describe(workers[0], axes, exclude)
         group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
         return _update(reducer, workers, state, group, axes)
@@ -158,7 +159,7 @@ def compressed_mean(
 def _first_state(
     reducer: Reducer, layout: Layout, axes: Axes, local_workers: int, statistics: bool
 ) -> CompressedMeanState:
-    """`init` for so many workers on this device."""
+    """The first state, for `local_workers` workers on this device."""
     devices, unbound = 1, ""
     try:
         collectives.count_workers(axes.fast)
@@ -177,7 +178,7 @@ def _first_state(
 def _update(
     reducer: Reducer, workers: Sequence[Any], state: CompressedMeanState, group: Group, axes: Axes
 ) -> tuple[Any, CompressedMeanState]:
-    """`update` of the trees of the workers on this device, one each."""
+    """Updates with the trees of the workers on this device."""
     layout = group.layout
     _require_local(workers, layout.paths, axes)
     _require_state(state, reducer, group)
@@ -192,7 +193,7 @@ def _update(
 
 
 def _like(mean: Tensors, layout: Layout) -> Tensors:
-    """The mean in the dtypes of the layout; what has no elements, and so was not sent, is the same everywhere."""
+    """The mean in the dtypes of the layout; tensors without elements are not sent, and made anew."""
     return [
         tensor.astype(dtype) if tensor.size else jnp.zeros(tensor.shape, dtype)
         for tensor, dtype in zip(mean, layout.dtypes, strict=True)
@@ -206,7 +207,7 @@ def _wrap(reducer: Reducer, min_size: int, exclude: PathPredicate | None, delaye
 
 
 def keep_float(reducer: Reducer, min_size: int, exclude: PathPredicate | None) -> Reducer:
-    """The reducer for tensors of `min_size` elements or more whose path is not excluded; the others stay float."""
+    """Wraps a reducer so that tensors below `min_size` elements, and those with excluded paths, stay float."""
     if exclude is not None and not callable(exclude):
         raise ValueError(f"exclude={exclude!r}: must be None or a function of a path")
     if min_size == 1 and exclude is None:
@@ -221,10 +222,9 @@ def keep_float(reducer: Reducer, min_size: int, exclude: PathPredicate | None) -
 def describe(
     tree: Any, axes: Axes | None = None, exclude: PathPredicate | None = None, require_floats: bool = True
 ) -> Layout:
-    """The layout of a tree of gradients, weights or shapes; absent tensors (None) are no part of it.
+    """The layout of a tree of gradients, weights or shapes, without absent tensors (None).
 
-    Raises:
-      ValueError: if a tensor is not floating-point and `require_floats`; for an `exclude` that is true of none.
+    Raises ValueError for tensors that are not floating-point, if `require_floats`, or if `exclude` excludes none.
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     paths = tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves)
@@ -249,7 +249,7 @@ def _as_axes(axis_name: str | tuple[str, ...], fast_axis_name: str | tuple[str, 
 
 
 def _require_local(workers: Sequence[Any], paths: tuple[str, ...], axes: Axes) -> None:
-    """Refuses gradients that shard_map has already summed, as it does for weights that do not vary."""
+    """Raises ValueError for gradients that shard_map has summed already, as it does for weights that do not vary."""
     checked = set(collectives.checked_axes(axes.fast + axes.workers))
     for tree in workers if checked else ():
         for path, leaf in zip(paths, jax.tree.leaves(tree), strict=True):
@@ -262,7 +262,7 @@ def _require_local(workers: Sequence[Any], paths: tuple[str, ...], axes: Axes) -
 
 
 def _require_state(state: CompressedMeanState, reducer: Reducer, group: Group) -> None:
-    """Refuses the state of another reducer, of other tensors, or of another number of workers."""
+    """Raises ValueError for the state of another reducer, of other tensors, or of another number of workers."""
     first, count = jax.eval_shape(lambda: reducer.init(group.layout, group.size)), group.local_workers
     local = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), first.local)
     difference = _difference(State(state.shared, state.local), State(first.shared, local))
@@ -274,7 +274,7 @@ def _require_state(state: CompressedMeanState, reducer: Reducer, group: Group) -
 
 
 def _require_protocol(reduced: Reduced, state: CompressedMeanState, group: Group) -> CompressedMeanState:
-    """The next state, unless the reducer has returned something else than it must."""
+    """The next state; raises ValueError if the reducer breaks its protocol."""
     if not isinstance(reduced, Reduced):
         raise ValueError(f"reducer: its `reduce` returned {type(reduced).__name__}: must be a jaxtern.Reduced")
     shapes = tuple(tuple(tensor.shape) for tensor in reduced.mean)
@@ -292,7 +292,7 @@ def _require_protocol(reduced: Reduced, state: CompressedMeanState, group: Group
 
 
 def _difference(found: Any, wanted: Any) -> str:
-    """The first array of `found` that is not like that of `wanted`, in words; nothing where all are alike."""
+    """Describes the first array of `found` that differs from `wanted`; "" if all are alike."""
     mine, other = (
         {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in
          jax.tree_util.tree_flatten_with_path(tree)[0]}

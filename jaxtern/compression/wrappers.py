@@ -1,4 +1,4 @@
-"""Reducers made of reducers."""
+"""Reducers around other reducers."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.network.links import Traffic
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put, share_out
 
-Predicate = Callable[[str, tuple[int, ...]], bool]  # of a tensor's path and shape
+Predicate = Callable[[str, tuple[int, ...]], bool]  # takes a tensor's path and shape
 
 
 def zeros(layout: Layout) -> Tensors:
-    """float32 zeros in the shapes of a layout."""
+    """float32 zeros with the shapes of a layout."""
     return [jnp.zeros(shape, jnp.float32) for shape in layout.shapes]
 
 
@@ -29,10 +29,10 @@ def beside(reducer: Reducer, first: Callable[[Layout], Any], reduce: Callable) -
     """A reducer around another, whose `State.local` is (its own, that of the other).
 
     Args:
-      reducer: that is wrapped; its traffic is that of the whole.
-      first: layout -> the wrapper's own local state at the start, of floats that workers owe to the mean.
-      reduce: (tensors of each worker here, own states of each, State of `reducer`, Group) -> what `reducer` made of
-        them, and own states of each.
+      reducer: the wrapped reducer, whose traffic is that of the whole.
+      first: layout -> the wrapper's own first local state: floats that workers owe to the mean.
+      reduce: (tensors of each worker here, own state of each, State of `reducer`, Group) -> result of `reducer`, and
+        new own state of each.
     """
 
     def init(layout: Layout, num_workers: int) -> State:
@@ -52,21 +52,21 @@ def beside(reducer: Reducer, first: Callable[[Layout], Any], reduce: Callable) -
 
 
 def error_feedback(reducer: Reducer) -> Reducer:
-    """Adds to every worker's tensors what it has not sent so far.
+    """Adds to each worker's tensors what it has not sent so far.
 
         p = g + e,  mean = reduce(p),  e' = p - sent(p)
 
-    What compression leaves out is kept and sent later, so that even a biased reducer leaves nothing out for good.
+    What compression leaves out is sent later, so that even a biased reducer loses nothing for good.
 
     Args:
-      reducer: any that tells what each worker's part stood for.
+      reducer: a reducer that returns `Reduced.sent`.
 
     Returns:
-      A reducer whose local state is (e: float32 tensors in the shapes of the layout, that of `reducer`).
+      A reducer whose local state is (e, that of `reducer`), where e are float32 tensors in the shapes of the layout.
 
     Reference:
       Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019, algorithm 2,
-      with the rate left to the optimiser behind.
+      with the learning rate left to the optimiser.
     """
 
     def reduce(workers: list[Tensors], errors: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
@@ -79,11 +79,7 @@ def error_feedback(reducer: Reducer) -> Reducer:
 
 
 def require_sent(reduced: Reduced, layout: Layout, asker: str) -> list[Tensors]:
-    """What each worker's part stood for, which `asker` needs.
-
-    Raises:
-      ValueError: if the reducer does not tell, or tells of tensors of other shapes.
-    """
+    """`Reduced.sent`, which `asker` needs; raises ValueError if it is missing, or has other shapes."""
     if reduced.sent is None:
         raise ValueError(f"{asker}: the reducer does not tell what was sent (Reduced.sent), as a delayed one does not")
     for own in reduced.sent:
@@ -94,10 +90,9 @@ def require_sent(reduced: Reduced, layout: Layout, asker: str) -> list[Tensors]:
 
 
 def delayed(reducer: Reducer) -> Reducer:
-    """The mean of the update before, so that the wire is at work beside the computation of this one.
+    """Returns the mean of the update before, so that its exchange runs beside the computation of this one.
 
-    The first mean is zero. Each worker keeps its tensors until the next update, where they are compressed and
-    exchanged; nothing there depends on the gradients that are computed meanwhile.
+    The first mean is zero. Each worker keeps its tensors until the next update, which exchanges them.
 
     Returns:
       A reducer whose local state is (the tensors, the state of `reducer`).
@@ -111,25 +106,22 @@ def delayed(reducer: Reducer) -> Reducer:
 
 
 def require_match(name: str, applies: Predicate, layout: Layout) -> None:
-    """Refuses what is true of none of the tensors, if there are any.
-
-    Raises:
-      ValueError: naming the argument, and the paths that there are.
-    """
+    """Raises ValueError, with the paths that there are, if a predicate is true of no tensor."""
     if layout.paths and not any(map(applies, layout.paths, layout.shapes)):
         paths = ", ".join(map(repr, layout.paths[:8])) + (", ..." if layout.paths[8:] else "")
         raise ValueError(f"{name}: must be true of a tensor, and is of none; their paths are {paths}")
 
 
 def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_empty: bool = False) -> Reducer:
-    """Several reducers in one tree: path and shape decide which one a tensor goes to.
+    """Several reducers for one tree: path and shape decide which one reduces a tensor.
 
         partition([(lambda path, shape: math.prod(shape) < 1000, float_mean(in_order=True))], top_k(0.001))
 
     Args:
-      rules: (path, shape) -> bool, and the reducer of the tensors for which it is the first to be true.
-      rest: the reducer of all others.
-      may_be_empty: whether a rule may be true of no tensor. False: its functions refuse a tree of which it is.
+      rules: pairs of a function (path, shape) -> bool and a reducer, which reduces the tensors for which the function
+        is the first to return True.
+      rest: the reducer of all other tensors.
+      may_be_empty: whether a rule may match no tensor; if not, that raises ValueError.
 
     Returns:
       A reducer whose state is a tuple of theirs.
@@ -175,14 +167,14 @@ def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_
 
 
 def _deal_out(layout: Layout, rules: Sequence[tuple[Predicate, Reducer]]) -> list[tuple[Reducer, list[int]]]:
-    """Each reducer with the places of its tensors; the last rule is true of all."""
+    """Each reducer with the places of its tensors; the last rule matches all."""
     named = list(zip(layout.paths, layout.shapes, strict=True))
     owners = [next(n for n, (applies, _) in enumerate(rules) if applies(*each)) for each in named]
     return [(each, [at for at, owner in enumerate(owners) if owner == n]) for n, (_, each) in enumerate(rules)]
 
 
 def bytes_of_tensors(traffic: Traffic, layout: Layout) -> tuple[float, ...]:
-    """Each tensor's part of what is sent."""
+    """Bytes sent for each tensor."""
     if traffic.of_tensors is not None:
         return traffic.of_tensors
     total = max(sum(layout.sizes), 1)
@@ -190,14 +182,14 @@ def bytes_of_tensors(traffic: Traffic, layout: Layout) -> tuple[float, ...]:
 
 
 def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, ...]) -> Reducer:
-    """First the mean over the devices of one worker, by fast links; then that of the workers, by slow ones.
+    """Averages over the devices of each worker by fast links, then over the workers by slow ones.
 
-    The devices of a worker then hold the same tensors; each exchanges its part of the words over the slow axis, and
-    they join the results, so that a worker sends the words once, however many devices it has.
+    Each device of a worker exchanges a part of the words over the slow links, and they join the results. So a worker
+    sends its words once, however many devices it has.
 
     Args:
-      fast: over the devices of a worker; without state.
-      slow: over the workers.
+      fast: reducer over the devices of a worker, without state.
+      slow: reducer over the workers.
       fast_axis_name: axes of `shard_map` over the devices of one worker.
 
     Returns:
@@ -222,7 +214,7 @@ def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, 
 
 
 def idle(reducer: Reducer) -> Reducer:
-    """The float mean beside the state of a reducer, which it leaves as it is: for steps without compression."""
+    """The float mean, for steps without compression; it keeps the state of a reducer as it is."""
     plain = float_mean()
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:

@@ -50,28 +50,18 @@ class ResidentFeed:
 class StreamingFeed:
     """Batches that are read, decoded and cropped while the devices compute.
 
-    Attributes:
-      split: the examples, in memory or on disk.
-      batch_size: examples of a step, over all hosts.
-      seed: of the order and the views.
-      share: this host's part of a batch; None: all of it.
-      preprocessing: its training views are rendered here, the rest happens in the compiled step.
-      size: side of the views in pixels; None: the preprocessing's own.
-      threads: decoding threads of each process.
-      processes: decoding processes; 0: this process decodes.
-
     Raises:
       ValueError: if the batch is larger than the split, or cannot be divided among the hosts.
     """
 
-    split: Split | Records
-    batch_size: int
-    seed: int
-    share: Share | None
-    preprocessing: Preprocessing
-    size: int | None = None
-    threads: int = 2
-    processes: int = 0
+    split: Split | Records  # the examples, in memory or on disk
+    batch_size: int  # examples of a step, over all hosts
+    seed: int  # of the order and the views
+    share: Share | None  # this host's part of a batch; None: all of it
+    preprocessing: Preprocessing  # its training views are rendered here, the rest happens in the compiled step
+    size: int | None = None  # side of the views in pixels; None: the preprocessing's own
+    threads: int = 2  # decoding threads of each process
+    processes: int = 0  # decoding processes; 0: this process decodes
 
     def __post_init__(self):
         self._share, self._order = self.share or Share(), ExampleOrder(self.split.size, self.seed)
@@ -171,7 +161,7 @@ def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int
         if not flags.FLAGS.is_parsed():  # Grain reads a flag of its own, which fails unless flags were parsed
             flags.FLAGS.mark_as_parsed()
         options = grain.MultiprocessingOptions(processes, per_worker_buffer_size=_READ_AHEAD)
-        dataset = dataset.mp_prefetch(options, _start_worker)
+        dataset = dataset.mp_prefetch(options, follow_parent)
     iterator = iter(dataset)
     try:
         with deaf_to_signals():  # the processes start here
@@ -185,8 +175,3 @@ def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int
         raise DataError(f"a process that decodes images was killed, {remedy}") from error
     finally:
         iterator.close()
-
-
-def _start_worker(*_: int) -> None:
-    """Prepares a worker process."""
-    follow_parent()

@@ -26,15 +26,10 @@ Batches = Generator[tuple[np.ndarray, Any, np.ndarray]]  # examples, labels, and
 
 @dataclass(frozen=True)
 class ImageTask:
-    """The class of an image: uint8[B, H, W, C] become float32[B, H', W', C] inputs; targets are int32[B] labels.
+    """The class of an image: uint8[B, H, W, C] become float32[B, H', W', C] inputs; targets are int32[B] labels."""
 
-    Attributes:
-      preprocessing: of the images.
-      size: side of the inputs in pixels; None: the preprocessing's own.
-    """
-
-    preprocessing: Preprocessing
-    size: int | None = None
+    preprocessing: Preprocessing  # of the images
+    size: int | None = None  # side of the inputs in pixels; None: the preprocessing's own
 
     of_images = True
     open = staticmethod(load_dataset)
@@ -71,12 +66,9 @@ class TextTask:
     """The next character: uint8[B, T + 1] windows become int32[B, T] inputs and int32[B, T] targets, one place later.
 
     The methods are those of `ImageTask`.
-
-    Attributes:
-      sequence_length: T.
     """
 
-    sequence_length: int
+    sequence_length: int  # T
 
     of_images = False
     view_shape = None

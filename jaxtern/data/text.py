@@ -12,13 +12,9 @@ _TEST_SHARE = 10  # the last tenth is the test split
 
 
 class Windows(NamedTuple):
-    """Windows of characters. The label of a character is the one after it, so there are no separate labels.
+    """Windows of characters. The label of a character is the one after it, so there are no separate labels."""
 
-    Attributes:
-      examples: uint8[n, T + 1], the classes of the characters.
-    """
-
-    examples: np.ndarray
+    examples: np.ndarray  # uint8[n, T + 1], the classes of the characters
     labels: None = None
 
     @property

@@ -23,8 +23,8 @@ def deaf_to_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def follow_parent() -> None:
-    """Ends this worker process when its parent ends, even if the parent is killed."""
+def follow_parent(*_: int) -> None:
+    """Ends this worker process when its parent ends, even if the parent is killed; ignores its arguments."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

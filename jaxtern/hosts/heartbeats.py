@@ -22,17 +22,11 @@ _HELLO_SECONDS = 10.0  # time for a new connection to say which process it is
 
 
 class Verdict(NamedTuple):
-    """Why a cluster ends.
+    """Why a cluster ends."""
 
-    Attributes:
-      process: number of the process that failed first.
-      status: exit status of all processes.
-      reason: one line.
-    """
-
-    process: int
-    status: int
-    reason: str
+    process: int  # number of the process that failed first
+    status: int  # exit status of all processes
+    reason: str  # one line
 
 
 class AwakeClock:

@@ -20,13 +20,13 @@ from jaxtern.compression.transform import CompressedMeanState, PathPredicate, co
 
 
 class Worker(NamedTuple):
-    """What one worker has of its own.
+    """State of one worker.
 
     Attributes:
       params: its weights.
-      moments: averages that its network keeps, as those of batch norm; ().
-      inner: the state of its inner optimiser.
-      reducers: what the reducer of each fragment carries of its own.
+      moments: averages that its network keeps, such as those of batch norm; () if none.
+      inner: state of its inner optimiser.
+      reducers: local state of the reducer of each fragment.
     """
 
     params: Any
@@ -40,11 +40,11 @@ class LocalState(NamedTuple):
 
     Attributes:
       count: int32 scalar, steps so far; with the seed it fixes all noise to come.
-      params: the shared weights, the same bits on every worker: evaluate, save and export these.
-      moments: those that are shared, likewise.
-      outer: the state of the outer optimiser of each fragment, likewise.
-      reducers: what the reducer of each fragment carries, likewise.
-      local: a `Worker`, its arrays with a leading axis of the workers of a device.
+      params: shared weights, the same bits on every worker; evaluate, save and export these.
+      moments: shared moments, the same on every worker.
+      outer: state of the outer optimiser of each fragment, the same on every worker.
+      reducers: shared state of the reducer of each fragment.
+      local: a `Worker` whose arrays have a leading axis over the workers of a device.
     """
 
     count: jax.Array
@@ -56,7 +56,7 @@ class LocalState(NamedTuple):
 
 
 def local_specs(axis_name: str | tuple[str, ...]) -> LocalState:
-    """PartitionSpecs of a state over a mesh: what is shared is everywhere, the rest lies with its workers."""
+    """PartitionSpecs of a state over a mesh: shared arrays are replicated, each worker holds its own ones."""
     everywhere: Any = PartitionSpec()
     own: Any = PartitionSpec(collectives.as_axis_names(axis_name))
     return LocalState(everywhere, everywhere, everywhere, everywhere, everywhere, own)
@@ -78,13 +78,13 @@ def local_steps(
     seed: Any = 0,
     virtual_workers: int | None = None,
 ) -> "LocalSteps":
-    """Trains every worker by itself, and moves the weights that all share once in H steps (DiLoCo, local SGD).
+    """Trains each worker by itself and moves the shared weights every H steps (DiLoCo, local SGD).
 
         w_i <- w_i + inner(gradient_i)                        every step, worker i alone
         W   <- W + outer(mean over i of (W - w_i))            every H-th step
         w_i <- W + mixing (w_i - W)
 
-    Nothing is sent between workers but for the mean of the weight changes, which any reducer compresses.
+    Workers exchange only their weight changes, which any reducer compresses.
 
         local = jaxtern.local_steps("data", optax.adamw(1e-3), steps=30)
 
@@ -97,27 +97,26 @@ def local_steps(
         step = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(specs, P("data")), out_specs=specs, check_vma=False))
 
     Args:
-      axis_name: the axis of `shard_map` or `pmap` over which the workers lie, or a tuple of them.
-      inner: each worker's own optimiser.
-      steps: H, from one exchange to the next.
-      outer: takes the mean of W - w_i as its gradient; None: `optax.sgd(0.7, momentum=0.9, nesterov=True)`, DiLoCo's.
-        `optax.sgd(1.0)` makes it local SGD (FedAvg): W is the mean of the workers' weights.
-      reducer: of the weight changes, as in `compressed_mean`.
-      fragments: P, parts of the tree that take turns, each every H steps, so that the wire has less to do at a time
+      axis_name: axis or axes of `shard_map` or `pmap` over the workers.
+      inner: optimiser of each worker.
+      steps: H, steps from one exchange to the next.
+      outer: optimiser of the shared weights, whose gradient is the mean of W - w_i. None is DiLoCo's
+        `optax.sgd(0.7, momentum=0.9, nesterov=True)`; `optax.sgd(1.0)` makes W the mean of the w_i (local SGD, FedAvg).
+      reducer: compresses the weight changes, as in `compressed_mean`.
+      fragments: P, parts of the tree that take turns, each exchanged every H steps, so that less is sent at a time
         (Streaming DiLoCo). It must divide H.
-      delay: steps from the weights that are sent to the merging of their mean, below H / P. From 1 on the exchange runs
-        beside the gradients of the next step.
-      mixing: share of its own weights that a worker keeps at a merging, 0 to 1; Streaming DiLoCo takes .5 with a delay.
-      fast_axis_name: axes over the devices of one worker, whose gradients are averaged as floats in every step.
-      min_size, exclude, seed, virtual_workers: as in `compressed_mean`; of V virtual workers gradients and moments are
-        sequences of V, and so is what `workers` returns.
+      delay: steps between sending a fragment and merging its mean, below H / P. From 1 on, the exchange runs beside the
+        gradients of the next step.
+      mixing: share of its own weights that a worker keeps in a merge, 0 to 1; Streaming DiLoCo takes 0.5 with a delay.
+      fast_axis_name: axes over the devices of one worker; gradients are averaged over them as floats in every step.
+      min_size, exclude, seed, virtual_workers: as in `compressed_mean`. With V virtual workers, gradients, moments and
+        the result of `workers` are sequences of V.
 
     Returns:
-      The functions of the training loop, see `LocalSteps`.
+      `LocalSteps`, the functions of the training loop.
 
     Raises:
-      ValueError: naming the argument, for numbers that do not fit each other; from `init` and `update` as
-        `compressed_mean`.
+      ValueError: if numbers do not fit each other; from `init` and `update` as in `compressed_mean`.
 
     References:
       Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019. Douillard et al., DiLoCo, 2023,
@@ -140,7 +139,7 @@ def local_steps(
 
 @dataclasses.dataclass(frozen=True)
 class LocalSteps:
-    """What `local_steps` gives. Its methods run inside `shard_map` or `pmap`, but for `resize` and `specs`."""
+    """Result of `local_steps`. All methods but `resize` and `specs` run inside `shard_map` or `pmap`."""
 
     axis_names: tuple[str, ...]
     fast_axis_names: tuple[str, ...]
@@ -156,15 +155,15 @@ class LocalSteps:
 
     @property
     def specs(self) -> LocalState:
-        """`local_specs` of its axes."""
+        """PartitionSpecs of the state, see `local_specs`."""
         return local_specs(self.axis_names)
 
     def init(self, params: Any, moments: Any = ()) -> LocalState:
-        """The state before the first step.
+        """Creates the state before the first step.
 
         Args:
-          params: the weights, floating-point arrays, the same on every worker.
-          moments: averages that the network keeps, as those of batch norm, likewise; float means at every merging.
+          params: weights, floating-point arrays, the same on every worker.
+          moments: averages that the network keeps, such as those of batch norm; averaged as floats at every merge.
         """
         try:
             collectives.count_workers(self.axis_names + self.fast_axis_names)
@@ -180,17 +179,17 @@ class LocalSteps:
         return LocalState(jnp.zeros((), jnp.int32), params, moments, [*map(self.outer.init, parts)], shared, local)
 
     def workers(self, state: LocalState) -> Any:
-        """The `Worker` of this device, or a list of `virtual_workers` of them: where the next gradients are taken."""
+        """The `Worker` of this device, or a list of `virtual_workers` of them; take gradients at their weights."""
         own = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local) for w in range(self.virtual_workers or 1)]
         return own[0] if self.virtual_workers is None else own
 
     def update(self, gradients: Any, state: LocalState, moments: Any = ()) -> LocalState:
-        """One step of every worker, and what is due of exchanges.
+        """Takes one step of each worker, and exchanges what is due.
 
         Args:
-          gradients: at the worker's own weights.
-          state: before the step.
-          moments: the worker's, after the gradients; () where the network has none.
+          gradients: gradients at the worker's own weights.
+          state: state before the step.
+          moments: the worker's moments after the gradients; () if the network has none.
         """
         if self.virtual_workers is None:
             gradients, moments = [gradients], [moments]
@@ -208,11 +207,11 @@ class LocalSteps:
         return self._where_due(lambda state, number: self._merge(self._exchange(state, number), number), state)
 
     def resize(self, local: Worker, params: Any, num_workers: int) -> Worker:
-        """What N workers had of their own, for M to go on with: each takes the mean of those in whose place it stands.
+        """Turns the state of N workers into that of M; each of the M averages those whose place it takes.
 
         Args:
           local: `LocalState.local`, NumPy arrays [N, ...].
-          params: the weights, or their shapes.
+          params: weights, or their shapes.
           num_workers: M.
         """
         pairs = zip(local.reducers, self.layouts(params), strict=True)
@@ -220,16 +219,16 @@ class LocalSteps:
         return share_out(local._replace(reducers=()), describe(params), num_workers)._replace(reducers=reducers)
 
     def layouts(self, params: Any) -> list[Layout]:
-        """The tensors of each fragment of these weights."""
+        """Layouts of the fragments of these weights."""
         return [describe(self._select(params, number)) for number in range(self.timing.fragments)]
 
     def _where_due(self, do: Callable[[LocalState, int], LocalState], state: LocalState, ahead: int = 0) -> LocalState:
-        """`do(state, fragment)` for the fragment that is merged so many steps ahead, or nothing."""
+        """Calls `do(state, fragment)` for the fragment that is merged `ahead` steps from now, if there is one."""
         of_each = [functools.partial(do, number=number) for number in range(self.timing.fragments)]
         return jax.lax.switch(self.timing.due(state.count + ahead), [*of_each, lambda state: state], state)
 
     def _advance(self, state: LocalState, gradients: Sequence[Any], moments: Sequence[Any]) -> LocalState:
-        """One step of every worker's inner optimiser."""
+        """Takes one step of each worker's inner optimiser."""
         own = []
         for number, gradient in enumerate(gradients):
             before = jax.tree.map(lambda leaf, w=number: leaf[w], state.local._replace(moments=(), reducers=()))
@@ -240,7 +239,7 @@ class LocalSteps:
         return state._replace(count=state.count + 1, local=local._replace(reducers=state.local.reducers))
 
     def _exchange(self, state: LocalState, number: int) -> LocalState:
-        """Moves the shared weights of a fragment by the mean of the workers' changes."""
+        """Moves the shared weights of a fragment by the mean of the workers' changes of it."""
         before, own = self._select(state.params, number), self._select(state.local.params, number)
         changes = [{path: before[path] - own[path][w] for path in own} for w in range(self.virtual_workers or 1)]
         carried = CompressedMeanState(state.count, state.reducers[number], state.local.reducers[number])
@@ -255,7 +254,7 @@ class LocalSteps:
         )
 
     def _merge(self, state: LocalState, number: int) -> LocalState:
-        """Every worker goes on from the shared weights of a fragment, and from the mean of all moments."""
+        """Sets each worker's weights of a fragment to the shared ones, and its moments to the mean of all."""
         shared, own = self._select(state.params, number), self._select(state.local.params, number)
         merged = {path: _mix(shared[path], own[path], self.mixing) for path in shared}
         each = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local.moments) for w in range(self.virtual_workers or 1)]
@@ -265,23 +264,23 @@ class LocalSteps:
         return state._replace(moments=moments, local=local)
 
     def _select(self, tree: Any, number: int) -> dict[str, jax.Array]:
-        """The tensors of a fragment by path."""
+        """Tensors of a fragment by path."""
         layout, leaves = describe(tree), jax.tree.leaves(tree)
         return {layout.paths[place]: leaves[place] for place in split_layout(layout, self.timing.fragments)[number]}
 
 
 def _put(tree: Any, tensors: dict[str, jax.Array]) -> Any:
-    """The tree with these tensors at their paths."""
+    """Returns the tree with these tensors at their paths."""
     treedef, paths = jax.tree.structure(tree), describe(tree).paths
     return treedef.unflatten([tensors.get(*pair) for pair in zip(paths, jax.tree.leaves(tree), strict=True)])
 
 
 def _replace(parts: Sequence[Any], number: int, part: Any) -> list[Any]:
-    """The list with another entry at this place."""
+    """Returns the list with another entry at this place."""
     return [part if place == number else each for place, each in enumerate(parts)]
 
 
 def _mix(shared: jax.Array, own: jax.Array, share: float) -> jax.Array:
-    """shared + share * (own - shared), for every worker of `own` [V, ...]."""
+    """shared + share * (own - shared) for each worker of `own` [V, ...]."""
     shared = collectives.vary_as(jnp.broadcast_to(shared, own.shape), own)
     return shared + share * (own - shared) if share else shared

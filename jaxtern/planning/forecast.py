@@ -24,27 +24,16 @@ class Way(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """The cluster and job of a forecast.
+    """The cluster and job of a forecast."""
 
-    Attributes:
-      hosts: number of hosts.
-      devices: of each host.
-      network: links between hosts.
-      fast: links between the devices of a host.
-      compute_seconds: of a step without exchange, on one device.
-      overlap: whether messages travel during the computation.
-      hidden: fraction of the shorter of codec and wire that the longer hides.
-      timing: when local steps exchange.
-    """
-
-    hosts: int
-    devices: int
-    network: Network
-    fast: Network
-    compute_seconds: float
-    overlap: bool = False
-    hidden: float = 1.0
-    timing: Timing = EVERY_STEP
+    hosts: int  # number of hosts
+    devices: int  # of each host
+    network: Network  # links between hosts
+    fast: Network  # links between the devices of a host
+    compute_seconds: float  # of a step without exchange, on one device
+    overlap: bool = False  # whether messages travel during the computation
+    hidden: float = 1.0  # fraction of the shorter of codec and wire that the longer hides
+    timing: Timing = EVERY_STEP  # when local steps exchange
 
     def placement(self, workers: int, hierarchical: bool) -> Placement:
         """The placement of this many devices, host after host."""
@@ -113,7 +102,7 @@ class Forecast:
         return text + self._recommend_local_steps(best if exact < base else plain)
 
     def _recommend_local_steps(self, way: Way) -> str:
-        """How many local steps bring this way's step near its computation, where the exchange takes half as long."""
+        """Recommends local steps, as many as bring a step near its computation, if the exchange takes half as long."""
         compute, workers = self.scenario.compute_seconds, self.scenario.hosts * self.scenario.devices
         if self.scenario.timing.steps > 1 or self.here[way].total < 1.5 * compute or not compute:
             return ""

@@ -33,27 +33,16 @@ from jaxtern.kernels.radix import MAX_RADIX
 
 @dataclasses.dataclass(frozen=True)
 class QuantizerSpeed:
-    """The seconds of each stage for an element, on one worker.
+    """The seconds of each stage for an element, on one worker."""
 
-    Attributes:
-      flatten: joining several tensors to one vector, not needed on CPUs.
-      scales: moments of a gradient.
-      encode: float32 to words.
-      decode: words to float32, for any number of rows.
-      decode_row: in addition, for every row of words.
-      sum_row: adding an element of one worker to the sum of a shard ("scatter").
-      mean_row: adding it to the mean of a shard, with rounding ("two_way").
-      add: adding a 32-bit word in an all-reduce.
-    """
-
-    flatten: float = 0.0
-    scales: float = 0.0
-    encode: float = 0.0
-    decode: float = 0.0
-    decode_row: float = 0.0
-    sum_row: float = 0.0
-    mean_row: float = 0.0
-    add: float = 0.0
+    flatten: float = 0.0  # joining several tensors to one vector, not needed on CPUs
+    scales: float = 0.0  # moments of a gradient
+    encode: float = 0.0  # float32 to words
+    decode: float = 0.0  # words to float32, for any number of rows
+    decode_row: float = 0.0  # in addition, for every row of words
+    sum_row: float = 0.0  # adding an element of one worker to the sum of a shard ("scatter")
+    mean_row: float = 0.0  # adding it to the mean of a shard, with rounding ("two_way")
+    add: float = 0.0  # adding a 32-bit word in an all-reduce
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
@@ -61,17 +50,11 @@ class QuantizerSpeed:
 
 
 class StepTime(NamedTuple):
-    """The seconds of a step on every worker.
+    """The seconds of a step on every worker."""
 
-    Attributes:
-      compute: local gradients and update.
-      codec: compression and decompression.
-      wire: waiting for messages.
-    """
-
-    compute: float
-    codec: float
-    wire: float
+    compute: float  # local gradients and update
+    codec: float  # compression and decompression
+    wire: float  # waiting for messages
 
     @property
     def total(self) -> float:
@@ -83,20 +66,14 @@ INSIDE_HOST = Network(latency=1e-5, bandwidth=10e9)  # the default for links bet
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the workers of a step are.
+    """Where the workers of a step are."""
 
-    Attributes:
-      hosts: number of hosts, each with one link.
-      devices: of each host.
-      hierarchical: whether the devices of a host average their gradients as floats and are one worker together; else
-        every device is a worker.
-      fast: links between the devices of a host.
-    """
-
-    hosts: int
-    devices: int = 1
+    hosts: int  # number of hosts, each with one link
+    devices: int = 1  # of each host
+    # whether the devices of a host average their gradients as floats and are one worker together; else every device is
+    # a worker
     hierarchical: bool = False
-    fast: Network = INSIDE_HOST
+    fast: Network = INSIDE_HOST  # links between the devices of a host
 
     @property
     def num_workers(self) -> int:
@@ -110,23 +87,16 @@ class Placement:
 
 
 class Method(NamedTuple):
-    """The costs of a method.
+    """The costs of a method."""
 
-    Attributes:
-      elements: of all tensors.
-      traffic: placement -> what one worker sends in a step.
-      work: placement -> seconds of codec on one device.
-      joined: N -> bytes from other workers that the devices of one worker pass to each other.
-      hide: (placement, seconds of the wire, latency, hidden fraction) -> seconds of the wire that the codec leaves.
-      most_workers: the largest N it can serve.
-    """
-
-    elements: int
-    traffic: Callable[[Placement], Traffic]
-    work: Callable[[Placement], float]
+    elements: int  # of all tensors
+    traffic: Callable[[Placement], Traffic]  # placement -> what one worker sends in a step
+    work: Callable[[Placement], float]  # placement -> seconds of codec on one device
+    # N -> bytes from other workers that the devices of one worker pass to each other
     joined: Callable[[int], float] = lambda _: 0.0
+    # (placement, seconds of the wire, latency, hidden fraction) -> seconds of the wire that the codec leaves
     hide: Callable[[Placement, float, float, float], float] = lambda _, wire, *__: wire
-    most_workers: float = math.inf
+    most_workers: float = math.inf  # the largest N it can serve
 
 
 def measured_method(reducer: Reducer, layout: Layout, seconds: float, num_floats: int = 0) -> Method:

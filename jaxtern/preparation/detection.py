@@ -16,21 +16,13 @@ FORMATS = ("idx", "cifar", "imagenet", "images")  # in the order of detection
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read a source. Most fields are for one format, and refused for the others.
+    """How to read a source. Most fields are for one format, and refused for the others."""
 
-    Attributes:
-      format: one of FORMATS; None: detected.
-      validation_fraction: of "images", if there are no folders of splits; None: a tenth.
-      seed: of the choice of validation images.
-      coarse_labels: whether to take the 20 coarse classes of CIFAR-100.
-      labels, boxes: files of ImageNet, see `open_imagenet`.
-    """
-
-    format: str | None = None
-    validation_fraction: float | None = None
-    seed: int = 0
-    coarse_labels: bool = False
-    labels: Path | None = None
+    format: str | None = None  # one of FORMATS; None: detected
+    validation_fraction: float | None = None  # of "images", if there are no folders of splits; None: a tenth
+    seed: int = 0  # of the choice of validation images
+    coarse_labels: bool = False  # whether to take the 20 coarse classes of CIFAR-100
+    labels: Path | None = None  # labels, boxes: files of ImageNet, see `open_imagenet`
     boxes: tuple[Path, ...] = ()
 
     def __post_init__(self):

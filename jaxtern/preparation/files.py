@@ -20,17 +20,11 @@ TAR_ERRORS = (*_DAMAGE, OSError)
 
 
 class Member(NamedTuple):
-    """A file or folder in a container.
+    """A file or folder in a container."""
 
-    Attributes:
-      name: path within the container, with forward slashes.
-      location: the argument of the function that reads it.
-      size: in bytes; -1 for a folder.
-    """
-
-    name: str
-    location: tuple
-    size: int
+    name: str  # path within the container, with forward slashes
+    location: tuple  # the argument of the function that reads it
+    size: int  # in bytes; -1 for a folder
 
     @property
     def is_folder(self) -> bool:

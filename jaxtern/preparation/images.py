@@ -20,33 +20,21 @@ _STRAY_BYTES = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 
 @dataclass(frozen=True)
 class Rules:
-    """How images are stored.
+    """How images are stored."""
 
-    Attributes:
-      encoding: "jpeg" or "png".
-      channels: 1 if all images of the source are grey, else 3; decoders repeat the channel of a grey file.
-      shortest: images are shrunk, by averaging areas, until the shorter side has at most this many pixels.
-      quality: of images that are encoded as JPEG, 1 to 100.
-    """
-
-    encoding: Encoding
-    channels: int
+    encoding: Encoding  # "jpeg" or "png"
+    channels: int  # 1 if all images of the source are grey, else 3; decoders repeat the channel of a grey file
+    # images are shrunk, by averaging areas, until the shorter side has at most this many pixels
     shortest: int | None = None
-    quality: int = 95
+    quality: int = 95  # of images that are encoded as JPEG, 1 to 100
 
 
 class Stored(NamedTuple):
-    """An image as it is stored.
+    """An image as it is stored."""
 
-    Attributes:
-      content: bytes of a JPEG or PNG file.
-      shape: height and width in pixels.
-      repaired: whether the original file broke the rules, other than by its size.
-    """
-
-    content: bytes
-    shape: tuple[int, int]
-    repaired: bool
+    content: bytes  # bytes of a JPEG or PNG file
+    shape: tuple[int, int]  # height and width in pixels
+    repaired: bool  # whether the original file broke the rules, other than by its size
 
 
 def store_image(raw: bytes | np.ndarray, rules: Rules) -> Stored:

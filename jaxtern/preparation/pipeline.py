@@ -24,15 +24,10 @@ _HEAD = ("split", "shards", "images", "classes", "images a class", "size", "repa
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a preparation.
+    """The result of a preparation."""
 
-    Attributes:
-      splits: the results of the shards of each split.
-      remarks: of the source.
-    """
-
-    splits: dict[str, list[ShardResult]]
-    remarks: tuple[str, ...]
+    splits: dict[str, list[ShardResult]]  # the results of the shards of each split
+    remarks: tuple[str, ...]  # of the source
 
     def __str__(self) -> str:
         """A table with a line for each split, then the remarks."""

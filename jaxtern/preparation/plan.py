@@ -25,21 +25,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True)
 class Options:
-    """The options that decide which bytes are written.
+    """The options that decide which bytes are written."""
 
-    Attributes:
-      name: of the dataset; None: made from the source's path.
-      shards: files of each split; None: as many as give about 128 MB each.
-      resize_shortest: images with a longer shorter side, in pixels, are shrunk to this.
-      quality: of images that are encoded as JPEG, 1 to 100.
-      seed: of the order of examples.
-    """
-
-    name: str | None = None
-    shards: int | None = None
-    resize_shortest: int | None = None
-    quality: int = 95
-    seed: int = 0
+    name: str | None = None  # of the dataset; None: made from the source's path
+    shards: int | None = None  # files of each split; None: as many as give about 128 MB each
+    resize_shortest: int | None = None  # images with a longer shorter side, in pixels, are shrunk to this
+    quality: int = 95  # of images that are encoded as JPEG, 1 to 100
+    seed: int = 0  # of the order of examples
 
     def __post_init__(self):
         if self.name is not None and not _NAME.fullmatch(self.name):

@@ -23,22 +23,15 @@ _WRITER_OPTIONS = "group_size:1,uncompressed"
 
 @dataclass
 class ShardResult:
-    """The result of writing a shard.
+    """The result of writing a shard."""
 
-    Attributes:
-      images: number of images.
-      file_bytes: size of the file.
-      classes: number of images by label.
-      repaired: names of images that were encoded again because they broke the rules.
-      left_out: names of damaged images, each with the reason.
-      shapes: smallest and largest height, smallest and largest width in pixels; empty without images.
-    """
-
-    images: int = 0
-    file_bytes: int = 0
-    classes: dict[str, int] = field(default_factory=dict)
+    images: int = 0  # number of images
+    file_bytes: int = 0  # size of the file
+    classes: dict[str, int] = field(default_factory=dict)  # number of images by label
+    # names of images that were encoded again because they broke the rules
     repaired: list[str] = field(default_factory=list)
-    left_out: list[list[str]] = field(default_factory=list)
+    left_out: list[list[str]] = field(default_factory=list)  # names of damaged images, each with the reason
+    # smallest and largest height, smallest and largest width in pixels; empty without images
     shapes: list[int] = field(default_factory=list)
 
     def add(self, item: Item, stored: Stored) -> None:

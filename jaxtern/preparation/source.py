@@ -13,45 +13,28 @@ Box = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax, as fractions 
 
 
 class Item(NamedTuple):
-    """One example.
+    """One example."""
 
-    Attributes:
-      name: its file in the source, for people.
-      label: its class, from 0.
-      location: the argument of the source's `read`.
-      size: bytes of the image in the source.
-      boxes: of objects in the image; empty if not known.
-    """
-
-    name: str
-    label: int
-    location: tuple
-    size: int
-    boxes: tuple[Box, ...] = ()
+    name: str  # its file in the source, for people
+    label: int  # its class, from 0
+    location: tuple  # the argument of the source's `read`
+    size: int  # bytes of the image in the source
+    boxes: tuple[Box, ...] = ()  # of objects in the image; empty if not known
 
 
 @dataclass(frozen=True)
 class Source:
-    """Labelled images.
+    """Labelled images."""
 
-    Attributes:
-      class_names: one a label.
-      splits: items by split, in the source's order.
-      read: location -> bytes of a file, or pixels uint8[H, W, C]; can be pickled for worker processes. Raises
-        DamagedImage if only this image is lost, ValueError or OSError if more is.
-      encoding: how to store images: "png" if all are lossless in the source, else "jpeg".
-      grey: whether all images have one channel; None: to be found out from the images.
-      has_boxes: whether examples have boxes.
-      remarks: lines for the user on how the source was read.
-    """
-
-    class_names: tuple[str, ...]
-    splits: dict[str, list[Item]]
+    class_names: tuple[str, ...]  # one a label
+    splits: dict[str, list[Item]]  # items by split, in the source's order
+    # location -> bytes of a file, or pixels uint8[H, W, C]; can be pickled for worker processes. Raises DamagedImage if
+    # only this image is lost, ValueError or OSError if more is.
     read: Callable[[tuple], bytes | np.ndarray]
-    encoding: Encoding
-    grey: bool | None = None
-    has_boxes: bool = False
-    remarks: tuple[str, ...] = ()
+    encoding: Encoding  # how to store images: "png" if all are lossless in the source, else "jpeg"
+    grey: bool | None = None  # whether all images have one channel; None: to be found out from the images
+    has_boxes: bool = False  # whether examples have boxes
+    remarks: tuple[str, ...] = ()  # lines for the user on how the source was read
 
 
 def read_pixels(location: tuple) -> np.ndarray:

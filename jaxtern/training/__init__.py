@@ -1,10 +1,10 @@
-"""Recipes, the step, the run and what it saves; and what a recipe's file adds of its own, by name.
+"""Recipes, the step, the run and what it saves; and losses and writers that a recipe's file may add by name.
 
 Attributes:
-  LOSSES: (float32[..., K] logits, int32[...] targets) to a dict of float[...], one number a target: "loss", which
-    training lessens, and metrics, of which the means are logged; both in training and in evaluation.
-  WRITERS: (the run's folder, its recipe as a dict) to a function that is given every record, a step and a dict of
-    floats by name, in process 0.
+  LOSSES: functions (float32[..., K] logits, int32[...] targets) -> dict of float[...], one number for each target:
+    "loss", which training minimises, and metrics, whose means are logged; used in training and in evaluation.
+  WRITERS: functions (the run's folder, its recipe as a dict) -> a function that receives every record in process 0, as
+    a step and a dict of floats by name.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
-"""The native implementation's library: C, which a wheel may carry compiled; else it is compiled at first use, and kept.
+"""The native implementation's C library: from the wheel, or compiled at first use and cached.
 
-The sources are the C files beside this one. They need jaxlib's C header of XLA's foreign function interface, so what
-is kept depends on both, and on the compiler and the processor: a library is found by a digest of them all, and another
-machine that shares the folder compiles its own.
+The sources are the C files beside this one; they need jaxlib's C header of XLA's foreign function interface. The cache
+finds a library by a digest of both, of the compiler and of the processor, so machines may share the folder.
 """
 
 import contextlib
@@ -27,28 +26,28 @@ HEADER = Path("xla", "ffi", "api", "c_api.h")
 FLAGS = [
     *("-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-fPIC", "-shared", "-pthread"),
     *("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
-    # Without it compilers take vectors of half the width on some processors that have AVX-512.
+    # Without it, compilers use vectors of half the width on some processors that have AVX-512.
     *(["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []),
 ]
 INPUTS = [*(str(path) for path in SOURCES if path.suffix == ".c"), "-lm", "-I", jax.ffi.include_dir()]
-# By machine: what a wheel carries code for (-march), the fastest first, and the features that a processor needs for it.
+# By machine: the levels (-march) that a wheel may carry, the fastest first, and the processor features that they need.
 _V3 = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _V4 = {*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 LEVELS = {"x86_64": {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64": set()}, "aarch64": {"armv8-a": set()}}
-SECONDS = 120  # to compile; it takes about one
+SECONDS = 120  # limit for compiling, which takes about one
 
 _lock = threading.Lock()
 
 
 def why_not_native() -> str:
-    """Why the library cannot be had, in a clause; nothing where it can."""
+    """Why the library cannot be used, in a clause; "" if it can."""
     with _lock:
         return _load()
 
 
 @functools.cache
 def target_of(op: str) -> str:
-    """The name that XLA knows an op by. Programs that JAX keeps on disk hold it, so it changes with the sources."""
+    """XLA's name of an op. Programs in JAX's cache contain it, so it changes with the sources."""
     return f"jaxtern_{op}_{_digest(path.read_bytes() for path in SOURCES)[:16]}"
 
 
@@ -76,23 +75,18 @@ def _register(path: Path) -> None:
 
 
 class CannotBuild(Exception):
-    """Why there is no library, in a clause."""
+    """The reason why there is no library, in a clause."""
 
 
 def find_built_in() -> Path | None:
-    """The fastest library of the wheel that this processor runs; None without a wheel that carries any."""
+    """The wheel's fastest library that this processor can run; None if the wheel carries none."""
     features = {word for line in _processor() for word in line.split()}
     fitting = [level for level, needed in LEVELS.get(platform.machine(), {}).items() if needed <= features]
     return next((path for level in fitting if (path := FOLDER / f"native-{level}.so").is_file()), None)
 
 
 def build() -> Path:
-    """The library: compiled now, or whole in the cache from before.
-
-    Raises:
-      CannotBuild: where it cannot be compiled.
-      OSError: where it cannot be kept.
-    """
+    """Compiles the library, unless it is in the cache; raises CannotBuild, or OSError if it cannot be kept."""
     compiler, header = find_compiler(), Path(jax.ffi.include_dir()) / HEADER
     if not header.is_file():
         raise CannotBuild(f"jaxlib has no header {header}")
@@ -116,7 +110,7 @@ def find_compiler() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """The user's own, which nobody else can put a library into."""
+    """The cache folder of the user, to which nobody else may write."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     folder = (base if base.is_absolute() else Path.home() / ".cache") / "jaxtern"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,7 +121,7 @@ def cache_folder() -> Path:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is there and ends with the digest of what is before it; a loader ends the process on less."""
+    """Whether a file exists and ends with the digest of the rest; a loader crashes on a damaged library."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -136,7 +130,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Compiles beside `path` and renames, so that others find all of it or nothing."""
+    """Compiles to a file beside `path` and renames it, so that others find all of it or nothing."""
     handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     os.close(handle)
     try:
@@ -154,7 +148,7 @@ def _compile(command: list[str], path: Path) -> None:
 
 
 def _processor() -> list[str]:
-    """What the compiler makes code for: the machine, and the model and features as Linux lists them."""
+    """The machine, and the processor's model and features as Linux lists them."""
     names = ("model name", "flags", "Features", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

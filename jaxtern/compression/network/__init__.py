@@ -1,1 +1,1 @@
-"""The links between workers: what they take, and how they are measured."""
+"""The links between workers: their cost model, and how they are measured."""

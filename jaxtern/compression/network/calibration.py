@@ -1,4 +1,4 @@
-"""The links of a running mesh, measured: alpha and beta of the cost model."""
+"""Measures the links of a running mesh: alpha and beta of the cost model."""
 
 import statistics
 import time
@@ -12,24 +12,24 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtern.compression import collectives
 from jaxtern.compression.network.links import Network, all_gather, all_reduce
 
-SECONDS = 1.5  # for everything, compilation left out
+SECONDS = 1.5  # for all measurements, without compilation
 FIRST_WORDS, MAX_WORDS = 2**14, 2**22  # of each worker
-ENOUGH_SECONDS = 0.1  # of one collective, from which on a larger one tells nothing new
+ENOUGH_SECONDS = 0.1  # a collective that takes longer is large enough
 
 
 def calibrate(
     mesh: Mesh, axis_name: str | tuple[str, ...], *, latency: float | None = None, bandwidth: float | None = None
 ) -> Network:
-    """Measures the links between the workers of a mesh, in less than two seconds beside compilation.
+    """Measures the links between the workers of a mesh, in less than two seconds plus compilation.
 
-    The latency is that of a message of a tiny all-reduce, the bandwidth that of all-gathers which grow until one takes
-    a tenth of a second. All hosts return the same: that of the slowest link. Every process of the mesh must call it.
+    The latency is that of a message of a tiny all-reduce; the bandwidth is that of an all-gather of about 0.1 s. All
+    hosts return the values of the slowest link. Every process of the mesh must call it.
 
     Args:
-      mesh: the devices.
-      axis_name: axes over which the workers lie, as in `compressed_mean`.
-      latency: seconds; what this host is to take instead of measuring.
-      bandwidth: bytes a second, likewise. Hosts may be given different ones; the slowest counts.
+      mesh: mesh of the devices.
+      axis_name: axes over the workers, as in `compressed_mean`.
+      latency: seconds, to use on this host instead of measuring.
+      bandwidth: bytes a second, likewise. Hosts may pass different values; the slowest counts.
 
     Raises:
       ValueError: for an axis that the mesh does not have, or a number out of its range.
@@ -43,7 +43,7 @@ def calibrate(
     num_workers = int(np.prod([mesh.shape[name] for name in names]))
     if num_workers == 1:
         return given
-    # Measured even where it is given here: another host may have to, and a collective takes all of them.
+    # Measured even if it is given here, as another host may need it, and collectives take all hosts.
     one_word = _rows(mesh, names, np.zeros(1, np.uint32))
     alpha = _median_seconds(_over(mesh, names, lambda x: collectives.maximum(x, names)), one_word)
     alpha /= all_reduce(1, num_workers).messages
@@ -62,7 +62,7 @@ def _measure_bandwidth(mesh: Mesh, names: tuple[str, ...], num_workers: int, alp
         traffic = all_gather(width, num_workers)
         bandwidth = traffic.bytes / max(seconds - traffic.messages * alpha, 0.1 * seconds)
         spent = time.perf_counter() - begin
-        # All processes must agree to go on, so they go by what the slowest of them has seen.
+        # All processes must agree to go on, so they use the times of the slowest.
         seconds, spent = (float(x) for x in _slowest(mesh, names, [seconds, spent]))
         if seconds > ENOUGH_SECONDS or width >= MAX_WORDS or spent + 16 * seconds > SECONDS:
             return bandwidth
@@ -85,7 +85,7 @@ def _over(mesh: Mesh, names: tuple[str, ...], function: Callable) -> Callable:
 
 
 def _rows(mesh: Mesh, names: tuple[str, ...], row: np.ndarray) -> jax.Array:
-    """[workers, width]: a row of each worker, which this host has for all of its own."""
+    """An array [workers, width] with this host's row for each of its own workers."""
     num_workers = int(np.prod([mesh.shape[name] for name in names]))
     rows = np.broadcast_to(row, (num_workers, row.size))
     sharding = NamedSharding(mesh, PartitionSpec(names))

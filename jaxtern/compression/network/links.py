@@ -1,8 +1,8 @@
 """Bytes and seconds on the wire, by the alpha-beta model of collectives.
 
-A collective of N workers is a row of messages, each of which costs a latency (alpha), and of bytes, which cost the
-inverse of the bandwidth (beta). Rings: an all-reduce of B bytes sends 2 (N - 1) B / N in 2 (N - 1) messages, an
-all-gather of B bytes each (N - 1) B in N - 1, an all-to-all of B bytes each (N - 1) B / N in N - 1. See Thakur et al.,
+Each message of a collective costs a latency (alpha), and each byte the inverse of the bandwidth (beta). In rings of N
+workers, an all-reduce of B bytes sends 2 (N - 1) B / N bytes in 2 (N - 1) messages; an all-gather of B bytes from each
+worker sends (N - 1) B in N - 1; an all-to-all of B bytes from each sends (N - 1) B / N in N - 1. See Thakur et al.,
 Optimization of Collective Communication Operations in MPICH, 2005.
 """
 
@@ -18,12 +18,12 @@ class Traffic(NamedTuple):
     """What one worker sends in an update.
 
     Attributes:
-      bytes: of all messages.
-      messages: one after the other.
+      bytes: bytes of all messages.
+      messages: number of messages, one after the other.
       ways: names of the exchanges, for reports.
-      of_tensors: bytes of each tensor of the layout; None: an equal part for each element.
-      direct: of the bytes those that go straight to each other worker, where others go round a ring.
-      saved: of the bytes those that a perfect coder of the same digits would not send, as far as digits are foreseen.
+      of_tensors: bytes of each tensor of the layout; None: the same for each element.
+      direct: bytes that go straight to each other worker; the rest goes round a ring.
+      saved: bytes that a perfect coder of the same digits would save, where the digits' distribution is known.
     """
 
     bytes: float = 0.0
@@ -39,7 +39,7 @@ class Traffic(NamedTuple):
         return Traffic(self.bytes + other.bytes, self.messages + other.messages, ways, direct=direct, saved=saved)
 
     def over(self, steps: int) -> "Traffic":
-        """Of one step on average, where the traffic is that of so many."""
+        """The traffic of an average step, if this is that of `steps` steps."""
         sent, messages = self.bytes / steps, self.messages / steps
         return self._replace(bytes=sent, messages=messages, direct=self.direct / steps, saved=self.saved / steps)
 
@@ -49,8 +49,8 @@ class Network:
     """The links between workers.
 
     Attributes:
-      latency: alpha, seconds that a message takes whatever its size.
-      bandwidth: bytes a second that a worker can send, while it receives as many.
+      latency: alpha, seconds that a message takes, whatever its size.
+      bandwidth: bytes a second that a worker can send while it receives as many.
     """
 
     latency: float = 1e-4
@@ -61,28 +61,28 @@ class Network:
         require_number("bandwidth", self.bandwidth, 1.0)
 
     def seconds(self, traffic: Traffic) -> float:
-        """Time of the traffic, if nothing else is in the way."""
+        """The time of the traffic alone."""
         return traffic.messages * self.latency + traffic.bytes / self.bandwidth
 
 
 def all_reduce(num_words: float, num_workers: int) -> Traffic:
-    """Of words of 32 bits, summed over the workers."""
+    """Traffic of an all-reduce of 32-bit words."""
     return _if_any(4 * num_words * 2 * (num_workers - 1) / num_workers, 2 * (num_workers - 1))
 
 
 def all_gather(num_words: float, num_workers: int) -> Traffic:
-    """Of so many words of each worker."""
+    """Traffic of an all-gather of so many words from each worker."""
     return _if_any(4.0 * num_words * (num_workers - 1), num_workers - 1)
 
 
 def all_to_all(num_words: float, num_workers: int) -> Traffic:
-    """Of so many words of each worker, an equal part for each."""
+    """Traffic of an all-to-all of so many words from each worker, an equal part for each."""
     total = _if_any(4 * num_words * (num_workers - 1) / num_workers, num_workers - 1)
     return total._replace(direct=total.bytes)
 
 
 def mean_in_order(sizes: Sequence[int], num_workers: int, itemsize: int = 4) -> Traffic:
-    """Of the mean of float tensors of so many elements, of so many bytes each, as `Group.mean` takes it."""
+    """Traffic of `Group.mean` of float tensors with these sizes."""
     total = Traffic()
     for run in runs_of(sizes):
         num_words = -(-sum(sizes[place] for place in run) * itemsize // 4)
@@ -95,5 +95,5 @@ def mean_in_order(sizes: Sequence[int], num_workers: int, itemsize: int = 4) -> 
 
 
 def _if_any(num_bytes: float, messages: int) -> Traffic:
-    """No bytes, no messages: nothing is exchanged."""
+    """Traffic that has no messages if it has no bytes."""
     return Traffic(num_bytes, messages) if num_bytes else Traffic()

@@ -1,1 +1,1 @@
-"""The radix reducer: quantizer, scales, exchanges and the pipeline, none of it visible outside but the reducers."""
+"""The radix reducers: quantizer, scales, exchanges and the pipeline; the rest of the package uses only the reducers."""

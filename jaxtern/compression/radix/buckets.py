@@ -1,4 +1,4 @@
-"""Buckets: which tensors travel together, and where their noise begins."""
+"""Buckets: tensors that travel together."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,33 +7,27 @@ from jaxtern.compression.reducer import Layout
 from jaxtern.kernels.noise import LANES
 from jaxtern.kernels.radix import RUN
 
-BUCKET_SIZE = 2**22  # elements, if nothing else is said: some milliseconds of a link of 1 Gbit/s
+BUCKET_SIZE = 2**22  # elements, by default: some milliseconds of a link of 1 Gbit/s
 
 
 class Bucket(NamedTuple):
-    """Tensors that are exchanged together.
+    """Tensors that are exchanged together."""
 
-    Attributes:
-      places: among the layout's tensors, in the order of the bucket.
-      sizes: elements of each.
-      position: of the first element in the stream of noise, a multiple of 512.
-    """
-
-    places: tuple[int, ...]
-    sizes: tuple[int, ...]
-    position: int
+    places: tuple[int, ...]  # places in the layout, in the order of the bucket
+    sizes: tuple[int, ...]  # elements of each tensor
+    position: int  # place of the first element in the stream of noise, a multiple of 512
 
     @property
     def size(self) -> int:
-        """Elements of all."""
+        """Elements of all tensors."""
         return sum(self.sizes)
 
 
 def plan_buckets(layout: Layout, bucket_size: int | None) -> list[Bucket]:
-    """Every tensor in one bucket, the last tensors first, as their gradients are ready first.
+    """Puts each tensor into a bucket; the last tensors come first, as their gradients are ready first.
 
-    A tensor of `bucket_size` elements or more is a bucket; smaller neighbours share one until it has so many. With None
-    all travel together. Tensors that vary over different axes never do.
+    A tensor of `bucket_size` elements or more is a bucket of its own; smaller neighbours share one until it has as
+    many. With None, all tensors share one. Tensors that vary over different axes never share a bucket.
     """
     sizes, buckets, position = layout.sizes, [], 0
     for places in layout.kinds:
@@ -47,7 +41,7 @@ def plan_buckets(layout: Layout, bucket_size: int | None) -> list[Bucket]:
 
 
 def _group(places: list[int], sizes: tuple[int, ...], bucket_size: int) -> Iterator[tuple[int, ...]]:
-    """Neighbours until they have `bucket_size` elements; a large tensor stands alone."""
+    """Groups neighbours until they have `bucket_size` elements; a large tensor is alone."""
     group: list[int] = []
     for place in places:
         if sizes[place] >= bucket_size:

@@ -1,4 +1,4 @@
-"""On CPUs: the memory of the tensors themselves, out of which pieces are encoded and into which means are decoded."""
+"""On CPUs, pieces are encoded from the tensors' own memory, and means decoded into it."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,17 @@ from jaxtern.kernels.segments import split
 
 
 class Memory:
-    """The tensors of one worker, which hold gradients at first and means in the end; no bucket is ever joined.
+    """The tensors of one worker, which hold gradients at first and means in the end; buckets are not joined.
 
     Attributes:
       tensors: float32, in the order of the layout.
-      sent: None; who asks for it takes `pipeline.Buckets`.
+      sent: None; `pipeline.Buckets` gives it.
     """
 
     sent = None
 
     def __init__(self, plan: Plan, tensors: Tensors, group: Group):
-        """Shares the scales of all buckets, by one collective."""
+        """Shares the scales of all buckets with one collective."""
         self.tensors: Tensors = list(tensors)
         self._plan, self._group, (self._bits,) = plan, group, plan.quantizer.bits(group)
         ordered = [tensors[place] for bucket in plan.buckets for place in bucket.places]
@@ -50,7 +50,7 @@ class Memory:
         put(self.tensors, places, means)
 
     def _touched(self, piece: Piece, scales: list[jax.Array]) -> tuple[tuple[int, ...], jax.Array, tuple[int, int]]:
-        """The tensors in which a piece lies, their scales, and its first element in them and its size."""
+        """The places of a piece's tensors, their scales, and the piece's (start, size) in them."""
         bucket, count = self._plan.buckets[piece.number], self._plan.quantizer.num_scales
         ends = np.cumsum(bucket.sizes)
         first = int(np.searchsorted(ends, piece.start, side="right"))

@@ -1,6 +1,6 @@
-"""The exchanges: ways of the words of a bucket from every worker to all, each with what it sends.
+"""The exchanges: ways to bring the uint32 words of a bucket from every worker to all, and the traffic of each.
 
-Words travel as uint32. What an exchange leaves in the end, `Received`, is the same on every device.
+The result, `Received`, is the same on every device.
 """
 
 import functools
@@ -16,16 +16,16 @@ from jaxtern.compression.reducer import Group
 from jaxtern.kernels import follow
 from jaxtern.kernels.segments import fill_up
 
-_PAIR_LATENCIES = 20  # that a message of a round of pairs must take, so that waiting for all hosts is worth its bytes
+_PAIR_LATENCIES = 20  # a message of a round of pairs must take so many, to be worth that all hosts wait
 
 
 class Exchange:
-    """One way of the words.
+    """A way of the words from every worker to all.
 
     Attributes:
-      name: in arguments and reports.
+      name: name in arguments and reports.
       exact: whether its mean is the mean of what the workers sent.
-      adds: whether it adds words, which those of too many workers cannot be.
+      adds: whether it adds words, which is possible only up to some number of workers.
       is_double: whether it takes a second collective.
     """
 
@@ -35,24 +35,24 @@ class Exchange:
     is_double = False
 
     def num_added(self, num_workers: int) -> int:
-        """Workers whose words are added on the way."""
+        """The number of workers whose words are added on the way."""
         return 1
 
     def send(self, quantizer: Quantizer, words: jax.Array, group: Group, links: Network) -> Received:
-        """Sends uint32[V, W] words of the workers on this device; where a second collective follows, to shards."""
+        """Sends uint32[V, W] words of the workers on this device; to shards if a second collective follows."""
         raise NotImplementedError
 
     def receive(
         self, quantizer: Quantizer, sent: Received, size: int, group: Group, position: int, after: jax.Array
     ) -> Received:
-        """Runs the second collective, if there is one, not before the array `after` exists.
+        """Runs the second collective, if there is one, once the array `after` exists.
 
-        `size` is the number of elements whose words they are, `position` that of the first one in the noise.
+        `size` is the number of elements, `position` the place of the first one in the noise.
         """
         return sent
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
-        """What one worker sends of the words of so many elements."""
+        """What one worker sends for a bucket of `size` elements."""
         raise NotImplementedError
 
 
@@ -97,7 +97,7 @@ class Scatter(Exchange):
     name, adds, is_double = "scatter", True, True
 
     def _added_in_shards(self, num_workers: int) -> int:
-        """Workers whose digits a word of the second collective adds."""
+        """The number of workers whose digits a word of the second collective adds."""
         return num_workers if self.adds else 1
 
     def send(self, quantizer: Quantizer, words: jax.Array, group: Group, links: Network) -> Received:
@@ -121,7 +121,7 @@ class Scatter(Exchange):
         return Received(words, num_added, num_added, kept=(*sent.kept, result))
 
     def _middle(self, quantizer: Quantizer, words: jax.Array, group: Group, position: int) -> jax.Array:
-        """uint32[N, W] words of a shard to the words that go back."""
+        """Turns uint32[N, W] words of a shard into the words that go back."""
         return quantizer.add_shards(words)
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
@@ -135,7 +135,7 @@ class Scatter(Exchange):
 
 
 class TwoWay(Scatter):
-    """As `Scatter`, but every device rounds the mean of its shard to levels once more, so that less goes back."""
+    """Like `Scatter`, but each device rounds the mean of its shard to levels again, so that less goes back."""
 
     name, exact, adds = "two_way", False, False
 
@@ -149,10 +149,9 @@ EXCHANGES: dict[str, Exchange] = {each.name: each for each in (Gather(), Sum(), 
 
 
 def choose_exchange(name: str, quantizer: Quantizer, size: int, num_workers: int, links: Network) -> Exchange:
-    """The exchange of this name; of "auto" the exact one that takes the least time for so many elements.
+    """The exchange of this name; for "auto", the exact one that takes the least time for so many elements.
 
-    Raises:
-      ValueError: for "sum" and "scatter" where the words of so many workers cannot be added.
+    Raises ValueError for "sum" and "scatter" if the words of so many workers cannot be added.
     """
     can_add = quantizer.can_add(num_workers)
     if name == "auto":

@@ -1,40 +1,35 @@
-"""How a normal variable is rounded to levels with the least noise, and without bias: what rotated elements are."""
+"""Rounds a normal variable, as rotated elements are, to levels: without bias, with the least noise."""
 
 import functools
 from typing import NamedTuple
 
 import numpy as np
-import scipy  # its parts are imported when they are used
+import scipy  # imports its parts when they are used
 
 ROUNDINGS = ("stochastic", "dither", "nearest")
-MIN_SCALE = 1.5  # deviations; below sqrt(pi / 2) = 1.253 no stretch makes up for what is clipped
+MIN_SCALE = 1.5  # deviations; below sqrt(pi / 2) = 1.253, no stretch makes up for clipping
 MAGNITUDE = np.sqrt(2 / np.pi)  # E|x| of a normal variable
 SHAPES = np.linspace(0.05, 1, 77)  # (E|x|)^2 / E[x^2] of a table's rows; 2 / pi of a normal variable
 
 _X = np.linspace(-8, 8, 4001)
 _MANY = 16  # workers
-_FINE = 64  # levels, from which on the nearest is as good as x itself
+_FINE = 64  # levels; above, the nearest one is as good as x itself
 _DENSITY = np.exp(-_X * _X / 2) / np.exp(-_X * _X / 2).sum()
 
 
 class Code(NamedTuple):
-    """Rounding of x from N(0, 1) to y = s/L q(L a x / s), q being levels of -L to L.
+    """Rounding of x from N(0, 1) to y = s/L q(L a x / s), where q rounds to a level of -L to L.
 
-    a stretches x so that E[x y] = E[x^2]: what is lost by clipping, or by rounding to the nearest, is made up for.
-
-    Attributes:
-      levels: L.
-      rounding: a name of ROUNDINGS.
-      scale: s, in deviations: the largest value.
+    a stretches x so that E[x y] = E[x^2], which makes up for clipping and for rounding to the nearest.
     """
 
-    levels: int
-    rounding: str
-    scale: float
+    levels: int  # L
+    rounding: str  # a name of ROUNDINGS
+    scale: float  # s, the largest value, in deviations
 
     @property
     def noise(self) -> float:
-        """E[(y - x)^2]: of the energy of one worker's gradient."""
+        """E[(y - x)^2], in units of E[x^2]."""
         unit = self.scale / self.levels
         if self.rounding == "nearest":
             level = np.arange(1, self.levels + 1)
@@ -45,7 +40,7 @@ class Code(NamedTuple):
         return float(_DENSITY @ (scaled * scaled + variance) * unit * unit - 1)
 
     def digits(self, drawn: np.ndarray) -> np.ndarray:
-        """int[draws, x] of x from -8 to 8, for each draw of u in [0, 1)."""
+        """int[draws, x], the digits of x from -8 to 8, for each draw of u in [0, 1)."""
         return np.floor(self._scaled() + self.levels + drawn[:, None]).astype(int)
 
     @property
@@ -58,9 +53,9 @@ class Code(NamedTuple):
 
 @functools.cache
 def entropy(code: Code, num_workers: int = 1) -> float:
-    """Bits that a perfect coder needs for the sum of the digits of independent workers.
+    """Bits that a perfect coder needs for the sum of the digits of independent workers, in the mean over dithers.
 
-    Of a dither, which the receiver knows, it is the mean over what that may be. Sums of many are normal variables.
+    Sums of many workers are taken as normal variables.
     """
     drawn = np.array([0.5]) if code.rounding == "nearest" else (np.arange(64) + 0.5) / 64
     shares = np.stack([np.bincount(row, _DENSITY, 2 * code.levels + 1) for row in code.digits(drawn)])
@@ -79,19 +74,19 @@ def entropy(code: Code, num_workers: int = 1) -> float:
 
 @functools.cache
 def best_code(levels: int, rounding: str) -> Code:
-    """Of the codes whose noise is the least, within a twentieth, that of the largest scale: it clips the least."""
+    """The code of the largest scale, which clips least, among those within a twentieth of the least noise."""
     codes = [Code(levels, rounding, scale / 20) for scale in range(round(20 * MIN_SCALE), 120)]
     noises = [max(code.noise, 1e-6) for code in codes]
     return [code for code, noise in zip(codes, noises, strict=True) if noise <= 1.05 * min(noises)][-1]
 
 
 def stretches(levels: int, rounding: str, shape: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """a of `Code`, by bisection, for variables of these shapes and scales s E|x| / E[x^2], arrays that broadcast.
+    """a of `Code`, by bisection, for variables of these shapes and scales s E|x| / E[x^2], which broadcast.
 
-    Above 2 / pi they are sign plus normal, as sums are in which few elements weigh most; below, normal in a part of the
-    block and zero in the rest.
+    Variables with a shape above 2 / pi are modelled as sign plus normal, like sums that few elements dominate. Below,
+    they are normal in a part of the block and zero in the rest.
     """
-    shares = np.linspace(0, 0.999, 1000)  # of the energy that is the sign's
+    shares = np.linspace(0, 0.999, 1000)  # of the energy in the sign
     magnitudes = _beyond(np.zeros(shares.shape), np.sqrt(shares), np.sqrt(1 - shares))
     centre = np.interp(shape, magnitudes**2, np.sqrt(shares))
     present = np.minimum(shape / MAGNITUDE**2, 1.0)
@@ -108,7 +103,7 @@ def stretches(levels: int, rounding: str, shape: np.ndarray, scale: np.ndarray) 
 def _inner(
     levels: int, rounding: str, stretch: np.ndarray, largest: np.ndarray, centre: np.ndarray, deviation: np.ndarray
 ) -> np.ndarray:
-    """E[x y], where x is `centre` plus a normal variable, and y is what stands for it."""
+    """E[x y], where x is `centre` plus a normal variable."""
     if rounding == "nearest" and levels <= _FINE:
         thresholds = ((k + 0.5) * largest / (levels * stretch) for k in range(levels))
         return largest / levels * sum(_beyond(each, centre, deviation) for each in thresholds)
@@ -134,7 +129,7 @@ def _normal(x: np.ndarray) -> np.ndarray:
 
 
 def scales_of(code: Code) -> np.ndarray:
-    """s E|x| / E[x^2] of a table's columns: from that of the worker whose scale is shared, to four times it."""
+    """s E|x| / E[x^2] of a table's columns: from the code's own scale, to four times it."""
     return code.scale * MAGNITUDE * np.linspace(1, 4, 256)
 
 

@@ -15,32 +15,23 @@ from jaxtern.compression.reducer import Group, Tensors, put
 from jaxtern.kernels import concatenate, follow
 from jaxtern.kernels.segments import split
 
-_AHEAD = 2  # pieces: one on its way, one ready to follow it
-_KEPT = 3  # pieces, whose operands keep their memory
+_AHEAD = 2  # pieces: one on its way, one ready to follow
+_KEPT = 3  # pieces whose operands keep their memory
 
 
 class Plan(NamedTuple):
-    """What is decided when a reduction is traced.
+    """Decisions made when a reduction is traced."""
 
-    Attributes:
-      buckets: tensors that travel together.
-      quantizer: of their elements.
-      exchanges: of each bucket.
-      links: between the workers.
-      piece_size: elements; a larger bucket travels in pieces of about so many. None: whole.
-      is_in_place: whether means take the memory of the tensors.
-    """
-
-    buckets: list[Bucket]
-    quantizer: Quantizer
-    exchanges: list[Exchange]
-    links: Network
-    piece_size: int | None = None
-    is_in_place: bool = False
+    buckets: list[Bucket]  # tensors that travel together
+    quantizer: Quantizer  # quantizer of all elements
+    exchanges: list[Exchange]  # exchange of each bucket
+    links: Network  # links between the workers
+    piece_size: int | None = None  # elements of a piece, about; larger buckets travel in pieces. None: whole.
+    is_in_place: bool = False  # whether means take the memory of the tensors
 
 
 class Piece(NamedTuple):
-    """Elements from `start` on, `size` of them, of bucket `number`; the first one's `position` in the noise."""
+    """`size` elements from `start` of bucket `number`; `position` is the first one's place in the noise."""
 
     number: int
     start: int
@@ -49,16 +40,16 @@ class Piece(NamedTuple):
 
 
 def run(plan: Plan, pieces: Sequence[Piece], store: Any, group: Group) -> None:
-    """Exchanges all pieces, one behind another, out of and into `Buckets`, or `cpu_chain.Memory`.
+    """Exchanges all pieces, one after another, from and to `Buckets` or `cpu_chain.Memory`.
 
-    While piece i is on its way, i + 2 is encoded and i - 1 decoded. Of an exchange of two collectives the second one
-    follows the first one of the next piece, which leaves what is computed between them that time. The operands of a
-    collective are kept a few pieces longer: XLA would give their memory to something that then waits for it.
+    While piece i is on its way, i + 2 is encoded and i - 1 decoded. In an exchange of two collectives, the second one
+    follows the first one of the next piece, which leaves time to compute between them. The operands of collectives are
+    kept for a few pieces, as XLA would give their memory to something that then waits for it.
     """
     sent: list[Received] = []
     received: list[Received] = []
     words = [store.encode(piece, ()) for piece in pieces[:_AHEAD]]
-    # What the next collective follows; where XLA orders the rest, the first one waits for nothing.
+    # What the next collective follows; for whole buckets XLA orders the rest, and the first one waits for nothing.
     before: list[jax.Array] = words[1:] if plan.piece_size is not None else []
     for turn, piece in enumerate([*pieces, None]):
         if piece is not None:
@@ -77,11 +68,11 @@ def run(plan: Plan, pieces: Sequence[Piece], store: Any, group: Group) -> None:
 
 
 class Buckets:
-    """Whole buckets, each joined to a vector for the kernels: for any device and any number of workers on it.
+    """Whole buckets, each joined to a vector for the kernels, on any device and with any number of workers.
 
     Attributes:
       tensors: means, once all are decoded.
-      sent: of each worker here its own tensors as decoded; None where the group does not ask.
+      sent: each worker's own tensors as decoded; None if the group does not ask.
     """
 
     def __init__(self, plan: Plan, workers: Sequence[Tensors], group: Group):
@@ -92,7 +83,7 @@ class Buckets:
         self._scales: dict[int, jax.Array] = {}
 
     def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
-        """uint32[V, W] words of the workers here; where order matters, once `after` exists."""
+        """uint32[V, W] words of the workers here; XLA orders them, so `after` is ignored."""
         quantizer, (places, sizes, position) = self._plan.quantizer, self._plan.buckets[piece.number]
         flats = [concatenate([own[place] for place in places]) for own in self._workers]
         measured = [quantizer.measure(flat, sizes) for flat in flats]
@@ -111,7 +102,7 @@ class Buckets:
         return jnp.stack(words)
 
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
-        """Keeps the mean of a piece; likewise."""
+        """Decodes and keeps the mean of a piece."""
         quantizer, (places, sizes, position) = self._plan.quantizer, self._plan.buckets[piece.number]
         scales, dither = self._scales[piece.number], quantizer.dither(self._group, position)
         if self._plan.is_in_place:
@@ -123,12 +114,12 @@ class Buckets:
 
 
 def _put_flat(tensors: Tensors, places: Sequence[int], parts: Sequence[jax.Array]) -> None:
-    """As `put`, of parts of any shape."""
+    """Does the same as `put` for parts of any shape."""
     put(tensors, places, [part.reshape(tensors[at].shape) for at, part in zip(places, parts, strict=True)])
 
 
 def cut(total: int, piece_size: int | None, quantizer: Quantizer, devices: int, workers: int) -> list[tuple[int, int]]:
-    """First element and elements of a bucket's pieces, all about alike; one where `piece_size` is None."""
+    """(start, size) of a bucket's pieces, which are about equal; a single one if `piece_size` is None."""
     size = None
     if piece_size is not None:
         count = max(1, round(total / piece_size))

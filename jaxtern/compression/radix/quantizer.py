@@ -1,4 +1,4 @@
-"""The quantizer: elements to digits of a shared scale, digits to words, words to the mean."""
+"""The quantizer: turns elements into digits of a shared scale and words, and words into the mean."""
 
 import dataclasses
 import math
@@ -34,35 +34,28 @@ from jaxtern.kernels.rotation import BLOCK
 
 
 class Received(NamedTuple):
-    """Words of all workers, and what they stand for.
+    """Words of all workers, and what they mean."""
 
-    Attributes:
-      words: uint32[rows, W].
-      num_added: workers whose digits were added in a row, which fixes the radix.
-      num_workers: workers for which all rows stand: N, or 1 where the words are those of the mean.
-      total: uint32[1, W] or None. If there is one, `words` holds only the row of this device's worker, and the other
-        worker's row is the total less that, modulo 2^32.
-      kept: the operands of the collectives that the words came by.
-    """
-
-    words: jax.Array
-    num_added: int
-    num_workers: int
+    words: jax.Array  # uint32[rows, W]
+    num_added: int  # number of workers whose digits were added in a row, which fixes the radix
+    num_workers: int  # number of workers in all rows: N, or 1 if the words are those of the mean
+    # uint32[1, W] or None. With it, `words` has only the row of this device's worker, and the other worker's row is
+    # total - words modulo 2^32.
     total: jax.Array | None = None
-    kept: tuple[jax.Array, ...] = ()
+    kept: tuple[jax.Array, ...] = ()  # operands of the collectives that brought the words
 
     @property
     def arrived(self) -> jax.Array:
-        """An array that exists once the collectives have ended."""
+        """An array that exists once the collectives have finished."""
         return self.words if self.total is None else self.total
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
-    """Digits {-L, ..., L} times a shared scale; with L = 1 ternary ones.
+    """Digits {-L, ..., L} times a shared scale; ternary with L = 1.
 
-    Scales travel first: every worker measures its own, and the elementwise maximum is shared. All decode with it.
-    `num_added` is the number of workers whose words an exchange adds as integers.
+    Scales travel first: each worker measures its own, and all decode with the elementwise maximum. `num_added` is the
+    number of workers whose words an exchange adds as integers.
 
     Attributes:
       clip_sigmas, block_size, levels, rotation, rounding, implementation: as in `jaxtern.quantized`.
@@ -97,36 +90,36 @@ class Quantizer:
 
     @property
     def code(self) -> Code | None:
-        """How rotated elements, which are nearly normal, are clipped and become digits; None where they are not."""
+        """How rotated elements, which are nearly normal, are clipped and rounded; None without rotation or clipping."""
         if not self.rotation or self.clip_sigmas == 0:
             return None
         best = best_code(self.levels, self.rounding)
         return best if self.clip_sigmas is None else best._replace(scale=float(self.clip_sigmas))
 
     def radix(self, num_added: int) -> int:
-        """2LN + 1, the smallest radix in which the digits of `num_added` workers add without a carry."""
+        """2LN + 1, the smallest radix in which the digits of N = `num_added` workers add without a carry."""
         return 2 * self.levels * num_added + 1
 
     def _options(self, num_added: int) -> dict[str, Any]:
-        """Keywords of all kernels."""
+        """Keywords for all kernels."""
         return {"radix": self.radix(num_added), "levels": self.levels, "implementation": self.implementation}
 
     def measure(self, gradient: jax.Array | Sequence[jax.Array], sizes: tuple[int, ...]) -> Measured:
-        """float32[n] gradient of tensors of these `sizes`, or these tensors, to this worker's own scales."""
+        """Measures a worker's own scales, of a float32[n] gradient of tensors of these `sizes`, or of the tensors."""
         clip = self.code.scale if self.code else 2.5 if self.clip_sigmas is None else self.clip_sigmas
         return scales_lib.measure(gradient, self._segments(sizes), clip, self.rotation, self.implementation)
 
     def share_scales(self, measured: Sequence[Measured], group: Group) -> jax.Array:
-        """The scales that all decode with, the largest of all workers'; NaN where one of them is not finite."""
+        """The scales that all decode with: the largest of all workers'; NaN if one of them is not finite."""
         shared = group.maximum([own.scales for own in measured])
         return jnp.where(jnp.isfinite(shared), shared, jnp.nan)
 
     def own_scales(self, shared: jax.Array, measured: Measured) -> jax.Array:
-        """The scales that a worker encodes with, of those that all share."""
+        """The scales that a worker encodes with, given the shared ones."""
         return scales_lib.stretch(shared, measured, self.code) if self.code else shared
 
     def bits(self, group: Group) -> list[jax.Array]:
-        """For each worker on this device, what `encode` takes as its key."""
+        """The key for `encode` of each worker on this device."""
         if self.rounding == "nearest":
             return [nearest()] * group.local_workers
         if self.rounding == "stochastic":
@@ -134,7 +127,7 @@ class Quantizer:
         return [dithered(group.shared_key("dither"), index, group.size) for index in group.indices()]
 
     def dither(self, group: Group, position: int, own: jax.Array | None = None) -> Dither | None:
-        """What `decode` takes off the mean of all, or, given their bits, off a worker's own digits."""
+        """The dither that `decode` subtracts from the mean of all, or from a worker's own digits, given their bits."""
         if self.rounding != "dither":
             return None
         bits = dithered(group.shared_key("dither"), 0, group.size) if own is None else own
@@ -150,13 +143,13 @@ class Quantizer:
         *,
         position: int = 0,
     ) -> jax.Array:
-        """float32[n] to uint32 words; `position` is that of the first element in the noise, a multiple of 512."""
+        """Encodes float32[n] as uint32 words; `position` is the first one's place in the noise, a multiple of 512."""
         return ternary_encode(gradient, scales, key, self._segments(sizes), offset=position, **self._options(num_added))
 
     def decode(
         self, received: Received, scales: jax.Array, sizes: tuple[int, ...], dither: Dither | None = None
     ) -> jax.Array:
-        """The float32[n] mean of all workers."""
+        """Decodes the float32[n] mean of all workers."""
         words, options = received.words, self._options(received.num_added)
         if received.total is not None:
             words = jnp.concatenate([words, received.total - words])
@@ -174,7 +167,7 @@ class Quantizer:
         position: int,
         after: Sequence[jax.Array],
     ) -> tuple[jax.Array, list[jax.Array]]:
-        """Encodes span[1] elements of float32 tensors from span[0] on, once `after` exists; tensors to go on with."""
+        """Encodes a (start, size) span of float32 tensors once `after` exists; returns the tensors, too."""
         segments = self._segments(tuple(each.size for each in tensors))
         options = self._options(num_added) | {"start": span[0], "size": span[1], "offset": position, "after": after}
         return encode_span(tensors, scales, key, segments, **options)
@@ -196,10 +189,7 @@ class Quantizer:
         return decode_span(received.words, scales, segments, tensors, **options)
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
-        """`size` or little more, an extent in which buckets are encoded and decoded in pieces; None: only whole.
-
-        It is the same on every host, whatever runs there.
-        """
+        """`size`, rounded up to a size of pieces, the same on every host; None if only whole buckets will do."""
         depths = [digits_per_word(self.radix(count)) for count in (1, num_workers) if self.can_add(count)]
         extent = RUN * math.lcm(LANES, *depths) * num_devices
         return extent * -(-size // extent) if extent <= 2 * size else None
@@ -209,41 +199,40 @@ class Quantizer:
         return self.radix(num_workers) <= MAX_RADIX
 
     def shard_words(self, width: int, num_shards: int, num_added: int) -> int:
-        """Words of each of equal shards that together hold `width` words, which may be filled up with zeros.
+        """Words of each of equal shards that together hold `width` words, or more, with zeros at the end.
 
-        What `add_shards` (num_added = N) or `average_shards` (1) makes of the shards joins to what it would make of the
-        whole.
+        The results of `add_shards` (num_added = N) or `average_shards` (1) for shards join to that for the whole.
         """
         own, added = (digits_per_word(self.radix(count)) for count in (1, num_added))
         tile = RUN * math.lcm(own, added, LANES) // own  # of words, where tiles of sums and groups of noise end too
         return tile * -(-width // (tile * num_shards))
 
     def add_shards(self, words: jax.Array) -> jax.Array:
-        """uint32[N, W] words of N workers, of one shard, to words of their sum, as if encoded with num_added = N."""
+        """Sums uint32[N, W] words of N workers, for one shard, to words as if encoded with num_added = N."""
         return shard_sum(words, self.num_places(words.shape[1]), levels=self.levels, implementation=self.implementation)
 
     def average_shards(self, words: jax.Array, key: jax.Array, position: jax.Array) -> jax.Array:
-        """uint32[N, W] words of N workers, of one shard, to uint32[W] words of an unbiased estimate of their mean.
+        """Turns uint32[N, W] words of N workers, for one shard, into uint32[W] words of an unbiased mean.
 
-        `position`, a uint32 scalar, is that of the shard's first element in the noise of `key`.
+        `position`, a uint32 scalar, is the place of the shard's first element in the noise of `key`.
         """
         return shard_mean(words, key, position, levels=self.levels, implementation=self.implementation)
 
     def coded(self, traffic: Traffic, num_added: int) -> Traffic:
-        """The traffic of words of so many workers' sums, with what a perfect coder would save."""
+        """The traffic of words that add `num_added` workers, with what a perfect coder would save."""
         if self.code is None:
             return traffic
         sent = 32 / digits_per_word(self.radix(num_added))
         return traffic._replace(saved=traffic.bytes * (1 - entropy(self.code, num_added) / sent))
 
     def num_places(self, width: int) -> int:
-        """Elements for which `width` words of one worker have a place."""
+        """Elements for which `width` words of one worker have room."""
         return width * digits_per_word(self.radix(1))
 
     def num_words(self, size: int, num_added: int) -> int:
-        """Words of so many elements."""
+        """Words of `size` elements."""
         return num_words(size, self.radix(num_added))
 
     def num_scales(self, sizes: tuple[int, ...]) -> int:
-        """Scales that one worker shares of tensors of these sizes."""
+        """Scales that one worker shares for tensors of these sizes."""
         return self._segments(sizes).num_scales

@@ -1,4 +1,4 @@
-"""The radix reducer: quantized tensors, whose digits travel in words that add exactly."""
+"""The radix reducers: the digits of quantized tensors travel in words that add exactly."""
 
 import functools
 
@@ -16,7 +16,7 @@ from jaxtern.compression.radix.quantizer import Quantizer
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put, stateless
 from jaxtern.kernels import rotate
 
-_IN_PLACE_SIZE = 2**16  # elements; below, the kernels are XLA's code, and better left to it as a whole
+_IN_PLACE_SIZE = 2**16  # elements; smaller trees are better left to XLA as a whole
 
 
 def ternary(
@@ -49,10 +49,10 @@ def terngrad(
     network: Network | None = None,
     implementation: str = "auto",
 ) -> Reducer:
-    """TernGrad itself: ternary digits of the gradient as it is, clipped at c deviations and stochastically rounded.
+    """TernGrad: ternary digits of the gradient, clipped at c deviations and stochastically rounded.
 
-    Every worker's tensor g becomes s t with trits t in {-1, 0, 1}: s = max over workers of min(c sigma, max|g|), and
-    P(t != 0) = min(|g|/s, 1), so the mean is an unbiased estimate of the mean of the clipped gradients.
+    Each worker's tensor g becomes s t with trits t in {-1, 0, 1}, where s = max over workers of min(c sigma, max|g|)
+    and P(t != 0) = min(|g|/s, 1), so the mean is an unbiased estimate of the mean of the clipped gradients.
 
     Args: as `quantized`.
 
@@ -76,28 +76,28 @@ def quantized(
 ) -> Reducer:
     """Digits of L levels a side times a shared scale, packed and added exactly.
 
-    Each tensor is turned by a random rotation R, the same on all workers, after which its elements are nearly normal.
-    The digit q of an element x is floor(L clip(a x/s, -1, 1) + u). The mean is R^-1 s/(L N) times the sum over workers
-    of q - u + 1/2: an integer, but for the dither u, which everybody knows. The factor a makes up for what is clipped:
-    E[x y] = E[x^2], y being what stands for x (docs/how_it_works.md).
+    A random rotation R, the same on all workers, makes the elements of each tensor nearly normal. The digit of an
+    element x is q = floor(L clip(a x/s, -1, 1) + u). The mean is R^-1 s/(L N) times the sum of all q - u + 1/2,
+    an integer apart from the dither u, which all workers know. The factor a makes up for clipping (see
+    docs/how_it_works.md).
 
     Args:
       levels: L, levels a side, 1 to 32767.
-      clip_sigmas: s in standard deviations of a worker's elements, where rotated those of a normal variable with the
-        same E[x^2] / E|x|; 0: the largest element. None: what has the least noise, or without rotation 2.5. Without
-        rotation it may be traced.
-      block_size: elements under one scale; None: 4096 with rotation, else the whole tensor.
+      clip_sigmas: s in standard deviations of a worker's elements; if rotated, in those of a normal variable with
+        the same E[x^2] / E|x|. 0: the largest element. None: the least noise; 2.5 without rotation. It may be traced
+        without rotation.
+      block_size: elements that share a scale; None: 4096 with rotation, else the whole tensor.
       rotation: whether tensors are rotated before they are rounded.
-      rounding: "dither" draws u for all workers alike, shifted for each, and takes it off again; "stochastic" draws it
-        for each worker, and leaves it; of "nearest" u is 1/2, and only the rotation makes the mean unbiased.
-      exchange: "gather", "sum" and "scatter" give the same mean, bit for bit, over different collectives; "auto" is
-        whichever of them is fastest by `network`. "two_way" sends fewest bits from four workers on, by rounding the
-        mean once more before it is sent back: unbiased still, but noisier.
-      bucket_size: elements; tensors travel in buckets of about so many, the last of the tree first, so that one is on
-        its way while others are computed, encoded or decoded. On a CPU larger buckets travel in pieces. None: all in
-        one. Noise, and so the mean's last digits, depend on it.
-      network: the links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
-      implementation: of the kernels, "auto", "reference", "native" or "mosaic".
+      rounding: "dither" draws u for all workers, shifted for each, and subtracts it again; "stochastic" draws u for
+        each worker and does not subtract it; "nearest" has u = 1/2, and only rotation makes the mean unbiased.
+      exchange: "gather", "sum" and "scatter" give the same mean, bit for bit, over different collectives; "auto" takes
+        the fastest of them by `network`. "two_way" sends the fewest bits from four workers on, as it rounds the mean
+        again before sending it back; it is unbiased but noisier.
+      bucket_size: elements of the buckets in which tensors travel, the last of the tree first, so that one is on its
+        way while others are computed, encoded or decoded. On CPUs larger buckets travel in pieces. None: a single
+        bucket. Noise, and so the mean's last digits, depend on it.
+      network: links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
+      implementation: implementation of the kernels, "auto", "reference", "native" or "mosaic".
 
     References:
       Suresh et al., Distributed Mean Estimation with Limited Communication, ICML 2017 (rotation); Roberts, Picture
@@ -135,7 +135,7 @@ def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group:
 
 
 def _turn(quantizer: Quantizer, group: Group, tensors: Tensors, is_inverse: bool = False) -> Tensors:
-    """Each tensor rotated, or as it is; those that vary over different axes are not joined."""
+    """Rotates each tensor if the quantizer does; tensors that vary over different axes are not joined."""
     turned = list(tensors)
     for places in group.layout.kinds if quantizer.rotation else ():
         key, own = group.shared_key("rotation"), [tensors[place] for place in places]
@@ -152,7 +152,7 @@ def _traffic(plan: pipeline.Plan, num_workers: int) -> Traffic:
 
 
 def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> pipeline.Plan:
-    """In place on a CPU, for larger trees where `shard_map` does not track what varies; there in pieces, too."""
+    """Works in place, and with one worker in pieces, on CPUs if the tree is large and `shard_map` tracks nothing."""
     is_tracked = bool(collectives.checked_axes(group.axes.workers + group.axes.fast))
     is_large = sum(bucket.size for bucket in plan.buckets) >= _IN_PLACE_SIZE
     is_in_place = jax.default_backend() == "cpu" and not is_tracked and is_large and not group.tracks

@@ -1,4 +1,4 @@
-"""One scale for each tensor (or block): what a digit of one is worth."""
+"""The scales: the largest value of each tensor or block."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,23 +10,16 @@ import numpy as np
 from jaxtern.compression.radix.gaussian import MAGNITUDE, SHAPES, Code, scales_of, stretch_table
 from jaxtern.kernels import Segments, moments
 
-_MIN_ELEMENTS = 256  # of rotated ones; fewer are not clipped, as too few to be like a normal variable
+_MIN_ELEMENTS = 256  # fewer rotated elements are too few to be like a normal variable, and are not clipped
 
 
 class Measured(NamedTuple):
-    """float32[num_scales] each, of one worker's own gradient.
+    """Measurements of one worker's own gradient, float32[num_scales] each."""
 
-    Attributes:
-      scales: s.
-      max_abs: max|x|.
-      magnitude: E|x|, of a rotated gradient.
-      energy: E[x^2] / E|x|, likewise.
-    """
-
-    scales: jax.Array
-    max_abs: jax.Array
-    magnitude: jax.Array
-    energy: jax.Array
+    scales: jax.Array  # s
+    max_abs: jax.Array  # max|x|
+    magnitude: jax.Array  # E|x| of a rotated gradient
+    energy: jax.Array  # E[x^2] / E|x| of a rotated gradient
 
 
 def measure(
@@ -38,19 +31,16 @@ def measure(
 ) -> Measured:
     """s = min(c sigma, max|g|), the maximum of the gradient clipped at c standard deviations (TernGrad, section 5).
 
-    With c = 0, and where all elements are equal (sigma = 0), nothing is clipped: s = max|g|. Of a rotated gradient
-    sqrt(2 / pi) E[x^2] / E|x| stands for sigma, which it is of a normal variable, and more where a part is nearly zero.
+    With c = 0, or if all elements are equal (sigma = 0), s = max|g|. For a rotated gradient, sigma is
+    sqrt(2 / pi) E[x^2] / E|x|, which is exact for a normal variable, and larger if a part is nearly zero. A scale is
+    infinity if the segment holds a NaN or an infinity, as a maximum over workers may drop a NaN.
 
     Args:
       gradient: float32[n], one worker's bucket, or its tensors.
-      segments: its layout.
+      segments: layout of the bucket.
       clip_sigmas: c, 0 or more.
-      is_rotated: whether the gradient is.
-      implementation: of the moments.
-
-    Returns:
-      Scales that are infinity where the segment holds a NaN or an infinity, so that a maximum over workers keeps
-      it (engines may drop a NaN).
+      is_rotated: whether the gradient is rotated.
+      implementation: implementation of `moments`.
     """
     max_abs, mean, variance = moments(gradient, segments, of_magnitudes=is_rotated, implementation=implementation)
     energy = jnp.where(mean > 0, variance / mean, 0.0) + mean
@@ -64,10 +54,9 @@ def measure(
 
 
 def stretch(shared: jax.Array, measured: Measured, code: Code) -> jax.Array:
-    """The scales that a worker encodes its rotated gradient with: s / a, where all decode with s.
+    """The scales s / a with which a worker encodes its rotated gradient, while all decode with s.
 
-    a makes up for what this worker loses by clipping, or by rounding to the nearest, as elements of such size and shape
-    do (`Code`). What loses nothing is not stretched.
+    a makes up for what clipping, or rounding to the nearest, takes from elements of such size and shape (see `Code`).
     """
     table = jnp.asarray(stretch_table(code))
     shape = _place(measured.magnitude / measured.energy, SHAPES)
@@ -77,7 +66,7 @@ def stretch(shared: jax.Array, measured: Measured, code: Code) -> jax.Array:
 
 
 def _place(x: jax.Array, values: np.ndarray) -> jax.Array:
-    """int32: the nearest of evenly spaced values; the first of a NaN, too."""
+    """int32, the index of the nearest of evenly spaced values; 0 for a NaN."""
     step = values[1] - values[0]
     steps = (x - jnp.float32(values[0] - step / 2)) * jnp.float32(1 / step)
     return jnp.where(steps > 0, jnp.minimum(steps, len(values) - 1), 0).astype(jnp.int32)

@@ -1,1 +1,1 @@
-"""What decides a run: a recipe's fields, their rules, and what its entries mean."""
+"""Recipes: the fields that decide a run, and their rules."""

@@ -8,24 +8,24 @@ from jaxtern.training.recipe.field_types import Positive, Section, between
 
 @dataclasses.dataclass(frozen=True)
 class DataSection(Section):
-    """What is trained on, and what becomes of it on the way.
+    """The dataset, its preprocessing and feed.
 
     Attributes:
-      name: what to train on: "digits" (carried by scikit-learn), "synthetic", the path of a prepared folder or of a
-        text file (with a slash in it), or a name that TFDS knows ("mnist" also from its four idx files in `dir`).
-      dir: folder of TFDS's datasets, or of idx files; None for a dataset that needs none, or TFDS's default.
-      train_split: what of a prepared dataset to train on, a split or a part of one: "train[:90%]".
-      test_split: what to evaluate on, likewise; None: "test", or "validation" where there is no such split.
+      name: dataset: "digits" (of scikit-learn), "synthetic", the path of a prepared folder or a text file (with a slash
+        in it), or a name that TFDS knows ("mnist" also from its four idx files in `dir`).
+      dir: folder of TFDS's datasets, or of idx files; None: none, or TFDS's default.
+      train_split: split of a prepared dataset to train on, or a part of one: "train[:90%]".
+      test_split: split to evaluate on, likewise; None: "test", or "validation" if there is no "test".
       synthetic_shape: height, width, channels of the images of "synthetic".
-      synthetic_classes: their classes.
-      synthetic_examples: how many to train on.
+      synthetic_classes: number of classes of "synthetic".
+      synthetic_examples: number of training examples of "synthetic".
       preprocessing: "mnist", "cifar10", "alexnet", "vgg", "vgg_f", "inception" (also for GoogLeNet, ResNet) or "text".
-      image_size: pixels, side of the images after that; None: as the preprocessing has it.
-      sequence_length: characters of an example of text.
-      feed: "resident" (images lie on the devices), "streaming" (they are read and decoded beside training) or "auto":
-        resident where the preprocessing takes whole images, and all of them together are at most 1 GiB.
-      decode_threads: that decode at the same time, in each process; None: one, without processes one a core.
-      decode_processes: to decode in; 0: in the trainer's own. Neither changes any bit of a run.
+      image_size: side of the model's input in pixels; None: the preprocessing's own.
+      sequence_length: characters in an example of text.
+      feed: "resident" (examples stay on the devices), "streaming" (images are read and decoded during training) or
+        "auto": resident if the preprocessing takes whole images, which are at most 1 GiB together.
+      decode_threads: decoding threads of each process; None: 1, or one for each core without decoding processes.
+      decode_processes: decoding processes; 0: the trainer decodes. Neither field changes any bit of a run.
     """
 
     name: str = "digits"

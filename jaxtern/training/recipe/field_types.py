@@ -1,4 +1,4 @@
-"""What a field of a recipe takes: its annotation tells the type, and beside it the rules of its own.
+"""The types of a recipe's fields: an annotation gives the type and further rules.
 
 num_workers: Annotated[int, between(1)] = 4
 """
@@ -17,7 +17,7 @@ _NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "True
 
 
 def between(least: float, most: float = math.inf) -> Callable[[float], str | None]:
-    """A rule, which tells what is wrong with a number that is not from `least` to `most`."""
+    """A rule that says what is wrong with a number outside `least` to `most`."""
     need = f"must be from {least:,} to {most:,}" if math.isfinite(most) else f"must be {least} or more"
     return lambda number: None if least <= number <= most else need
 
@@ -40,10 +40,10 @@ Pattern = Annotated[str, is_expression]
 
 
 class Section:
-    """Fields of a recipe that have one owner; a dataclass of this kind refuses values that do not fit its annotations.
+    """A section of a recipe: a dataclass that refuses values that do not fit its annotations.
 
-    Types are bool, int, float, str, Literal, tuples of one of them, and None beside them. A whole number will do for a
-    float, and True for neither. No number may be more than int32 or float32 holds, but for a seed, which has 32 bits.
+    Types are bool, int, float, str, Literal, tuples of one of these, and any of them or None. An int may stand for a
+    float, but a bool for neither. Numbers must fit int32 or float32; a seed may have 32 bits.
     """
 
     def __post_init__(self):
@@ -52,14 +52,14 @@ class Section:
             self.require(wrong is None, name, wrong)
 
     def require(self, holds: bool, name: str, need: str | None) -> None:
-        """Raises a ValueError that names a field with its section, its value and the rule, unless that holds."""
+        """Raises a ValueError that names the field, its value and the rule, unless `holds`."""
         if not holds:
             section = type(self).__name__.removesuffix("Section").lower()
             raise ValueError(f"{section}.{name}={getattr(self, name)!r}: {need}")
 
 
 def _find_wrong(kind: Any, value: Any, bits: int) -> str | None:
-    """What a value must be to fit an annotation, if it does not."""
+    """What a value must be to fit an annotation; None if it fits."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):  # with None
         wrong = None if value is None else _find_wrong(args[0], value, bits)

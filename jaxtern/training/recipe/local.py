@@ -9,16 +9,15 @@ from jaxtern.training.recipe.field_types import Natural, NonNegative, Positive, 
 
 @dataclasses.dataclass(frozen=True)
 class LocalSection(Section):
-    """Whether workers train by themselves between exchanges (DiLoCo, local SGD), which `mean` then compresses.
+    """Local steps (DiLoCo, local SGD): workers train by themselves and exchange weight changes, compressed by `mean`.
 
     Attributes:
-      steps: H, steps of each worker alone from one exchange of its weights' changes to the next; 0: gradients are
-        exchanged in every step.
-      outer_rate: by which the mean of the changes moves the shared weights.
-      outer_momentum: Nesterov's, of these moves; with 0 and a rate of 1 it is local SGD.
+      steps: H, steps from one exchange of weight changes to the next; 0: gradients are exchanged in every step.
+      outer_rate: rate at which the mean of the changes moves the shared weights.
+      outer_momentum: Nesterov momentum of these moves; 0 with outer_rate 1 is local SGD.
       fragments: parts of the network that take turns, each exchanged every H steps.
-      delay: steps from sending a fragment to merging its mean, below steps / fragments; from 1 on beside computation.
-      mixing: share of its own weights that a worker keeps at a merging.
+      delay: steps between sending a fragment and merging its mean, below steps / fragments; 1 or more hides the wire.
+      mixing: share of its own weights that a worker keeps when it merges.
     """
 
     steps: Natural = 0

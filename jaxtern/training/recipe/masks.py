@@ -1,10 +1,9 @@
-"""Which tensors are trained, and which slices of them are not.
+"""Selects which tensors, and which slices of them, are trained.
 
-An entry of `freeze` is a regular expression of whole paths, or one with a slice behind it, as NumPy writes it:
-"conv2/kernel[:, :, 29, 13]", "fc1/kernel[..., ::2]" (a dot in place of the slash matches, too). What follows the last
-"[" is a slice if all of it, up to a "]" at the end, reads as integers, start:stop:step and at most one "...", with
-commas between them. A class of characters that reads as one, "w[12]", is therefore put in parentheses, "(w[12])". An
-entry that, as a whole, also matches a tensor is refused, not guessed.
+An entry of `freeze` is a regular expression of whole paths, perhaps followed by a slice in NumPy's notation:
+"conv2/kernel[:, :, 29, 13]", "fc1/kernel[..., ::2]". A final "[...]" is a slice if it consists of integers,
+start:stop:step and at most one "...", with commas between them. A class of characters that looks like one, "w[12]", is
+put in parentheses, "(w[12])". An entry with a slice that also matches a tensor as a whole is refused.
 """
 
 import re
@@ -26,7 +25,7 @@ _RANGE = re.compile(rf"({_NUMBER})?\s*:\s*({_NUMBER})?(?:\s*:\s*({_NUMBER})?)?")
 
 
 def split_slice(entry: str) -> tuple[str, Index | None]:
-    """An entry of `freeze` as its regular expression and its slice, None for whole tensors."""
+    """Splits an entry of `freeze` into its regular expression and its slice, None for whole tensors."""
     match = _ENTRY.fullmatch(entry)
     if match is None:
         return entry, None
@@ -37,7 +36,7 @@ def split_slice(entry: str) -> tuple[str, Index | None]:
 
 
 def _parse_part(text: str) -> int | slice | EllipsisType | None:
-    """One of the parts between commas; None if it is none."""
+    """Parses a part between commas; None if it is not part of a slice."""
     if text == "...":
         return ...
     if re.fullmatch(_NUMBER, text):
@@ -49,23 +48,16 @@ def _parse_part(text: str) -> int | slice | EllipsisType | None:
 
 
 def is_trained(train_only: Sequence[str], freeze: Sequence[str], path: str) -> bool:
-    """Whether some of a tensor is trained: it matches `train_only`, if there is any, and no whole `freeze` entry."""
+    """Whether any part of a tensor is trained: it matches `train_only`, if given, and no whole entry of `freeze`."""
     whole = [entry for entry in freeze if split_slice(entry)[1] is None]
     return (not train_only or matches(train_only, path)) and not matches(whole, path)
 
 
 def slice_masks(freeze: Sequence[str], params: Any) -> dict[str, np.ndarray]:
-    """False where a slice is frozen, by path, for the tensors that have one.
+    """Bool arrays, by path, that are False where a slice is frozen, for the tensors that have frozen slices.
 
-    Args:
-      freeze: a recipe's.
-      params: a tree; its leaves need only a shape.
-
-    Returns:
-      Of each such tensor a bool array that broadcasts to its shape: axes along which nothing changes have length 1.
-
-    Raises:
-      ValueError: for a slice that does not fit its tensor.
+    They broadcast to the tensors, of which only shapes count; axes along which nothing changes have length 1. Raises
+    ValueError for a slice that does not fit its tensor.
     """
     masks: dict[str, np.ndarray] = {}
     for entry in freeze:
@@ -77,10 +69,10 @@ def slice_masks(freeze: Sequence[str], params: Any) -> dict[str, np.ndarray]:
 
 
 def mask_slices(tree: Any, masks: dict[str, np.ndarray]) -> Any:
-    """Gradients or updates with zeros in the frozen slices, whatever stands there: NaNs, too.
+    """Sets frozen slices of gradients or updates to zero, even if they hold NaNs.
 
-    Both need it: frozen gradients must not count among those that are compressed, and an optimiser that decays weights
-    moves them without a gradient. The zeros are negative, as -0 + x is x in all of its bits, and 0 + x is not for -0.
+    Gradients need it, as frozen ones must not be compressed; updates, as weight decay moves weights without a gradient.
+    The zeros are negative, as -0 + x has all bits of x, while 0 + -0 has not.
     """
 
     def keep(keys: Any, leaf: jax.Array) -> jax.Array:
@@ -91,15 +83,9 @@ def mask_slices(tree: Any, masks: dict[str, np.ndarray]) -> Any:
 
 
 def require_trainable(train_only: Sequence[str], freeze: Sequence[str], params: Any) -> None:
-    """Refuses entries of `train_only` and `freeze` that do not fit a network, or that leave nothing to train.
+    """Raises ValueError for entries that do not fit a network's weights, or that leave nothing to train.
 
-    Args:
-      train_only: a recipe's.
-      freeze: a recipe's.
-      params: a tree of all weights, trained or not; its leaves need only a shape.
-
-    Raises:
-      ValueError: naming the entry, and paths that are like it, or the tensor and its shape.
+    `params` are all weights, trained or not, of which only shapes count.
     """
     paths = list(by_path(params))
     for pattern in train_only:
@@ -127,7 +113,7 @@ def _reads_as_class(entry: str, path: str) -> bool:
 
 
 def _select(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Where the slice is: True there; axes that it takes whole have length 1."""
+    """A bool array that is True in the slice; axes that it takes whole have length 1."""
     selected = np.ones((1,) * len(shape), bool)
     for axis, (part, size) in enumerate(zip(_expand(entry, index, path, shape), shape, strict=True)):
         bounds = (part,) if isinstance(part, int) else (part.start, part.stop)
@@ -142,7 +128,7 @@ def _select(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> np.n
 
 
 def _expand(entry: str, index: Index, path: str, shape: tuple[int, ...]) -> list[int | slice]:
-    """One part an axis: whole axes in place of "...", or behind the last part."""
+    """One part for each axis: whole axes in place of "...", or after the last part."""
     given = len(index) - index.count(...)
     if given > len(shape):
         raise ValueError(f"model.freeze={entry!r}: must have no more indices than {path} has axes, of shape {shape}")

@@ -1,4 +1,4 @@
-"""The section `mean` of a recipe: fields of its own, and beside them the options of every method."""
+"""The section `mean` of a recipe: its own fields, and the options of all methods."""
 
 import dataclasses
 from typing import Any
@@ -11,22 +11,22 @@ from jaxtern.training.recipe.field_types import Density, Natural, Pattern, Posit
 
 @dataclasses.dataclass(frozen=True)
 class _MeanSection(Section):
-    """How the workers' gradients become their mean. An option stands for nothing where the method does not have it.
+    """The mean of the workers' gradients. Options that the method does not have are ignored.
 
     Attributes:
       method: "ternary", "terngrad", "quantized", "top_k", "dgc", "low_rank", "sign", or "float" for a plain mean.
-      float_epochs: F: every F-th epoch exchanges float gradients; 0: none does. What a method carries waits meanwhile.
-      compress_from: step from which on gradients are compressed; before, they are float.
-      density_warmup: densities of the first epochs, one each, of a method that has a density; float needs none.
-      devices_per_worker: devices that share a worker's batch, whose gradients are averaged as floats first. None: 1, or
-        where each of several processes has more devices than workers, as many as share one evenly.
-      delayed: whether the weights move by the mean of the step before, which is exchanged beside this step's work.
-      latency: seconds a message takes between workers, for "auto"; None: measured at the start.
-      bandwidth: bytes a second that a worker can send, likewise.
+      float_epochs: F: every F-th epoch exchanges float gradients, and keeps the method's state; 0: none does.
+      compress_from: first step whose gradients are compressed; earlier ones are float.
+      density_warmup: densities of the first epochs, one each, for a method with a density.
+      devices_per_worker: devices that share a worker's batch, and first average their gradients as floats. None: 1, or
+        if each of several processes has more devices than workers, as many as divide evenly.
+      delayed: whether weights move by the mean of the step before, whose exchange runs beside this step's work.
+      latency: seconds that a message takes between workers, for "auto"; None: measured at the start.
+      bandwidth: bytes a second that a worker can send, for "auto"; None: measured at the start.
       min_size: tensors with fewer elements stay float.
       float_last_layer: whether the last layer's gradients stay float.
       exclude: regular expressions; a tensor whose whole path ("conv1/kernel") matches one stays float.
-      statistics: also log share of zeros, error, and cosine to the float mean; costs a float exchange a step.
+      statistics: whether to log share of zeros, error, and cosine to the float mean; costs a float exchange each step.
     """
 
     method: str = "ternary"
@@ -61,16 +61,16 @@ class _MeanSection(Section):
 
     @property
     def has_momentum(self) -> bool:
-        """Whether the method does what else the optimiser's momentum does."""
+        """Whether the method has momentum, so that the optimiser must not."""
         return self.method in _OPTIONS["momentum"].methods
 
     @property
     def num_phases(self) -> int:
-        """Compressed means that the steps of a run go through, one after another."""
+        """The number of compressed means that a run uses, one after another."""
         return len(self.density_warmup) + 1
 
     def create_reducer(self, phase: int = 0, network: Network | None = None) -> Reducer:
-        """The reducer of one of them: the method's own, or that of an epoch of the warm-up, the last one first."""
+        """The reducer of a phase: 0 is the method's own, others are warm-up epochs, the last epoch first."""
         options = {name: getattr(self, name) for name, option in _OPTIONS.items() if self.method in option.methods}
         if phase:
             options["density"] = self.density_warmup[-phase]
@@ -78,17 +78,17 @@ class _MeanSection(Section):
 
     @property
     def worker_devices(self) -> int:
-        """`devices_per_worker`, 1 where it is left open."""
+        """`devices_per_worker`, or 1 if it is None."""
         return self.devices_per_worker or 1
 
     @property
     def links(self) -> dict[str, float]:
-        """`latency` and `bandwidth`, where they are given."""
+        """`latency` and `bandwidth`, if given."""
         return {name: given for name in ("latency", "bandwidth") if (given := getattr(self, name)) is not None}
 
     @property
     def needs_links(self) -> bool:
-        """Whether the method chooses something by the links between workers."""
+        """Whether the method chooses its exchange by the links between workers."""
         return getattr(self, "exchange", None) == "auto" and self.method in _OPTIONS["exchange"].methods
 
 

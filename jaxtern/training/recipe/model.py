@@ -10,26 +10,26 @@ from jaxtern.training.recipe.masks import split_slice
 
 @dataclasses.dataclass(frozen=True)
 class ModelSection(Section):
-    """The network: how it computes, where its weights come from, and which of them are trained.
+    """The network, its precision and loss, its first weights, and which of them are trained.
 
     Attributes:
-      name: of the network, one of those that `jaxtern.models.MODELS` and docs/trainer.md list.
-      dropout_rate: share of activations that are dropped in training; None: as the network has it.
-      batch_norm: whose moments normalise in training: "local" (each worker's own; the moving ones are averaged over the
+      name: network, one of those that `jaxtern.models.MODELS` and docs/trainer.md list.
+      dropout_rate: share of activations that are dropped in training; None: the network's own.
+      batch_norm: moments that normalise in training: "local" (each worker's own; the moving ones are averaged over the
         workers), "first" (likewise, but the moving ones are worker 0's) or "sync" (those of all workers' examples).
-      precision: of activations and products, "float32", "bfloat16" or "float16", which scales the loss, and skips steps
-        whose gradients overflow on any worker, which schedules do not count; weights are float32.
-      loss_scale: at the start, for "float16".
-      loss: "cross_entropy", or one of your own that the recipe's file has put into `jaxtern.training.LOSSES`.
+      precision: dtype of activations and products, "float32", "bfloat16" or "float16"; weights are float32. "float16"
+        scales the loss, and skips steps whose gradients overflow on any worker, which schedules do not count.
+      loss_scale: first scale of the loss, for "float16".
+      loss: "cross_entropy", or one of your own that the recipe's file puts into `jaxtern.training.LOSSES`.
       label_smoothing: share of the target that is spread over all classes.
       init_from: a run's folder, one of its checkpoints, or a .safetensors file of torchvision's weights to start from.
       init_exclude: regular expressions; a tensor whose whole path matches one starts fresh.
       init_allow_missing: whether tensors that `init_from` lacks start fresh, too.
       train_only: regular expressions; only tensors whose whole path ("fc3/kernel") matches one are trained.
-      freeze: regular expressions; a tensor whose whole path matches one is not trained. Of "conv2/kernel[:, :, 29, 13]"
-        only the slice is not; a class of characters at an end that reads as a slice is put in parentheses, "(w[12])".
-      average_decay: of moving averages of weights and moments, evaluated in place of the last ones; in step t, from 1
-        on, it is min(average_decay, (1 + t) / (10 + t)). 0: none are kept.
+      freeze: regular expressions; a tensor whose whole path matches one is not trained. "conv2/kernel[:, :, 29, 13]"
+        freezes only a slice; a final class of characters that looks like a slice is put in parentheses, "(w[12])".
+      average_decay: decay of moving averages of weights and moments, which are evaluated in place of the last ones; in
+        step t, counted from 1, it is min(average_decay, (1 + t) / (10 + t)). 0: none are kept.
     """
 
     name: str = "lenet"

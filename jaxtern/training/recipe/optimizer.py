@@ -13,33 +13,34 @@ SCHEDULES = ("fixed", "exponential", "piecewise", *OVER_ALL_STEPS)
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSection(Section):
-    """How the mean of the gradients moves the weights, and at which rate.
+    """The optimiser, and its learning rates.
 
     Attributes:
       name: "sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars" or "lamb".
-      momentum: of "momentum", "nesterov" and "lars".
-      trust_coefficient: of "lars".
-      beta1: decay of the mean of gradients of "adam", "adamw" and "lamb".
+      momentum: momentum of "momentum", "nesterov" and "lars".
+      trust_coefficient: trust coefficient of "lars".
+      beta1: decay of the mean of gradients, for "adam", "adamw" and "lamb".
       beta2: decay of the mean of their squares, likewise.
-      rms_decay: of "rmsprop".
-      epsilon: added to the root of that mean, or under it of "rmsprop"; None: 1e-8, of "lamb" 1e-6, of "rmsprop" 1.
-      learning_rate: at the start.
-      rate_batch_size: the batch that the rate is meant for: it is times batch_size / rate_batch_size; None: for any.
+      rms_decay: decay of the mean of squares, for "rmsprop".
+      epsilon: added to the root of that mean; for "rmsprop" under the root. None: 1e-8, "lamb" 1e-6, "rmsprop" 1.
+      learning_rate: first learning rate.
+      rate_batch_size: batch size for which rates are meant; they are multiplied by batch_size / rate_batch_size. None:
+        not multiplied.
       schedule: "fixed", "exponential" (a staircase), "piecewise", "polynomial" or "cosine" (both to `end_rate` at the
-        last step); or rates over epochs, in place of `learning_rate`: "5:0.01->0.4,30:0.4,60:0.04" rises to .4 in 5
-        epochs ("->" linearly, "=>" exponentially), stays there until epoch 30, then is .04 (from 60 on, too).
+        last step); or rates over epochs instead of `learning_rate`: "5:0.01->0.4,30:0.4,60:0.04" rises to 0.4 in 5
+        epochs ("->" linearly, "=>" exponentially), stays there until epoch 30, and is 0.04 from then on.
       decay_epochs: epochs between the stairs of "exponential".
       boundaries: epochs at which "piecewise" has its stairs.
-      decay_factor: by which each stair multiplies the rate.
-      power: of "polynomial": rate (1 - t/T)^power.
-      end_rate: of "polynomial" and "cosine".
-      warmup_steps: in which the rate rises linearly from `warmup_rate` to `warmup_peak`; a run may end before.
+      decay_factor: factor by which each stair multiplies the rate.
+      power: power in "polynomial": rate (1 - t/T)^power.
+      end_rate: last rate of "polynomial" and "cosine".
+      warmup_steps: steps in which the rate rises linearly from `warmup_rate` to `warmup_peak`; a run may end before.
       warmup_rate: rate at step 0 of the warm-up.
-      warmup_peak: rate that it rises to; None: what the schedule has behind it, or `learning_rate` if the run ends.
-      weight_decay: factor of L2 over what is decayed.
-      weight_decay_mode: "loss": weight_decay * sum(w^2) / 2 is part of every worker's loss, so of what is compressed;
-        "decoupled": rate * weight_decay * w is taken off the weights. "adamw", "lars" and "lamb" decay by themselves.
-      decay: regular expressions; a tensor whose whole path matches one is decayed; none: as the network has it.
+      warmup_peak: rate at the end of the warm-up; None: the schedule's, or `learning_rate` if the run ends before.
+      weight_decay: weight decay (L2).
+      weight_decay_mode: "loss": weight_decay * sum(w^2) / 2 is part of each worker's loss, and so compressed;
+        "decoupled": weights lose rate * weight_decay * w. "adamw", "lars" and "lamb" decay by themselves.
+      decay: regular expressions; a tensor whose whole path matches one is decayed; (): the network's own.
     """
 
     name: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars", "lamb"] = "momentum"
@@ -65,7 +66,7 @@ class OptimizerSection(Section):
     decay: tuple[Pattern, ...] = ()
 
     def __post_init__(self):
-        """Refuses also rates that cannot be read, and stairs that do not rise."""
+        """Also refuses rates that cannot be read, and boundaries that do not rise."""
         super().__post_init__()
         if is_rate_string(self.schedule):
             parse_rates(self.schedule)

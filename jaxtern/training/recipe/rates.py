@@ -9,35 +9,24 @@ _SPAN = re.compile(rf"{_NUMBER}:{_NUMBER}(?:(->|=>){_NUMBER})?")
 
 
 class Span(NamedTuple):
-    """Epochs from the end of the span before (0 for the first) to `end`.
+    """Epochs from the end of the span before (0 for the first) to `end`."""
 
-    Attributes:
-      end: in epochs.
-      first: the rate where the span begins.
-      last: the rate where it ends.
-      exponential: whether it changes by equal factors, not by equal steps.
-    """
-
-    end: float
-    first: float
-    last: float
-    exponential: bool
+    end: float  # in epochs
+    first: float  # the rate where the span begins
+    last: float  # the rate where it ends
+    exponential: bool  # whether it changes by equal factors, not by equal steps
 
 
 def is_rate_string(schedule: str) -> bool:
-    """Whether this is meant as rates over epochs, not as the name of a schedule."""
+    """Whether this means rates over epochs, not the name of a schedule."""
     return ":" in schedule
 
 
 def parse_rates(schedule: str) -> tuple[Span, ...]:
-    """The spans of a rate string.
+    """Parses a rate string; raises ValueError for anything else.
 
-    Args:
-      schedule: spans "END:RATE", "END:FIRST->LAST" (linear) or "END:FIRST=>LAST" (exponential), with commas between
-        them; END in epochs, rising. What comes after the last END keeps its rate.
-
-    Raises:
-      ValueError: for a string that is none.
+    It has spans "END:RATE", "END:FIRST->LAST" (linear) or "END:FIRST=>LAST" (exponential), with commas between them;
+    END is in epochs, and rises. The rate after the last END is that of the last span.
     """
     spans: list[Span] = []
     for part in schedule.split(","):

@@ -1,4 +1,4 @@
-"""Everything that decides a run, by name: the sections of a recipe, and the rules that hold between them."""
+"""A recipe: its sections, and the rules between them."""
 
 import dataclasses
 import difflib
@@ -15,7 +15,7 @@ from jaxtern.training.recipe.run import RunSection
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A run's settings in sections; `configs/` holds ready ones, and a command line may override any field of them."""
+    """The settings of a run, in sections. `configs/` has recipes; a command line may override any field."""
 
     data: DataSection = dataclasses.field(default_factory=DataSection)
     model: ModelSection = dataclasses.field(default_factory=ModelSection)
@@ -25,7 +25,7 @@ class Recipe:
     run: RunSection = dataclasses.field(default_factory=RunSection)
 
     def __post_init__(self):
-        """Refuses sections that do not go together."""
+        """Raises ValueError for sections that do not fit each other."""
         run, fast = self.run, self.mean.worker_devices
         of_device = run.batch_size // run.num_workers // fast
         need = f"each worker's part must be a multiple of mean.devices_per_worker={fast}"
@@ -41,7 +41,7 @@ class Recipe:
             self._require_local_steps()
 
     def _require_local_steps(self) -> None:
-        """Refuses what is exchanged, or asked of an exchange, in every step."""
+        """Raises ValueError for fields that need an exchange in every step."""
         where = f"where local.steps={self.local.steps}, as workers exchange nothing in between"
         whole = self.run.num_steps % self.local.steps == 0
         self.local.require(whole, "steps", f"must divide run.num_steps={self.run.num_steps}")
@@ -54,11 +54,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: dict[str, dict[str, Any]]) -> "Recipe":
-        """A recipe of these fields by section, the others at their defaults.
-
-        Raises:
-          ValueError: for an unknown section or field, or a value out of its range.
-        """
+        """Makes a recipe of fields by section, with defaults for the others; raises ValueError for bad ones."""
         for section, fields in values.items():
             for name in (
                 [f"{section}.{field}" for field in fields] if fields and isinstance(fields, dict) else [section]
@@ -67,7 +63,7 @@ class Recipe:
         return cls().replace(**values)
 
     def replace(self, **sections: dict[str, Any]) -> "Recipe":
-        """The recipe with other values, as by replace(mean={"method": "float"}); a list will do for a tuple."""
+        """The recipe with other values, such as replace(mean={"method": "float"}); a list may stand for a tuple."""
         changed = {}
         for section, fields in sections.items():
             values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
@@ -75,19 +71,19 @@ class Recipe:
         return dataclasses.replace(self, **changed)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """The fields by section, as JSON has them."""
+        """The fields by section, as in JSON."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def by_name(self) -> dict[str, Any]:
-        """The same by whole names, "run.num_workers"."""
+        """The fields by full name, "run.num_workers", as in JSON."""
         return {f"{name}.{field}": value for name, own in self.to_dict().items() for field, value in own.items()}
 
 
 def _require_field(name: str) -> None:
-    """Refuses a name that is none of a field with its section, "run.num_workers", naming those like it."""
+    """Raises ValueError, with similar names, for anything but a field with its section, "run.num_workers"."""
     known = list(Recipe().by_name())
     if name not in known:
-        # those of the same name in another section, or else of a name like it
+        # fields of the same name in other sections, else of similar names
         leaf = name.rpartition(".")[2]
         near = [each for each in known if each.partition(".")[2] == leaf] or difflib.get_close_matches(name[:80], known)
         hint = f"; nearest: {', '.join(near)}" if near else ""

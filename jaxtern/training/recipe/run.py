@@ -8,28 +8,30 @@ from jaxtern.training.recipe.field_types import Natural, Positive, Section
 
 @dataclasses.dataclass(frozen=True)
 class RunSection(Section):
-    """How many workers train for how many steps, and what is logged, evaluated and saved on the way.
+    """Workers and steps, and what is logged, evaluated and saved.
 
     Attributes:
-      dry_run: only say what would be trained, and train three small steps of it on made data; nothing is written.
-      num_workers: N, workers whose gradients are averaged; more than one may live on a device.
-      num_devices: devices to spread them over; None: as many as there are on which the workers divide.
-      virtual_workers: of one device: "unrolled" (same bits on any number of devices) or "vmapped" (compiles faster).
-      batch_size: examples of one step over all workers.
-      accumulation: parts of a worker's batch whose gradients are added one behind another, before one exchange.
+      dry_run: whether only to describe the training, and try three small steps on made data, without writing anything.
+      num_workers: N, workers whose gradients are averaged; a device may have several.
+      num_devices: devices to use; None: as many as the workers divide among.
+      virtual_workers: workers of a device: "unrolled" (same bits on any number of devices) or "vmapped" (compiles
+        faster).
+      batch_size: examples of a step, over all workers.
+      accumulation: parts of a worker's batch, whose gradients are added one after another before the exchange.
       num_steps: updates of the weights.
-      steps_per_call: that the devices take without the host, at most; the feed must be resident. What is left of them
-        before an evaluation, a checkpoint, or a change from or to float gradients goes step by step.
-      seed: of the weights, the order of the examples and the noise.
-      log_every: steps between lines of the log; those of a call are written when it has ended.
-      histograms_every: steps between histograms and shares of zeros of every tensor, of weights and of mean gradients.
+      steps_per_call: most steps that the devices take without the host; above 1, the feed must be resident. Steps left
+        over before an evaluation, a checkpoint, or a change from or to float gradients are taken one by one.
+      seed: seed of the weights, the order of examples and the noise.
+      log_every: steps between lines of the log; those of a call are written after it.
+      histograms_every: steps between histograms, and shares of zeros, of all weights and mean gradients; 0: none.
       evaluate_every: steps between evaluations on the test split; 0: only at the end.
-      compare_every: steps between comparisons of the devices' copies of weights, optimiser and all else they share,
-        which stop the run where one differs; they are compared before every checkpoint, too. 0: never. Under local
-        steps it is once in `local.steps` where this is not 0.
+      compare_every: steps between comparisons of the devices' copies of weights, optimiser and all else they share; the
+        run stops if they differ. They are compared before every checkpoint, too. 0: never. Under local steps, anything
+        but 0 means every `local.steps`.
       checkpoint_every: steps between checkpoints.
-      keep_checkpoints: how many of the last ones to keep.
-      keep_best: how many besides, of best precision@1, of equals the later, of those evaluated when they were written.
+      keep_checkpoints: number of last checkpoints to keep.
+      keep_best: number of checkpoints to keep in addition, those of best precision@1 (of equals the latest) among those
+        evaluated when they were written.
     """
 
     dry_run: bool = False

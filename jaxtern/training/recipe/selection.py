@@ -1,4 +1,4 @@
-"""Tensors chosen by their paths, "conv1/kernel"."""
+"""Selects tensors by their paths, "conv1/kernel"."""
 
 import difflib
 import re
@@ -9,7 +9,7 @@ import jax
 
 
 def path_of(keys: Any) -> str:
-    """Of a leaf, as `jax.tree_util.tree_flatten_with_path` has it: names with slashes between them."""
+    """The path of a leaf, names joined by slashes, from the keys of `jax.tree_util.tree_flatten_with_path`."""
     return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
@@ -24,14 +24,14 @@ def matches(patterns: Sequence[str], path: str) -> bool:
 
 
 def mask(patterns: Sequence[str], tree: Any) -> Any:
-    """Each leaf as whether its path matches."""
+    """A tree of bools: whether the path of each leaf matches."""
     return jax.tree_util.tree_map_with_path(lambda keys, _: matches(patterns, path_of(keys)), tree)
 
 
 def require_match(name: str, pattern: str, paths: Sequence[str], entry: str | None = None) -> None:
-    """Raises a ValueError for a field's regular expression that matches none of these paths of tensors.
+    """Raises ValueError, with similar paths, for a field's regular expression that matches none of these paths.
 
-    It names those that are like it, and the entry of the field, if that is more than the expression.
+    `entry` is the entry of the field, if that is more than the expression.
     """
     if not any(matches((pattern,), path) for path in paths):
         near = difflib.get_close_matches(pattern, paths, cutoff=0.4) or paths[:3]

@@ -1,4 +1,4 @@
-"""Which steps go to the devices together, and by which mean."""
+"""Plans which steps the devices take together, and with which mean."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,31 +8,23 @@ from jaxtern.training.recipe.run import RunSection
 
 
 class Call(NamedTuple):
-    """Steps that the devices take without the host.
+    """Steps that the devices take without the host."""
 
-    Attributes:
-      num_steps: one, or as many as in every other call of several.
-      phase: of the run, the place of their mean in `Program.means`; 0 is the one without compression.
-    """
-
-    num_steps: int
-    phase: int
+    num_steps: int  # 1, or the one larger number of this run
+    phase: int  # index of their mean in `Program.means`; 0 is without compression
 
 
 def plan_calls(run: RunSection, mean: MeanSection, num_examples: int, step: int, examples_seen: int) -> Iterator[Call]:
-    """The calls from `step` to the last one; none goes beyond a step after which the state is evaluated or saved.
+    """Yields the calls from `step` to the last step; none extends over an evaluation, a checkpoint or a phase's end.
 
-    Every length of a call is a program to compile, so there are two: what is left before such a step, or before the
-    mean turns into another, and is too short for the other, goes step by step. A plan that begins where one of these
-    calls ends is the rest of this one: a run that was stopped there goes on by the same programs.
-
-    An epoch has `num_examples`; `examples_seen` were seen in the `step` steps that were taken.
+    As each length is a program to compile, there are two: the longest one, and single steps for what is left over. A
+    resumed run makes the same calls. An epoch has `num_examples`; `examples_seen` are those of the first `step` steps.
     """
     stops = [period for period in (run.evaluate_every, run.checkpoint_every) if period]
     epoch = num_examples // run.batch_size if mean.float_epochs or mean.density_warmup else 0
     longest = min(run.steps_per_call, run.num_steps, *stops, epoch or run.num_steps)
     while step < run.num_steps:
-        # of what lies in between, the host needs no state; what it logs, each step tells it
+        # The host needs no state in between; metrics come from each step.
         goes_on = all((step + longest - 1) // period == step // period for period in stops)
         places = ((step + taken, examples_seen + taken * run.batch_size) for taken in range(longest))
         phases = {phase_at(mean, num_examples, *place) for place in places}
@@ -42,7 +34,7 @@ def plan_calls(run: RunSection, mean: MeanSection, num_examples: int, step: int,
 
 
 def phase_at(mean: MeanSection, num_examples: int, step: int, examples_seen: int) -> int:
-    """The phase of a step before which so many examples were seen: 0 without compression, else 1 behind a warm-up."""
+    """The phase of a step: 0 without compression, more than 1 in a warm-up, then 1."""
     epoch = examples_seen // num_examples
     in_float_epoch = mean.float_epochs > 0 and (epoch + 1) % mean.float_epochs == 0
     if mean.method == "float" or step < mean.compress_from or in_float_epoch:

@@ -1,4 +1,4 @@
-"""A run's curves as a picture, and a plan's."""
+"""Plots of a run's curves, and of a plan's speed-up."""
 
 from pathlib import Path
 
@@ -7,11 +7,8 @@ from jaxtern.training.run.metrics import read_metrics
 
 
 def plot_curves(workdir: Path, title: str, loss: str) -> Path:
-    """Draws `<workdir>/metrics.jsonl` into `<workdir>/curves.png`: loss by its parts, accuracy, rate and norms.
-
-    The loss is the recipe's, by which the test split is evaluated.
-    """
-    from matplotlib.figure import Figure  # here, because importing it takes a second
+    """Plots `<workdir>/metrics.jsonl` as `curves.png`: loss (the recipe's) by its parts, accuracy, rate and norms."""
+    from matplotlib.figure import Figure  # here, because the import takes a second
 
     records = read_metrics(workdir)
     parts = sorted({name for record in records for name in record if name.startswith("loss/")})
@@ -43,7 +40,7 @@ def plot_curves(workdir: Path, title: str, loss: str) -> Path:
 
 
 def plot_speed_up(forecast: Forecast, title: str, path: Path) -> Path:
-    """Draws throughput over one worker's against workers, a line for every method, into `path`."""
+    """Plots throughput, relative to one worker's, against the number of workers, with a line for each method."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

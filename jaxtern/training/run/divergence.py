@@ -1,7 +1,7 @@
-"""Whether all devices still hold the same state: a digest of each one's copy, compared now and then.
+"""Compares digests of the devices' copies of the state, to find out when they are no longer the same.
 
-Every device makes the same updates of its own copy, so copies once different stay so, and no loss tells: a bit that
-flipped in one host's memory, another CPU's rounding, another version of a library.
+Each device updates its own copy. Copies that differ once stay different, and no loss shows it. Causes are a bit flipped
+in memory, a CPU that rounds differently, or another version of a library.
 """
 
 import functools
@@ -19,7 +19,7 @@ from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
 from jaxtern.training.step.state import TrainState
 
 _LANE_STEPS = 0x9E3779B9, 0x85EBCA6B  # odd
-_JOINED_BELOW = 2**16  # words; a loop for each of hundreds of small tensors would take seconds to compile
+_JOINED_BELOW = 2**16  # words; loops over each of hundreds of small tensors would take seconds to compile
 _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 _PARTS = {  # of a state, as messages name them
     "step": "count of steps",
@@ -38,19 +38,12 @@ class DivergenceError(Exception):
 
 
 def digest(tree: Any) -> jax.Array:
-    """Hash of the bits of all leaves and of their places, for trees of one structure.
+    """Hashes the bits of all leaves, and their places, to uint32[2]; elements are real or bool, of 1, 2 or 4 bytes.
 
         lane l = sum over words w at positions p of mix(w + p step_l)   mod 2^32
 
-    A word enters by a bijection (an odd multiplier's, shifts' and a constant's), so a change of one word, be it of one
-    bit, changes both lanes with certainty. Changes of several words, which include all exchanges of elements or of
-    tensors, cancel by chance in one lane of 2^-32, in both of 2^-64. It guards against accidents, not against intent.
-
-    Args:
-      tree: of arrays of 1, 2 or 4 bytes an element, real or bool.
-
-    Returns:
-      uint32[2].
+    `mix` is a bijection, so a change of one word always changes both lanes. Changes of several words cancel with a
+    chance of 2^-32 in one lane and 2^-64 in both. The digest guards against accidents, not against intent.
     """
     vectors = [_words(leaf) for leaf in jax.tree.leaves(tree)]
     small = [words for words in vectors if words.size < _JOINED_BELOW]
@@ -71,7 +64,7 @@ def _words(leaf: jax.Array) -> jax.Array:
 
 
 def _sum_lanes(words: jax.Array, first: int) -> jax.Array:
-    """Both lanes of words from this position on; as one reduction, since XLA makes no vector code of two sums."""
+    """Both lanes of words from this position on, as one reduction, for which XLA makes vector code."""
     positions = jax.lax.iota(jnp.uint32, words.size) + jnp.uint32(first % 2**32)
     lanes = tuple(mix(words + positions * jnp.uint32(step)) for step in _LANE_STEPS)
     zeros = (jnp.uint32(0),) * len(lanes)
@@ -80,19 +73,19 @@ def _sum_lanes(words: jax.Array, first: int) -> jax.Array:
 
 
 class DivergenceGuard:
-    """Compares the devices' copies of a run's state every `period` steps, and whenever it is to be saved.
+    """Compares the devices' copies of a run's state every `period` steps, and before every checkpoint.
 
     Attributes:
-      find_difference: the function of this name, of the run's devices.
+      find_difference: `find_difference` for the run's devices.
     """
 
     def __init__(self, period: int, mesh: Mesh, specs: TrainState, hosts: Sequence[str] = ()):
-        """Compiles nothing before the first comparison, and on a single device nothing at all.
+        """Compiles nothing before the first comparison, and nothing at all on a single device.
 
         Args:
-          period: steps between comparisons; 0: there are none.
-          mesh, specs: how the state lies on the devices.
-          hosts: name of every process's host, to be said beside its number; or none.
+          period: steps between comparisons; 0: none.
+          mesh, specs: placement of the state on the devices.
+          hosts: host name of each process, for messages; or none.
         """
         self._period = period if mesh.devices.size > 1 else 0
         self._compared = False
@@ -100,11 +93,10 @@ class DivergenceGuard:
         self.find_difference = functools.partial(find_difference, devices=list(mesh.devices.flat), hosts=hosts)
 
     def compare(self, state: TrainState, before: int, after: int, saves: bool) -> jax.Array | None:
-        """Starts a comparison where one is due: of a state that is saved, in the first call, and every so many steps.
+        """Starts a comparison if one is due: in the first call, before a checkpoint, and every `period` steps.
 
-        All processes must ask alike, as it is a collective: of the state after a call, which went from step `before` to
-        step `after`. Given are digests for `find_difference`, which may still be on their way; None where no comparison
-        is due.
+        The state is that after a call, which took steps `before` to `after`. It is a collective, so all processes must
+        call it alike. Returns digests for `find_difference`, perhaps still being computed; None if none is due.
         """
         is_due = saves or not self._compared
         if not self._period or not (is_due or before // self._period < after // self._period):
@@ -114,25 +106,19 @@ class DivergenceGuard:
 
 
 def create_gather(mesh: Mesh, specs: TrainState) -> Callable[[TrainState], jax.Array]:
-    """A jitted function: state -> uint32[devices, parts, 2], digests of every device's copy, known to all.
-
-    It is a program of its own: as a part of the step it would add to what every step sends and compiles, while here a
-    message of 64 bytes a device is sent only where a comparison is due.
-    """
+    """A jitted function: state -> uint32[devices, parts, 2], the digests of all devices' copies, on every device."""
 
     def gather(state: TrainState) -> jax.Array:
-        state = state._replace(compressor=state.compressor._replace(local=None))  # which is each worker's own
+        state = state._replace(compressor=state.compressor._replace(local=None))  # each worker has its own
         return jax.lax.all_gather(jnp.stack([digest(part) for part in state]), (DEVICE_AXIS, FAST_AXIS))
 
     return jax.jit(jax.shard_map(gather, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False))
 
 
 def find_difference(digests: np.ndarray, devices: Sequence[Any], hosts: Sequence[str] = ()) -> str | None:
-    """Which devices hold another state than most do, and what of it is different; None where all hold the same.
+    """Says which devices hold another state than most, and what differs; None if all hold the same.
 
-    Args:
-      digests: uint32[devices, parts of a TrainState, 2].
-      devices, hosts: in the order of the digests and of the processes; hosts may be none.
+    `digests` is uint32[devices, parts of a TrainState, 2]; `devices` are in their order, `hosts` in that of processes.
     """
     rows, group_of, counts = np.unique(
         digests.reshape(len(digests), -1), axis=0, return_inverse=True, return_counts=True
@@ -152,7 +138,7 @@ def find_difference(digests: np.ndarray, devices: Sequence[Any], hosts: Sequence
 
 
 def _describe(numbers: Sequence[int], devices: Sequence[Any], hosts: Sequence[str]) -> str:
-    """Devices by process, counted in each, as "device 1 of process 0 (host a), devices 0, 1 of process 2 (host b)"."""
+    """Names devices by process: "device 1 of process 0 (host a), devices 0, 1 of process 2 (host b)"."""
     processes = [device.process_index for device in devices]
     described = []
     for process, group in itertools.groupby(numbers, key=processes.__getitem__):

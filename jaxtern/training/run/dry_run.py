@@ -1,4 +1,4 @@
-"""What a recipe would do, said and tried in small: no data, no file of weights, and nothing is written."""
+"""Dry runs: describe what a recipe would do, and try a few small steps, without data and without writing anything."""
 
 import contextlib
 import dataclasses
@@ -30,42 +30,27 @@ from jaxtern.training.step.step import Metrics, create_train_step
 
 _STEPS = 3
 _WORKERS, _EXAMPLES, _PARTS = 2, 2, 2  # at most: workers, examples of each part, parts of an accumulation
-_LOSS_SCALE = 128.0  # at most: the recipe's may need more than three steps to come down to what gradients bear
+_LOSS_SCALE = 128.0  # at most, as a recipe's own may need more than three steps to shrink until nothing overflows
 _UNKNOWN = "unknown"
 _RATES = 100_000  # steps, at most, whose rates are compared
 
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
-    """A recipe with what can be known of it before anything is drawn or compiled.
+    """A recipe with what is known before anything is drawn or compiled."""
 
-    Attributes:
-      recipe: as it was given.
-      small: the same with few examples, which are made, on the devices that are here.
-      facts: of its dataset.
-      inputs: of `small`, with images as large, and as many classes, as the recipe's.
-      mesh: of `small`.
-      params: shapes of the weights that are trained.
-      frozen: of those that are not.
-      wire: what a worker of the recipe sends.
-    """
-
-    recipe: Recipe
-    small: Recipe
-    facts: Facts
-    inputs: Inputs
-    mesh: Mesh
-    params: Any
+    recipe: Recipe  # the given recipe
+    small: Recipe  # the same with few, made examples, for the devices of this machine
+    facts: Facts  # facts of the recipe's dataset
+    inputs: Inputs  # inputs of `small`, with the recipe's image size and number of classes
+    mesh: Mesh  # mesh of `small`
+    params: Any  # params, frozen: shapes of the weights that are trained, and of the others
     frozen: Any
-    wire: WireReport
+    wire: WireReport  # what a worker of the recipe sends
 
 
 def prepare_dry_run(recipe: Recipe) -> DryRun:
-    """Checks everything that can be checked without data and weights.
-
-    Raises:
-      ValueError, OSError: for a recipe that does not fit together, or data that are there and do not fit it.
-    """
+    """Checks all that can be checked without data and weights; raises ValueError or OSError for what does not fit."""
     require_feed(recipe.data, task_of(recipe.data), recipe.run.steps_per_call)
     facts = find_facts(recipe.data)
     small = shrink(recipe, facts)
@@ -85,7 +70,7 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
 
 
 def find_facts(data: DataSection) -> Facts:
-    """Of a dataset if it is there, as published if its name is known, else of its synthetic_... fields."""
+    """Facts of a dataset if it is there; else published ones if its name is known; else the synthetic_... fields."""
     task = task_of(data)
     is_path = "/" in data.name and Path(data.name).exists()
     if data.name == "digits" or is_path or data.dir is not None:
@@ -98,7 +83,7 @@ def find_facts(data: DataSection) -> Facts:
 
 
 def shrink(recipe: Recipe, facts: Facts) -> Recipe:
-    """The recipe with a few made examples, on the devices that are here; weights of `init_from` are not read."""
+    """The recipe with a few made examples, for this machine's devices; it does not read weights of `init_from`."""
     shape = task_of(recipe.data).view_shape or facts.image_shape or recipe.data.synthetic_shape
     workers, parts = min(recipe.run.num_workers, _WORKERS), min(recipe.run.accumulation, _PARTS)
     fast = min(recipe.mean.worker_devices, len(jax.devices()))
@@ -119,7 +104,7 @@ def shrink(recipe: Recipe, facts: Facts) -> Recipe:
 
 
 def describe(run: DryRun) -> str:
-    """Network, wire, steps and rates of the recipe, before anything is drawn or compiled."""
+    """Describes network, wire, steps and rates of the recipe."""
     recipe, facts = run.recipe, run.facts
     trained, frozen = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (run.params, run.frozen))
     shape = "x".join(map(str, run.inputs.input_shape))
@@ -140,7 +125,7 @@ def describe(run: DryRun) -> str:
 
 
 def find_rates(recipe: Recipe, num_examples: int) -> tuple[float, float, float]:
-    """Learning rates of the first step, the highest of those that are compared, and of the last."""
+    """The first, the highest (of up to 100,000 steps) and the last learning rate."""
     num_steps = recipe.run.num_steps
     steps = np.linspace(0, num_steps - 1, min(num_steps, _RATES)).round().astype(np.int32)
     rates = np.asarray(create_schedule(recipe.optimizer, recipe.run, num_examples)(steps))
@@ -148,10 +133,9 @@ def find_rates(recipe: Recipe, num_examples: int) -> tuple[float, float, float]:
 
 
 def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Iterator[str]:
-    """Takes three small steps, compiled with these options; what to say of them, line by line.
+    """Takes three small steps, compiled with these options, and yields lines about them.
 
-    Raises:
-      NonFiniteError: if the loss, a gradient or a weight is NaN or infinite, or if gradients overflow in every step.
+    Raises NonFiniteError if the loss, a gradient or a weight is not finite, or if gradients overflow in every step.
     """
     small, skipped = run.small, 0
     yield _describe_small(run)
@@ -179,7 +163,7 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
 
 
 def _describe_small(run: DryRun) -> str:
-    """In what the steps that are taken differ from the recipe's."""
+    """Says how the small steps differ from the recipe's."""
     recipe, small, devices, source = run.recipe, run.small, run.mesh.devices.size, run.recipe.model.init_from
     ignored = f"; model.init_from={source!r} is not read, weights are fresh" if source else ""
     return (
@@ -189,7 +173,7 @@ def _describe_small(run: DryRun) -> str:
 
 
 def _describe_memory(state: TrainState, num_workers: int) -> str:
-    """Of what a device keeps from step to step, and of gradients, which every worker on it has besides."""
+    """Describes what a device keeps from step to step, and the gradients that each worker needs besides."""
     weights = _size((state.params, state.frozen))
     parts = {"weights": weights, "moments of batch norm": _size(state.moments), "optimiser": _size(state.optimizer)}
     parts |= {"averages": _size(state.averages), f"compressor of {num_workers} workers": _size(state.compressor)}
@@ -210,7 +194,7 @@ def _bytes(size: int) -> str:
 
 
 def _describe_step(number: int, metrics: Metrics, params: Any) -> str:
-    """Its loss; refuses one that is not finite, but for a step that was skipped to shrink the loss's scale."""
+    """Gives a step's loss, or says that it was skipped; raises NonFiniteError if anything else is not finite."""
     if metrics.get("overflow"):
         return f"skipped, gradients overflow at a loss scale of {float(metrics['loss_scale']):g}"
     require_finite(number, metrics, by_path(params))

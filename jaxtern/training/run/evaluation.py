@@ -1,4 +1,4 @@
-"""Loss and accuracy over a whole split, each target exactly once: an image's class, or every character of a text."""
+"""Evaluates loss and accuracy over a whole split, with each target (image or character) exactly once."""
 
 import functools
 from collections import Counter
@@ -17,14 +17,14 @@ from jaxtern.training.step.loss import CROSS_ENTROPY, compare, describe_loss
 
 
 class Evaluation(NamedTuple):
-    """Of one set of weights on one split.
+    """Results for one set of weights on one split.
 
     Attributes:
-      loss: mean of the recipe's loss, mostly cross-entropy, without weight decay, smoothing and auxiliary logits.
-      precision_at_1: share of targets for which the best class is right.
-      recall_at_5: share of targets for which the right class is among the best five.
-      num_examples: targets of the split: images; or of text the characters that are predicted.
-      own: means of the metrics that a loss of one's own gives, by name.
+      loss: mean of the recipe's loss, without weight decay, smoothing and auxiliary logits.
+      precision_at_1: share of targets whose highest logit is the right class.
+      recall_at_5: share of targets whose right class is among the highest five.
+      num_examples: targets of the split: images, or predicted characters.
+      own: by name, means of the metrics of a user's own loss.
     """
 
     loss: float
@@ -35,17 +35,17 @@ class Evaluation(NamedTuple):
 
     @classmethod
     def from_scalars(cls, scalars: dict[str, Any]) -> "Evaluation":
-        """Of what `scalars` gives, and perhaps more, which is left out."""
+        """The inverse of `scalars`; ignores other names."""
         own = {name: value for name, value in scalars.items() if name.startswith("metrics/")}
         return cls(**{name: scalars[name] for name in cls._fields[:-1]}, own=own)
 
     def scalars(self) -> dict[str, float]:
-        """All of it by name, as records have it."""
+        """All numbers by name, as records have them."""
         *known, own = self
         return dict(zip(self._fields[:-1], known, strict=True)) | own
 
     def describe(self, split: str, loss: str) -> str:
-        """In a line, of a split by the recipe's loss."""
+        """Describes the results on a split, with the recipe's loss, in a line."""
         own = "".join(f", {name.removeprefix('metrics/')} {value:.4f}" for name, value in self.own.items())
         return (
             f"{split} loss {describe_loss(self.loss, {loss: self.loss})}, precision@1 {self.precision_at_1:.2%},"
@@ -63,23 +63,20 @@ def evaluate(
     share: Share | None = None,
     loss: str = CROSS_ENTROPY,
 ) -> Evaluation:
-    """Evaluates a model on a split.
+    """Evaluates a model on a split; counts are exact, and losses are added in float64.
 
     Args:
       graph: static part of the model.
       variables: its weights and moments.
-      split: of the task's examples.
-      task: what the model is asked.
-      threads: that decode images on disk at the same time.
-      collect: is handed the float32[n, K] logits of every batch, in the order of the examples.
-      share: of this process, where all processes evaluate a part each; None: it evaluates all.
-      loss: a recipe's.
-
-    Returns:
-      Sums over targets are exact counts; losses are added in float64.
+      split: examples of the task.
+      task: images or text.
+      threads: number of threads that decode images.
+      collect: receives the float32[n, K] logits of every batch, in the order of the examples.
+      share: part of this process, if all processes evaluate a part each; None: all examples.
+      loss: loss of the recipe.
 
     Raises:
-      DataError: naming the example, if one on disk cannot be read.
+      DataError: if an example cannot be read; names it.
     """
     totals: Counter[str] = Counter()
     for examples, labels, mask in task.evaluation_batches(split, threads, share):
@@ -97,10 +94,9 @@ def evaluate(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def compute_logits(graph: Any, task: Task, variables: Any, examples: jax.Array) -> jax.Array:
-    """float32[B, K] of uint8[B, H, W, C] images, or [B, T, K] of uint8[B, T + 1] characters: the program that is
-    evaluated, and the one that is exported.
+    """float32[B, K] logits of uint8[B, H, W, C] images, or [B, T, K] of uint8[B, T + 1] characters.
 
-    It is compiled alone, as the exported one is: with losses in it, it might have other bits.
+    This program is evaluated and exported. It is compiled alone, as it might have other bits together with losses.
     """
     inputs, _ = task.in_evaluation(examples, None)
     return nnx.merge(graph, variables)(inputs).astype(jnp.float32)
@@ -110,9 +106,7 @@ def compute_logits(graph: Any, task: Task, variables: Any, examples: jax.Array) 
 def _compare(
     task: Task, loss: str, logits: jax.Array, examples: jax.Array, labels: Any, mask: jax.Array
 ) -> dict[str, jax.Array]:
-    """By name losses and metrics of all targets, 0 where the example is masked; and of how many of the others the right
-    class is first, is among five, and how many they are.
-    """
+    """Losses and metrics of all targets by name, 0 for masked examples; and counts over the others."""
     _, targets = task.in_evaluation(examples, labels)
     present = jnp.broadcast_to(jnp.expand_dims(mask, tuple(range(1, targets.ndim))), targets.shape)
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))

@@ -1,4 +1,4 @@
-"""A checkpoint to a network that predicts without this package's training code."""
+"""Exports a checkpoint as a network that predicts without this package's training code."""
 
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,13 @@ PLATFORMS = ("cpu", "cuda")
 def export_run(
     workdir: Path, step: int | None = None, averaged: bool = True, data_dir: str | None = None, best: bool = False
 ) -> Artifact:
-    """The network of a run as it is evaluated; its data are not opened where its folder tells what they were.
+    """Exports a run's network; raises ValueError or OSError if the run, the checkpoint or its data cannot be read.
 
     Args:
-      workdir: the run's folder.
-      step, best: which checkpoint, as `SavedRun.restore` has them.
-      averaged: whether to take moving averages, where the run keeps them.
-      data_dir: of the dataset, to be asked in place of the run's folder.
-
-    Raises:
-      ValueError, OSError: if there is no such run or checkpoint, or what its data were cannot be read.
+      workdir: the run's folder. The data are not opened if it has their facts.
+      step, best: the checkpoint, as in `SavedRun.restore`.
+      averaged: whether to take moving averages, if the run keeps them.
+      data_dir: folder of the dataset, to read its facts instead of the run's.
     """
     recipe = read_recipe(workdir)
     task = task_of(recipe.data)
@@ -53,13 +50,9 @@ def export_run(
 def export_network(
     recipe: Recipe, facts: Facts, graph: Any, variables: Any, step: int = 0, averaged: bool = False
 ) -> Artifact:
-    """A network of this recipe and dataset as `evaluate` has it.
+    """Exports the program that `evaluate` runs, for the static part of a model and its variables.
 
-    Args:
-      recipe, facts: of the network and its dataset.
-      graph, variables: the static part of the model, and the rest of it.
-      step: updates of the weights.
-      averaged: whether they are moving averages.
+    `step` and `averaged` say how many updates the weights have had, and whether they are moving averages.
     """
     structure = jax.tree.structure(variables)
     weights = {path: np.asarray(leaf) for path, leaf in by_path(variables).items()}
@@ -67,7 +60,7 @@ def export_network(
 
     def predict(weights: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
         variables = structure.unflatten([weights[name] for name in names])
-        # an example of text has one character more, the last one's label
+        # An example of text has one character more, the label of the last one.
         return compute_logits(graph, task, variables, inputs if task.of_images else jnp.pad(inputs, [(0, 0), (0, 1)]))
 
     input_shape = example_shape_of(recipe.data, facts) if task.of_images else task.input_shape(())

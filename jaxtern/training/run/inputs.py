@@ -1,4 +1,4 @@
-"""What a recipe says of its data, carried out: dataset, preprocessing, feed."""
+"""Opens what a recipe says of its data: dataset, preprocessing, feed."""
 
 import contextlib
 import itertools
@@ -30,35 +30,24 @@ _BATCHES_AHEAD = 2  # on the way to the devices while a step runs
 
 
 class Inputs(NamedTuple):
-    """A recipe's dataset as its model meets it.
+    """A recipe's dataset, ready for its model."""
 
-    Attributes:
-      dataset: splits in memory where the feed is resident, else as they were opened.
-      task: what the model is asked.
-      example_shape: of the uint8 examples that the compiled step takes: height, width and channels, or characters.
-      input_shape: of what the model is given of one.
-      resident: whether the training examples lie on the devices.
-      threads: that decode at the same time.
-    """
-
-    dataset: Dataset
-    task: Task
+    dataset: Dataset  # splits, in memory if the feed is resident
+    task: Task  # images or text
+    # shape of the compiled step's uint8 examples: height, width and channels, or characters
     example_shape: tuple[int, ...]
-    input_shape: tuple[int, ...]
-    resident: bool
-    threads: int
+    input_shape: tuple[int, ...]  # shape of the model's input for one example
+    resident: bool  # whether the training examples are on the devices
+    threads: int  # number of threads that decode
 
 
 def open_inputs(data: DataSection, steps_per_call: int = 1, data_dir: str | None = None) -> Inputs:
-    """Opens what the recipe trains on.
+    """Opens what the recipe trains on; raises ValueError or OSError if it cannot be read or does not fit.
 
     Args:
-      data: names dataset, preprocessing and feed.
-      steps_per_call: of the run that is to be fed, which not every feed allows.
-      data_dir: in place of the recipe's, where the dataset has moved.
-
-    Raises:
-      ValueError, OSError: for a dataset that cannot be read, or a preprocessing or feed that does not fit it.
+      data: section that names dataset, preprocessing and feed.
+      steps_per_call: steps per call of the run, which must be 1 if images are streamed.
+      data_dir: folder of the dataset, if it has moved.
     """
     task, threads = task_of(data), _count_threads(data)
     require_feed(data, task, steps_per_call)
@@ -75,20 +64,12 @@ def open_inputs(data: DataSection, steps_per_call: int = 1, data_dir: str | None
 
 
 def task_of(data: DataSection) -> Task:
-    """What a network is asked of such data.
-
-    Raises:
-      ValueError: for an unknown preprocessing.
-    """
+    """The task of such data; raises ValueError for an unknown preprocessing."""
     return create_task(data.preprocessing, data.image_size, data.sequence_length)
 
 
 def require_feed(data: DataSection, task: Task, steps_per_call: int) -> None:
-    """Refuses, before data are opened, a feed that its preprocessing or the steps of a call do not allow.
-
-    Raises:
-      ValueError: naming the field, its value and the rule.
-    """
+    """Raises ValueError, before data are opened, for a feed that does not suit the preprocessing or steps per call."""
     if not task.of_images and data.feed == "streaming":
         raise ValueError(f"data.feed='streaming': preprocessing={data.preprocessing!r} takes text, which is resident")
     crops = task.view_shape is not None and data.name != "synthetic"
@@ -116,7 +97,7 @@ def _open_dataset(data: DataSection, data_dir: str | None, task: Task) -> Datase
 
 
 def _count_threads(data: DataSection) -> int:
-    """In each process: one, or where there are no processes one for every core that this one may use."""
+    """Decoding threads of each process: by default 1, or one for each core if there are no decoding processes."""
     if data.decode_threads is not None:
         return data.decode_threads
     return 1 if data.decode_processes else len(os.sched_getaffinity(0))
@@ -127,11 +108,7 @@ def _fits(dataset: Dataset, shape: tuple[int, ...]) -> bool:
 
 
 def own_share(rows: NamedSharding, batch_size: int) -> Share:
-    """The part of a batch that the devices of this process hold.
-
-    Raises:
-      ValueError: if that is no equal run of it, as where a host's devices lie apart in the mesh.
-    """
+    """The part of a batch that this process's devices hold; raises ValueError if it is not one equal run of rows."""
     indices = rows.addressable_devices_indices_map((batch_size,)).values()
     runs = {places[0].indices(batch_size)[:2] for places in indices if places is not None}
     first, last = min(start for start, _ in runs), max(stop for _, stop in runs)
@@ -143,22 +120,18 @@ def own_share(rows: NamedSharding, batch_size: int) -> Share:
 
 
 def create_network(model: ModelSection, input_shape: tuple[int, ...], num_classes: int, seed: int) -> Model:
-    """The recipe's network with fresh weights, for inputs of this shape."""
+    """Creates the recipe's network with fresh weights, for inputs of this shape."""
     return draw_weights(lambda: create_model(model.name, input_shape, num_classes, seed, model.dropout_rate))
 
 
 def facts_of(task: Task, dataset: Dataset) -> Facts:
-    """What is known of a dataset when it is no longer there; a shape only of images that are taken whole."""
+    """Facts of a dataset, to be kept; with an image shape only if images are taken whole."""
     shape = task.example_shape(dataset.train) if task.of_images and task.view_shape is None else None
     return Facts(shape, dataset.num_classes, dataset.train.size, "which are there", dataset.class_names)
 
 
 def example_shape_of(data: DataSection, facts: Facts) -> tuple[int, ...]:
-    """Height, width and channels of the uint8 images that a network takes of such a dataset.
-
-    Raises:
-      ValueError: if there are none.
-    """
+    """Height, width and channels of the uint8 images that a network takes; raises ValueError if they are not known."""
     shape = task_of(data).view_shape or facts.image_shape
     if shape is None:
         need = f"must be known, as data.preprocessing={data.preprocessing!r} takes whole images"
@@ -167,15 +140,10 @@ def example_shape_of(data: DataSection, facts: Facts) -> tuple[int, ...]:
 
 
 class Feed:
-    """A run's batches, on the devices of its mesh."""
+    """A run's batches on the devices of its mesh."""
 
     def __init__(self, data: DataSection, run: RunSection, inputs: Inputs, mesh: Mesh):
-        """Takes what `open_inputs` opened.
-
-        Raises:
-          ValueError: for a batch larger than the training split, or that does not divide among the hosts; for several
-            steps a call of images that are streamed.
-        """
+        """Raises ValueError for a batch that is larger than the training split or does not divide among hosts."""
         if not inputs.resident:
             _require_single_steps(data, run.steps_per_call)
         self._rows = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
@@ -190,11 +158,9 @@ class Feed:
             self._feed = StreamingFeed(split, run.batch_size, run.seed, share, *made)
 
     def batches(self, start: int, counts: Iterable[int] | None = None) -> Generator[Batch]:
-        """After `start` examples have been seen; some are on their way while one is worked on.
+        """Yields batches after the first `start` examples; the next ones are on their way meanwhile.
 
-        Args:
-          start: examples.
-          counts: how many batches to give at once, as [K, ...], or without that axis where K = 1; None: one, endlessly.
+        `counts` gives how many to yield at once, [K, ...], or without that axis if K = 1; None: single ones, for ever.
         """
         on_the_way: deque[Batch] = deque()
         with contextlib.closing(self._feed.batches(start)) as batches:
@@ -205,7 +171,7 @@ class Feed:
             yield from on_the_way
 
     def _put(self, batches: list[Batch]) -> Batch:
-        """On the devices, each with the rows of its workers."""
+        """Puts batches on the devices, each with the rows of its workers."""
         if len(batches) == 1:
             return jax.tree.map(lambda leaf: _from_own_share(leaf, self._rows), batches[0])
         stacked = NamedSharding(self._rows.mesh, PartitionSpec(None, *self._rows.spec))
@@ -213,7 +179,7 @@ class Feed:
 
 
 def _from_own_share(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """A global array of what each process holds a part of; one that holds all of it needs a quarter of the time."""
+    """Makes a global array of each process's part; a single process takes a shortcut, in a quarter of the time."""
     if jax.process_count() == 1:
         return to_devices(rows, sharding)
     return jax.make_array_from_process_local_data(sharding, rows)

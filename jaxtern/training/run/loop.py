@@ -1,4 +1,4 @@
-"""The loop: step after step to the last one, leaving nothing half done."""
+"""The training loop."""
 
 import math
 import sys
@@ -25,7 +25,7 @@ from jaxtern.training.step.local import fetch_own
 from jaxtern.training.step.loss import describe_loss
 from jaxtern.training.step.step import Metrics
 
-_SHOWN = 16  # of the first batch, in TensorBoard
+_SHOWN = 16  # images of the first batch that TensorBoard shows
 
 
 class NonFiniteError(Exception):
@@ -33,10 +33,7 @@ class NonFiniteError(Exception):
 
 
 def require_finite(step: int, metrics: dict[str, Any], paths: Iterable[str], ending: str = "") -> None:
-    """Raises a NonFiniteError for metrics of a step whose loss, gradients or weights, at these paths, are not finite.
-
-    It names the step, its loss and the tensors, and has this ending.
-    """
+    """Raises NonFiniteError if the loss, gradients or weights (at these paths) of a step are not finite."""
     nonfinite = [path for path, is_bad in zip(paths, metrics["nonfinite"], strict=True) if is_bad]
     loss = float(metrics["loss"])
     if nonfinite or not math.isfinite(loss):
@@ -45,12 +42,12 @@ def require_finite(step: int, metrics: dict[str, Any], paths: Iterable[str], end
 
 
 def train(run: Run) -> Evaluation:
-    """Trains to the last step and evaluates there; all processes of the run must call it.
+    """Trains to the last step and evaluates; all processes of the run must call it.
 
     Raises:
       NonFiniteError: at the first NaN or infinity; the last good checkpoint stays.
-      DivergenceError: if devices are found to hold different states; likewise.
-      Stopped: after SIGTERM or SIGINT, when the state is saved.
+      DivergenceError: if devices hold different states; the last good checkpoint stays.
+      Stopped: after SIGTERM or SIGINT, once the state is saved.
     """
     try:
         evaluation = _train(run)
@@ -76,11 +73,11 @@ def _train(run: Run) -> Evaluation:
 
 
 class _Loop:
-    """Steps with their metrics fetched one call late: while the host reads those of one, the devices run the next.
+    """Takes steps and fetches their metrics one call late: the devices run a call while the host reads the last one's.
 
     Attributes:
       taken: steps so far.
-      stopping: whether the last call is the last of all, by a signal.
+      stopping: whether a signal made the last call the final one.
     """
 
     def __init__(self, run: Run, signals: StopSignals):
@@ -99,12 +96,12 @@ class _Loop:
         self._clock = time.perf_counter()
 
     def calls(self) -> Iterator[Call]:
-        """What is left to do."""
+        """The calls that are left."""
         run = self._run
         return plan_calls(run.recipe.run, run.recipe.mean, run.inputs.dataset.train.size, self.taken, run.examples_seen)
 
     def take(self, call: Call) -> Evaluation | None:
-        """Runs a call's steps; evaluates and saves where that is due, after the last one, and before a stop."""
+        """Runs a call's steps; evaluates and saves if that is due, after the last step, and before a stop."""
         run, recipe, stops = self._run, self._run.recipe, self._signals.tell()
         batch = next(self._batches)
         if self.taken == 0 and self._writer is not None and run.inputs.task.of_images:
@@ -114,15 +111,15 @@ class _Loop:
         run.examples_seen += call.num_steps * recipe.run.batch_size
         self._read_pending()
         before, self.taken = self.taken, self.taken + call.num_steps
-        # Decided by the calls before, as it decides whether this one's metrics are read at once. A stop that stands in
-        # these is acted on after the next call, in all processes alike, whether they were read here or there.
+        # Metrics of the calls before decide, as this decides whether this call is read at once. All processes
+        # act on a stop in this call's metrics after the next call, wherever they were read.
         finished, self.stopping = self.taken == recipe.run.num_steps, self._signals.agreed
         saves = finished or self.stopping or self.taken % recipe.run.checkpoint_every == 0
         digests = run.guard.compare(run.state, before, self.taken, saves)
         self._pending = (call, self.taken, metrics, digests)
         evaluates = finished or (recipe.run.evaluate_every and self.taken % recipe.run.evaluate_every == 0)
         if saves or evaluates:
-            self._read_pending()  # nothing that is not finite, or not the same everywhere, is ever saved
+            self._read_pending()  # so that only finite states that all devices share are saved
         evaluation = self._evaluate(self.taken) if evaluates else None
         # After all records of this step: a run that resumes here keeps them and does not write them again.
         if saves:
@@ -132,7 +129,7 @@ class _Loop:
         return evaluation
 
     def close(self) -> None:
-        """Ends the threads and processes that make batches, the bar and the records."""
+        """Ends the threads and processes that make batches, the progress bar and the records."""
         self._batches.close()
         self._bar.close()
         if self._writer is not None:
@@ -140,7 +137,7 @@ class _Loop:
 
     @contextmanager
     def _telling_what_compiles(self, call: Call) -> Iterator[None]:
-        """Around the first call of a kind, which waits for its program: says so, and how long it took."""
+        """Says that the first call of a kind compiles its program, and how long it took."""
         start, is_new = time.perf_counter(), call not in self._compiled
         if is_new:
             self._compiled.add(call)
@@ -152,7 +149,7 @@ class _Loop:
             self._clock += seconds
 
     def _evaluate(self, step: int) -> Evaluation:
-        """Evaluates the weights as they are now, at `step`, on the test split."""
+        """Evaluates the current weights, of `step`, on the test split."""
         start = time.perf_counter()
         result = self._run.evaluate()
         self._write(step, {f"test/{name}": value for name, value in result.scalars().items()})
@@ -161,7 +158,7 @@ class _Loop:
         return result
 
     def _read_pending(self) -> None:
-        """Waits for the metrics of the call before, checks them, and logs every `log_every` steps."""
+        """Waits for the metrics of the last call, checks them, and logs every `log_every` steps."""
         if self._pending is None:
             return
         (call, last, metrics, digests), self._pending = self._pending, None
@@ -170,7 +167,7 @@ class _Loop:
         self._require_same(last, digests)
         self._signals.agreed |= bool(np.any(fetched.pop("stops", False)))
         now = time.perf_counter()
-        seconds, self._clock = now - self._clock, now  # not later: the devices work on while this is written
+        seconds, self._clock = now - self._clock, now  # before anything is written, as devices go on meanwhile
         if call.num_steps == 1:
             fetched = jax.tree.map(lambda leaf: leaf[None], fetched)
         loss = rate = math.nan
@@ -187,7 +184,7 @@ class _Loop:
         self._bar.update(call.num_steps)
 
     def _note(self, step: int, scalars: Scalars, phase: int, seconds: float) -> float:
-        """Examples a second since the last record, with this step, which is logged where that is due."""
+        """Notes a step, logs if that is due, and returns examples a second since the last record."""
         recipe = self._run.recipe
         wire = self._run.wires[phase]
         sent = {"sent_bits_per_element": wire.bits_per_element, "sent_bytes_per_step": wire.bytes}
@@ -199,17 +196,13 @@ class _Loop:
         return rate
 
     def _require_same(self, step: int, digests: np.ndarray | None) -> None:
-        """Refuses devices that hold different states."""
+        """Raises DivergenceError if devices hold different states."""
         difference = None if digests is None else self._run.guard.find_difference(digests)
         if difference is not None:
             raise DivergenceError(f"step {step}: {difference}{self._last_good()}")
 
     def _check(self, step: int, metrics: dict[str, Any]) -> Scalars:
-        """One step's numbers.
-
-        Raises:
-          NonFiniteError: if they are none; a step that was skipped has only those of the skipping.
-        """
+        """Metrics of a step as floats; raises NonFiniteError if it was not skipped and they are not finite."""
         scalars = {name: float(value) for name, value in metrics.items() if name != "nonfinite"}
         if scalars.get("overflow"):
             return {"loss": math.nan} | {name: scalars[name] for name in ("overflow", "loss_scale", "learning_rate")}
@@ -220,12 +213,12 @@ class _Loop:
         return f"; the last good checkpoint is at step {self._run.last_saved}"
 
     def _log(self, step: int, examples_per_second: float) -> None:
-        """A line and a record: means since the last one."""
+        """Prints a line and writes a record, of means since the last record."""
         means = {name: self._mean(name) for name in sorted({name for scalars in self._since for name in scalars})}
-        if self._run.recipe.local.steps:  # so far of this process's workers
+        if self._run.recipe.local.steps:  # these are of this process's workers only
             of_all = gather_json(means)
             means = {name: float(np.mean([each[name] for each in of_all])) for name in means}
-        rate = self._since[-1].get("learning_rate")  # where steps may be skipped, the schedule lags behind
+        rate = self._since[-1].get("learning_rate")  # there if steps may be skipped, as schedules do not count these
         record = {name: value for name, value in means.items() if math.isfinite(value)} | {
             "learning_rate": float(np.asarray(self._run.program.schedule(step - 1))) if rate is None else rate,
             "examples_per_second": examples_per_second,
@@ -241,7 +234,7 @@ class _Loop:
         self._seconds = 0.0
 
     def _show(self, batch: Batch, call: Call, writer: MetricWriter) -> None:
-        """Some of this host's first inputs, as TensorBoard shows them."""
+        """Shows some of this host's first inputs in TensorBoard."""
         first = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), batch)
         rows = jax.tree.map(lambda leaf: (leaf if call.num_steps == 1 else leaf[0])[:_SHOWN], first)
         resident = self._run.feed.examples
@@ -250,17 +243,17 @@ class _Loop:
         writer.write_image(0, "inputs", tile(images))
 
     def _say(self, line: str) -> None:
-        """A line above the bar, in one process."""
+        """Prints a line above the progress bar, in process 0."""
         if self._writer is not None:
             tqdm.write(line, file=sys.stdout)
             sys.stdout.flush()
 
     def _write(self, step: int, scalars: Scalars) -> None:
-        """Where this process keeps the records."""
+        """Writes a record, in process 0."""
         if self._writer is not None:
             self._writer.write(step, scalars)
 
     def _mean(self, name: str) -> float:
-        """Since the last record, over the steps that have it; NaN where none has."""
+        """Mean over the steps since the last record that have this number; NaN if none has."""
         values = [scalars[name] for scalars in self._since if not math.isnan(scalars.get(name, math.nan))]
         return float(np.mean(values)) if values else math.nan

@@ -1,4 +1,4 @@
-"""Where numbers go: metrics.jsonl, TensorBoard, and writers of a user's own."""
+"""Writes metrics to metrics.jsonl, TensorBoard and a user's own writers."""
 
 import contextlib
 import json
@@ -18,19 +18,18 @@ from jaxtern.training import WRITERS
 from jaxtern.training.recipe.recipe import Recipe
 
 Scalars = dict[str, float]
-_SCORES = {"test/loss": 0, "test/precision_at_1": 0}  # by which TensorBoard compares runs; it takes values elsewhere
+_SCORES = {"test/loss": 0, "test/precision_at_1": 0}  # names only: TensorBoard compares runs by these scalars
 
 
 class EventFile:
-    """Events of TensorBoard.
+    """A file of TensorBoard events, written at once.
 
-    They are written as they come: tensorboardX's SummaryWriter leaves them to a thread, which dies where the disk is
-    full, and whoever adds to its queue then waits for good. TensorBoard's own writer does so, too, and knows only
-    scalars; that of CLU needs TensorFlow.
+    tensorboardX's SummaryWriter, like TensorBoard's own, writes in a thread. If the disk is full, that thread dies, and
+    whoever adds to its queue waits for ever. CLU's writer needs TensorFlow.
     """
 
     def __init__(self, folder: Path, first_step: int):
-        """Opens a file for events of steps after `first_step`; TensorBoard forgets what older files have of them."""
+        """Opens a file for events after `first_step`; TensorBoard then ignores those of older files after that step."""
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventsWriter(str(folder / "events"))
         self._add(first_step + 1, file_version="brain.Event:2")
@@ -42,7 +41,7 @@ class EventFile:
         self.add(step, *(summary.scalar(name, value) for name, value in scalars.items()))
 
     def add(self, step: int, *summaries: Any) -> None:
-        """Writes what `tensorboardX.summary` makes."""
+        """Writes summaries from `tensorboardX.summary`."""
         for each in summaries:
             self._add(step, summary=each)
         self._writer.flush()
@@ -52,16 +51,12 @@ class EventFile:
 
 
 class MetricWriter:
-    """Appends records to `<workdir>/metrics.jsonl` and TensorBoard events to `<workdir>/tensorboard`.
-
-    A resumed run drops the records after the step from which it resumes, so that none stands there twice.
-    """
+    """Appends records to `<workdir>/metrics.jsonl` and TensorBoard events to `<workdir>/tensorboard`."""
 
     def __init__(self, workdir: Path, first_step: int, recipe: Recipe | None = None):
-        """Opens both for records of steps after `first_step`, and `WRITERS` for those of a recipe.
+        """Opens both, and `WRITERS` for a recipe's run; drops records after `first_step`, from which the run resumes.
 
-        Raises:
-          OSError: if that cannot be written, here and below.
+        All methods raise OSError if they cannot write.
         """
         self._path = workdir / "metrics.jsonl"
         kept = [record for record in read_metrics(workdir) if record["step"] <= first_step]
@@ -85,21 +80,21 @@ class MetricWriter:
             write(step, scalars)
 
     def write_histograms(self, step: int, names: Sequence[str], histograms: Any) -> None:
-        """Writes the `Histograms` of tensors of these names, and their shares of zeros as scalars."""
+        """Writes the `Histograms` of the named tensors, and their shares of zeros as scalars."""
         self.write(step, {f"zeros/{name}": float(zeros) for name, zeros in zip(names, histograms.zeros, strict=True)})
         for name, counts, least, greatest in zip(names, *histograms[:3], strict=True):
             limits = np.linspace(least, greatest, len(counts) + 1, dtype=np.float64)
             middles, number = (limits[1:] + limits[:-1]) / 2, int(counts.sum())
-            moments = float(counts @ middles), float(counts @ middles**2)  # only TensorBoard's tooltip has them
+            moments = float(counts @ middles), float(counts @ middles**2)  # only TensorBoard's tooltip shows them
             made = summary.histogram_raw(name, least, greatest, number, *moments, limits[1:], counts)
             self._events.add(step, made)
 
     def write_image(self, step: int, name: str, image: np.ndarray) -> None:
-        """Writes a picture, float32[height, width, channels] from 0 to 1, of TensorBoard only."""
+        """Writes a picture, float32[height, width, channels] from 0 to 1, for TensorBoard only."""
         self._events.add(step, summary.image(name, image, dataformats="HWC"))
 
     def sync(self) -> None:
-        """Waits until all records are on the disk, as they should be before a checkpoint that comes after them."""
+        """Waits until all records are on the disk, as they must be before the checkpoint that follows them."""
         sync(self._file)
 
     def close(self) -> None:
@@ -116,9 +111,9 @@ def read_metrics(workdir: Path) -> list[dict]:
 
 
 def read_records(path: Path, words: Sequence[str] = ()) -> list[dict]:
-    """The lines of a file that hold a step and other numbers, or words of these names; none where there is no file.
+    """Reads the lines of a file that hold a step and other numbers, or strings of the names in `words`.
 
-    Other lines, such as one that a kill cut short, are left out.
+    It skips other lines, such as one that a kill cut short; without a file there are none.
     """
     records = []
     for line in path.read_bytes().splitlines() if path.exists() else ():

@@ -1,7 +1,6 @@
-"""A run before its first step: everything checked, and found where it stands.
+"""Prepares a run: checks everything, and restores its state.
 
-Process 0 alone touches the run's folder. What it has restored goes to the others from there, so hosts need no folder in
-common.
+Only process 0 touches the run's folder. It sends the restored state to the others, so hosts need not share a folder.
 """
 
 import contextlib
@@ -48,21 +47,10 @@ StepFunction = Callable[..., tuple[TrainState, Metrics]]
 
 @dataclasses.dataclass
 class Run:
-    """A run that is ready to go on from `state`.
+    """A run that is ready to continue from `state`."""
 
-    Attributes:
-      recipe: laid out on the devices that there are.
-      given: the same as it was given, which goes into the folder.
-      examples_seen: up to `state`.
-      wires: what a worker sends in a step, in each phase of the run (`Program.means`).
-      network: the links by which its exchange is chosen.
-      checkpoints: to be saved to, in process 0.
-      opened: closes them, and gives the folder back.
-      last_saved: step of the newest checkpoint.
-    """
-
-    recipe: Recipe
-    given: Recipe
+    recipe: Recipe  # recipe with `lay_out` applied, for the devices of this cluster
+    given: Recipe  # recipe as given, as the folder keeps it
     workdir: Path
     mesh: Mesh
     inputs: Inputs
@@ -70,21 +58,18 @@ class Run:
     program: Program
     state: TrainState
     train_step: StepFunction
-    examples_seen: int
-    wires: list[WireReport]
+    examples_seen: int  # examples before `state`
+    wires: list[WireReport]  # what a worker sends in a step, in each phase of the run (`Program.means`)
     guard: DivergenceGuard
-    network: Network | None
-    checkpoints: Checkpoints | None
-    opened: contextlib.ExitStack
-    last_saved: int = 0
+    network: Network | None  # links by which exchanges are chosen
+    checkpoints: Checkpoints | None  # the run's checkpoints, in process 0
+    opened: contextlib.ExitStack  # closes the checkpoints and releases the folder
+    last_saved: int = 0  # step of the newest checkpoint
 
     def save(self, step: int, evaluation: Evaluation | None = None) -> None:
-        """Starts to write a checkpoint of the state, which is that of `step`, with what was found in evaluating it.
+        """Starts to write a checkpoint of the state, at `step`, with its evaluation; all processes must call it.
 
-        All processes must call it.
-
-        Raises:
-          CheckpointError: if it cannot be written, or the one before could not.
+        Raises CheckpointError if this checkpoint, or the one before, cannot be written.
         """
         state = messages.to_host(self.state)
         if self.checkpoints is not None:
@@ -99,7 +84,7 @@ class Run:
         self.last_saved = step
 
     def describe_sent(self) -> str:
-        """What a worker sends in a step, on the average over the run, of which some steps may be float."""
+        """Describes what a worker sends in an average step of the run."""
         size, batch, steps = self.inputs.dataset.train.size, self.recipe.run.batch_size, self.recipe.run.num_steps
         phases = Counter(phase_at(self.recipe.mean, size, step, step * batch) for step in range(steps))
         wire = self.wires[max(phases)]
@@ -108,12 +93,9 @@ class Run:
         return f"{wire._replace(traffic=wire.traffic._replace(bytes=mean)).summary()}{floats}"
 
     def evaluate(self) -> Evaluation:
-        """Of the weights as they are, or their moving averages where they are kept, on the test split.
+        """Evaluates the weights, or their moving averages if kept, on the test split.
 
-        Each process takes a part of it; all must call it.
-
-        Raises:
-          DataError: if an example cannot be read.
+        Each process takes a part of the split; all must call it. Raises DataError if an example cannot be read.
         """
         inputs, share = self.inputs, Share(jax.process_index(), jax.process_count())
         variables = jax.tree.map(lambda leaf: leaf.addressable_data(0), variables_of(self.state))
@@ -121,22 +103,15 @@ class Run:
         return evaluate(self.program.graph, variables, test, inputs.task, inputs.threads, share=share, loss=loss)
 
     def close(self) -> None:
-        """Waits until all is written, and gives the folder back, also where something could not be written.
-
-        Raises:
-          CheckpointError: in that case.
-        """
+        """Waits until all is written, and releases the folder; raises CheckpointError if something was not written."""
         self.opened.close()
 
 
 def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False) -> Run:
-    """Checks everything that can be checked before the first step, and finds where the run stands.
+    """Checks all that can be checked before the first step, and restores the state; all processes must call it.
 
-    All processes must call it.
-
-    Raises:
-      ValueError, OSError: for a recipe, data or folder that does not fit, or processes that do not train the same, in
-        one line.
+    Raises ValueError or OSError, in one line, for a recipe, data or folder that does not fit, or if processes do not
+    train the same.
     """
     recipe, is_first = lay_out(given), jax.process_index() == 0
     mesh = create_mesh(recipe)
@@ -164,7 +139,7 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
             write_recipe(workdir, given)  # not before the run's state is found to fit
             keep_facts(workdir, facts_of(inputs.task, inputs.dataset), allow_config_change)
             write_network(workdir, network)
-        # Process 0 tells the others where the run goes on; where it begins, `seen` is None.
+        # Process 0 tells the others where the run continues; `seen` is None for a new run.
         seen = messages.broadcast_json(restored and restored.metadata["examples_seen"])
         start = messages.broadcast_arrays(restored.state if restored else fresh)
         state = place_state(start, mesh)
@@ -183,7 +158,7 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
 
 
 def _require_agreement(given: Recipe, dataset: Dataset) -> None:
-    """Refuses processes that do not train the same."""
+    """Raises ValueError if processes do not train the same."""
     config = {name: value for name, value in given.by_name().items() if name not in _OF_A_HOST}
     facts = {"config": config, "data": fingerprint(dataset), "code": agreement.describe_code()}
     facts["network"] = agreement.describe_source(functions_of(given.model.name))
@@ -193,7 +168,7 @@ def _require_agreement(given: Recipe, dataset: Dataset) -> None:
 
 
 def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:
-    """(state, examples, batch or batches, call, stops) -> (state, metrics), compiled for every kind of call."""
+    """(state, examples, batch or batches, call, stops) -> (state, metrics), compiled for each kind of call."""
 
     @functools.cache
     def compiled(call: Call) -> TrainStep:
@@ -204,10 +179,9 @@ def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunc
 
 
 def find_network(mean: MeanSection, mesh: Mesh, workdir: Path) -> Network | None:
-    """The links by which "auto" chooses: those measured when the run began, or measured now; None where none are used.
+    """The links by which "auto" chooses, as stored when the run began, or measured now; None if they are not used.
 
-    Raises:
-      ValueError: for a stored network that cannot be read.
+    Raises ValueError if the stored links cannot be read.
     """
     if not mean.needs_links or mesh.shape[DEVICE_AXIS] == 1:
         return None

@@ -1,4 +1,4 @@
-"""A run's folder, opened by those who do not train it on."""
+"""Opens a run's folder to read it, not to train."""
 
 from pathlib import Path
 
@@ -16,16 +16,12 @@ class SavedRun:
     """The checkpoints of a run.
 
     Attributes:
-      recipe: of the run.
+      recipe: the run's recipe.
       graph: static part of its model.
     """
 
     def __init__(self, workdir: Path, recipe: Recipe, model: Model, num_examples: int):
-        """Finds the checkpoints in a run's folder; the model is one of its recipe, with any weights.
-
-        Raises:
-          ValueError, OSError: if the folder cannot be read.
-        """
+        """Opens a run's folder, with a model of its recipe; raises ValueError or OSError if it cannot be read."""
         self.recipe = recipe
         alone = recipe.replace(run={"num_devices": 1}, mean={"devices_per_worker": 1}, model={"batch_norm": "local"})
         unsent = recipe.replace(
@@ -37,18 +33,15 @@ class SavedRun:
         self._workdir, self._checkpoints = workdir, Checkpoints(workdir)
 
     def steps(self) -> list[int]:
-        """Of its checkpoints, rising."""
+        """Steps of its checkpoints, ascending."""
         return self._checkpoints.steps()
 
     def restore(self, step: int | None = None, best: bool = False) -> TrainState:
-        """The state of a checkpoint, but for what only training needs, which is None.
+        """Restores a checkpoint, without what only training needs; raises ValueError if it is missing or damaged.
 
         Args:
-          step: of the checkpoint; None: the newest that is whole.
-          best: whether to take that of best precision@1, by the evaluation that training made as it saved it.
-
-        Raises:
-          ValueError: if there is no such checkpoint, or it is damaged.
+          step: step of the checkpoint; None: the newest whole one.
+          best: whether to take the one with the best precision@1 among those evaluated when they were saved.
         """
         workdir, missing = f"workdir={str(self._workdir)!r}", "can be read"
         if best:
@@ -67,11 +60,7 @@ class SavedRun:
 
 
 def open_run(workdir: Path, data_dir: str | None = None) -> tuple[SavedRun, Inputs]:
-    """A run and its data, which are in `data_dir` where they have moved since training.
-
-    Raises:
-      ValueError, OSError: if there is no run, or its data cannot be read.
-    """
+    """Opens a run and its data, from `data_dir` if they have moved; raises ValueError or OSError if it cannot."""
     recipe = read_recipe(workdir)
     inputs = open_inputs(recipe.data, data_dir=data_dir)
     model = create_network(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
@@ -79,7 +68,7 @@ def open_run(workdir: Path, data_dir: str | None = None) -> tuple[SavedRun, Inpu
 
 
 def _fit_network(saved: Checkpoint, like: TrainState) -> TrainState:
-    """A state of which only the network is that of the checkpoint, which other workers may have written."""
+    """Takes only the network from a checkpoint, which any number of workers may have written."""
     needed = ("step", "params", "frozen", "moments", "averages")
     own = like._replace(**{name: None for name in TrainState._fields if name not in needed})
     return arrange({name: saved.state.get(name) for name in needed}, own)

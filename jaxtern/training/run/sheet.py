@@ -1,4 +1,4 @@
-"""A contact sheet: what a model is shown of a dataset, in training and in evaluation."""
+"""Contact sheets of a dataset: images as the model sees them in training and in evaluation."""
 
 import contextlib
 from pathlib import Path
@@ -17,20 +17,17 @@ from jaxtern.training.run.inputs import Feed, Inputs, open_inputs
 from jaxtern.training.step.gradients import example_keys
 from jaxtern.training.step.mesh import create_mesh
 
-_COLUMNS, _ROWS = 10, 4  # of each half
+_COLUMNS, _ROWS = 10, 4  # in each half
 _INCH = 1.15  # side of an image
 
 
 def draw_sheet(recipe: Recipe, path: Path) -> None:
-    """Draws the first batch of training as the model meets it, and below it the first images of the test split.
+    """Draws the first training batch as the model sees it, and below it the first images of the test split.
 
-    Every image is stretched to all greys between its least and greatest value, as whitened ones have no others. The
-    picture's format is that of its path, .png or another that matplotlib writes.
-
-    Raises:
-      ValueError, OSError: if the dataset cannot be read, or the picture not be written.
+    Each image is stretched between its least and greatest value. The path's suffix gives the picture's format, .png or
+    another that matplotlib writes. Raises ValueError or OSError if something cannot be read or written.
     """
-    from matplotlib.figure import Figure  # here, because importing it takes a second
+    from matplotlib.figure import Figure  # here, because the import takes a second
 
     inputs = open_inputs(recipe.data)
     names = inputs.dataset.class_names
@@ -55,13 +52,9 @@ def _augmented(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def augment(recipe: Recipe, task: Task, examples: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs, as the model is given them in training, and targets of a batch on the host.
+    """Inputs and targets of a batch on the host, as the model sees them in training.
 
-    Args:
-      recipe: of the run.
-      task: likewise.
-      examples: all that lie on the devices, or None.
-      batch: of as many rows as are wanted.
+    `examples` are all that lie on the devices, or None if the batch itself holds them.
     """
     images = batch.examples if examples is None else np.asarray(examples[batch.examples])
     keys = example_keys(recipe.run.seed, batch.epochs, batch.places)
@@ -70,7 +63,7 @@ def augment(recipe: Recipe, task: Task, examples: Any, batch: Batch) -> tuple[np
 
 
 def tile(images: np.ndarray, columns: int = 4) -> np.ndarray:
-    """Images side by side in one, each stretched as in `draw_sheet`; those of a row that is not full are left out."""
+    """Joins images side by side, each stretched as in `draw_sheet`; leaves out a last row that is not full."""
     columns = min(columns, len(images))
     starts = range(0, len(images) - columns + 1, columns)
     return np.concatenate([np.concatenate(list(map(_stretch, images[i : i + columns])), axis=1) for i in starts])
@@ -86,13 +79,10 @@ def _standardized(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarra
 
 
 def sheet_recipe(folder: str, preprocessing: str | None = None, test_split: str | None = None) -> Recipe:
-    """A recipe of a prepared folder, of which `draw_sheet` draws as many training examples as it has room for.
+    """A recipe of a prepared folder for `draw_sheet`, whose batch fills a half; raises ValueError or OSError.
 
-    Where the preprocessing is None, it is "mnist" for grey images of one shape, "cifar10" for 32x32 pixels, else
-    "inception". The test split is that of the lower half, as a recipe has it.
-
-    Raises:
-      ValueError, OSError: if the dataset cannot be read.
+    If the preprocessing is None, it is "mnist" for grey images of one shape, "cifar10" for 32x32 pixels, else
+    "inception". `test_split` is the split of the lower half, as in a recipe.
     """
     train = load_dataset(folder, test_split=test_split).train
     if preprocessing is None:

@@ -1,4 +1,4 @@
-"""A run's early end: asked for by a signal to any of its processes, taken by all after the same step."""
+"""Stops a run after a signal to any of its processes; all of them stop after the same step."""
 
 import signal
 from typing import Any
@@ -15,25 +15,25 @@ class Stopped(Exception):
     """A signal asked the run to stop; its state is saved."""
 
     def __init__(self, signal_number: int | None, step: int):
-        """With the signal that this process was sent, None where it was another's."""
+        """Takes the signal that this process received, None if another process did."""
         cause = f"by {signal.Signals(signal_number).name}" if signal_number else "by a signal to another process"
         super().__init__(f"stopped {cause} at step {step}; the same command continues")
         self.signal_number = signal_number or signal.SIGTERM
 
 
 class StopSignals:
-    """Notes the first SIGTERM or SIGINT; the second one acts at once.
+    """Notes the first SIGTERM or SIGINT; a second one acts at once.
 
-    A process alone stops after the call during which it notices. Of several, each tells the next call, whose metrics
-    tell all of them, so that they save the same step.
+    A single process stops after the current call. One of several tells the next call, whose metrics tell all others, so
+    that they save the same step.
 
     Attributes:
-      received: the signal that this process was sent.
-      agreed: whether all are to stop, and know it; where there are others, whoever reads a call's metrics sets it.
+      received: the signal that this process received.
+      agreed: whether all processes know that they are to stop; with several, the reader of a call's metrics sets it.
     """
 
     def __init__(self, mesh: Mesh):
-        """For a run on the devices of a mesh."""
+        """Prepares what to tell the devices of a run's mesh."""
         self.received: int | None = None
         self.agreed = False
         self._before: dict[int, Any] = {}
@@ -44,8 +44,8 @@ class StopSignals:
             self._flags = [to_devices(value, places) for value in values]
 
     def tell(self) -> jax.Array | None:
-        """What to tell the next call, so that all know of a signal; None for a process alone, which then agrees."""
-        received = self.received is not None  # read once
+        """What to pass to the next call, so that all processes learn of a signal; None for a single process."""
+        received = self.received is not None  # read once, as a signal may come in between
         if self._flags:
             return self._flags[received]
         self.agreed = received

@@ -1,4 +1,4 @@
-"""What a recipe asks of the links: its tensors, and the seconds of a step without exchange."""
+"""What a recipe demands of the links: its tensors, and the time of a step without exchange."""
 
 import statistics
 import time
@@ -23,25 +23,15 @@ STEPS, WARM_UP = 7, 2
 
 
 class Workload(NamedTuple):
-    """A recipe's gradients.
+    """A recipe's gradients."""
 
-    Attributes:
-      layout: of the tensors that are compressed.
-      num_floats: elements of those that stay float.
-      examples: of one device in a step.
-    """
-
-    layout: Layout
-    num_floats: int
-    examples: int
+    layout: Layout  # tensors that are compressed
+    num_floats: int  # elements of tensors that stay float
+    examples: int  # examples of one device in a step
 
 
 def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
-    """Of shapes alone: no weight is made.
-
-    Raises:
-      ValueError: as the recipe's model does.
-    """
+    """Reads a recipe's workload from shapes, without making weights; raises ValueError as the recipe's model does."""
     model = nnx.eval_shape(
         lambda: create_model(recipe.model.name, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
     )
@@ -55,7 +45,7 @@ def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
 
 
 def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
-    """Of one device's part of a step, gradients and update without exchange, on this machine: the median of a few."""
+    """Measures one device's part of a step, gradients and update without exchange, here: the median of a few."""
     examples = recipe.run.batch_size // recipe.run.num_workers // recipe.mean.worker_devices
     alone = recipe.replace(
         run={"num_workers": 1, "num_devices": 1, "batch_size": examples},
@@ -77,7 +67,7 @@ def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
 
 
 def _make_batch(size: int, inputs: Inputs) -> Batch:
-    """Random pixels, or characters, on the device: what the step takes does not depend on them."""
+    """A batch of random pixels or characters on the device."""
     made = inputs.task.make(inputs.example_shape, inputs.dataset.num_classes, size).train
     places = np.zeros(size, np.int32)
     return jax.device_put(Batch(made.examples, made.labels, places, places))

@@ -15,12 +15,10 @@ _logger = logging.getLogger(__name__)
 
 @functools.cache
 def step_options(platform: str) -> dict[str, Any] | None:
-    """Options of `jax.jit` for the training step on "cpu" or "gpu".
+    """Options of `jax.jit` for the training step on "cpu" or "gpu"; None if there is nothing to set.
 
-    On CPUs convolutions are left to Eigen: XLA hands them to YNN, whose gradients take up to twice as long (the figures
-    are in docs/benchmarks.md). YNN keeps products and sums: they have the bits of the defaults then, and the same ones
-    however many workers share a program. None where there is nothing to set: on other backends, where XLA_FLAGS sets
-    it, and for an XLA that does not know the option.
+    On CPUs, convolutions go to Eigen, as gradients of YNN's take up to twice as long (docs/benchmarks.md). Products and
+    sums stay with YNN, so their bits are those of the defaults. XLA_FLAGS takes precedence.
     """
     if platform != "cpu" or _FUSIONS in os.environ.get("XLA_FLAGS", ""):
         return None

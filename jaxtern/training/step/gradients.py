@@ -1,4 +1,4 @@
-"""What every worker computes by itself: the gradients of its own examples."""
+"""The first half of a step: each worker's gradients of its own examples."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,31 +17,25 @@ from jaxtern.training.step.mesh import FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import decays_in_loss
 from jaxtern.training.step.state import Program, TrainState, merge_trees
 
-_DROPOUT_STREAM = 2**32 - 1  # of keys folded from the seed, where augmentation takes the epochs' numbers
+_DROPOUT_STREAM = 2**32 - 1  # folded into the seed; augmentation folds in the epochs' numbers
 
 
 class Local(NamedTuple):
-    """One worker's part of a step.
+    """One worker's part of a step."""
 
-    Attributes:
-      measured: means over its examples by name, weight decay in the loss.
-      moments: of batch norm, after them.
-      gradients: of the loss, times the loss's scale.
-    """
-
-    measured: dict[str, jax.Array]
-    moments: Any
-    gradients: Any
+    measured: dict[str, jax.Array]  # means over its examples by name; the loss includes weight decay
+    moments: Any  # moments of batch norm after these examples
+    gradients: Any  # gradients of the loss times the loss scale
 
 
 def create_local_gradients(
     recipe: Recipe, program: Program, local_workers: int, is_cpu: bool
 ) -> Callable[[TrainState, Batch, jax.Array], list[Local]]:
-    """(state, this device's batch [workers, examples, ...], number of its first worker) -> what each worker has."""
+    """(state, this device's batch [workers, examples, ...], number of its first worker) -> `Local` of each worker."""
     of_worker = _create_worker_gradients(recipe, program, is_cpu)
 
     def views(state: TrainState) -> list[TrainState]:
-        """The state as each worker here sees it, which under local steps has weights of its own."""
+        """The state of each worker here; under local steps each has its own weights."""
         if not recipe.local.steps:
             return [state] * local_workers
         own = program.means[0].workers(state.compressor)
@@ -61,7 +55,7 @@ def create_local_gradients(
 def _create_worker_gradients(
     recipe: Recipe, program: Program, is_cpu: bool
 ) -> Callable[[TrainState, Batch, jax.Array], Local]:
-    """(state, a worker's examples on this device, its number) -> what it has."""
+    """(state, a worker's examples on this device, its number) -> its `Local`."""
     loss_and_gradient = jax.value_and_grad(_create_loss(recipe, program), has_aux=True)
 
     def of_part(state: TrainState, batch: Batch, key: jax.Array) -> Local:
@@ -85,10 +79,7 @@ def _accumulate(
     num_parts: int,
     is_cpu: bool,
 ) -> Local:
-    """Means over equal parts of a batch, one behind another, each with the moments that the one before it left.
-
-    They are unrolled on CPUs, where convolutions in loops are slow.
-    """
+    """Means over equal parts of a batch, taken one after another; each part starts with the moments of the last."""
 
     def add(total: Local, part: tuple[Batch, jax.Array]) -> tuple[Local, None]:
         examples, number = part
@@ -103,7 +94,7 @@ def _accumulate(
 
 
 def _create_loss(recipe: Recipe, program: Program) -> Callable:
-    """(weights, state, batch of uint8 examples, key) -> (scaled loss, (measured, moments after it))."""
+    """(weights, state, batch of uint8 examples, key) -> (scaled loss, (measured, new moments))."""
     task = create_task(recipe.data.preprocessing, recipe.data.image_size, recipe.data.sequence_length)
     auxiliary_weight = MODELS[recipe.model.name].auxiliary_weight
 
@@ -126,13 +117,13 @@ def _create_loss(recipe: Recipe, program: Program) -> Callable:
 
 
 def example_keys(seed: int, epochs: jax.Array, places: jax.Array) -> jax.Array:
-    """A random key for each example: of (seed, epoch, place in the epoch) alone, so the same on any number of hosts."""
+    """A random key for each example, a function of (seed, epoch, place in the epoch) alone."""
     key = jax.random.key(seed)
     return jax.vmap(lambda epoch, place: jax.random.fold_in(jax.random.fold_in(key, epoch), place))(epochs, places)
 
 
 def dropout_key(seed: int, step: jax.Array, worker: jax.Array) -> jax.Array:
-    """A random key for each worker and, where several share its batch, each of its devices, in every step."""
+    """A random key for each step, each worker and each of its devices."""
     key = jax.random.fold_in(jax.random.key(seed), _DROPOUT_STREAM)
     for number in (step, worker, jax.lax.axis_index(FAST_AXIS)):
         key = jax.random.fold_in(key, number)

@@ -1,4 +1,4 @@
-"""How the elements of every tensor are spread, where a run is asked to tell."""
+"""Histograms of the elements of tensors."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,23 +10,16 @@ _BINS = 64
 
 
 class Histograms(NamedTuple):
-    """Of T tensors.
+    """Histograms of T tensors."""
 
-    Attributes:
-      counts: int32[T, bins], elements in equal parts of the way from `least` to `greatest`.
-      least: float32[T].
-      greatest: float32[T].
-      zeros: float32[T], share of the elements that are 0.
-    """
-
-    counts: jax.Array
-    least: jax.Array
-    greatest: jax.Array
-    zeros: jax.Array
+    counts: jax.Array  # int32[T, bins], elements in bins of equal width from `least` to `greatest`
+    least: jax.Array  # float32[T]
+    greatest: jax.Array  # float32[T]
+    zeros: jax.Array  # float32[T], share of the elements that are 0
 
 
 def count_where(is_due: jax.Array, tensors: Sequence[jax.Array]) -> Histograms:
-    """The histograms, or zeros in their place in a step that needs none, which then costs nothing."""
+    """Computes the histograms in a step that needs them; zeros in other steps, at no cost."""
     likes = jax.eval_shape(_count_all, tensors)
     nothing = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), likes)
     return jax.lax.cond(is_due, _count_all, lambda _: nothing, tensors)

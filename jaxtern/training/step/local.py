@@ -1,7 +1,6 @@
-"""The second half of a step in which workers train by themselves: their own updates, and what is due of exchanges.
+"""The second half of a local step: each worker's own update, and the exchanges that are due.
 
-The shared weights and moments stand in the state of the run, as without local steps, and not a second time in its
-compressor, which has each worker's own.
+`TrainState.params` and `moments` hold what is shared; its compressor holds only what each worker has of its own.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from jaxtern.training.step.update import Metrics, move_averages, nonfinite
 def create_local_update(
     model: ModelSection, program: Program, phase: int
 ) -> Callable[[TrainState, list[Local], jax.Array | None], tuple[TrainState, Metrics]]:
-    """As `create_update`, with metrics of this device's workers alone: leaves [1, ...]."""
+    """As `create_update`, but metrics are of this device's workers alone, with leaves [1, ...]."""
     steps = program.means[phase]
 
     def update(state: TrainState, local: list[Local], stops: jax.Array | None) -> tuple[TrainState, Metrics]:
@@ -49,13 +48,13 @@ def create_local_update(
 
 
 def _agree(stops: jax.Array, is_merged: jax.Array) -> jax.Array:
-    """Whether any process asks for a stop: asked where weights are merged, as nothing is sent in between."""
+    """Whether any process asks for a stop; exchanged only when weights are merged, as nothing is sent in between."""
     ask = lambda: jax.lax.pmax(jnp.max(stops), (DEVICE_AXIS, FAST_AXIS)) > 0  # noqa: E731
     return jax.lax.cond(is_merged, ask, lambda: jnp.zeros((), bool))
 
 
 def fetch_own(metrics: Metrics, num_steps: int) -> Metrics:
-    """Metrics of the devices of this process, [devices, ...] or [steps, devices, ...]: means, of flags whether any."""
+    """Reduces metrics [devices, ...] or [steps, devices, ...] over this process's devices: means; of flags, any."""
     axis = 0 if num_steps == 1 else 1
 
     def fetch(leaf: jax.Array) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How wrong the answers of a network are."""
+"""Losses."""
 
 from typing import Any
 
@@ -31,16 +31,13 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: float 
 
 
 def compare(loss: str, logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
-    """What a loss gives: "loss" and metrics by name, float32[...], one number a target.
+    """Computes "loss" and metrics by name, float32[...], one number for each target.
 
     Args:
-      loss: a recipe's, "cross_entropy" or one of `LOSSES`.
+      loss: "cross_entropy" or one of `LOSSES`, which must return such a dict (else ValueError).
       logits: float[..., K].
       targets: int32[...].
-      label_smoothing: of the cross-entropy.
-
-    Raises:
-      ValueError: if one of `LOSSES` gives something else.
+      label_smoothing: for the cross-entropy.
     """
     if loss == CROSS_ENTROPY:
         return {"loss": cross_entropy(logits, targets, label_smoothing)}
@@ -55,18 +52,17 @@ def compare(loss: str, logits: jax.Array, targets: jax.Array, label_smoothing: f
 def measure(
     model: ModelSection, outputs: Any, targets: jax.Array, auxiliary_weight: float = 0.0
 ) -> dict[str, jax.Array]:
-    """Means over all targets of what a network gives in training, float32 scalars.
+    """Means over all targets of a network's training outputs, float32 scalars.
 
     Args:
-      model: a recipe's, which names the loss.
-      outputs: float[..., K] logits; or a tuple of them and auxiliary logits of the same shape, whose loss, times
-        `auxiliary_weight`, is part of the loss.
+      model: section of the recipe, which names the loss.
+      outputs: float[..., K] logits; or a tuple of them and auxiliary logits of the same shape.
       targets: int32[...].
-      auxiliary_weight: the network's.
+      auxiliary_weight: factor of the auxiliary logits' loss, which is added to the loss.
 
     Returns:
-      "loss", and its parts by name ("loss/cross_entropy", "loss/auxiliary"); "accuracy", the share of targets that have
-      the highest logit; and the loss's own metrics ("metrics/NAME").
+      "loss", and its parts by name ("loss/cross_entropy", "loss/auxiliary"); "accuracy", the share of targets with the
+      highest logit; and the loss's own metrics ("metrics/NAME").
     """
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     own, *others = (compare(model.loss, each, targets, model.label_smoothing) for each in outputs)
@@ -80,6 +76,6 @@ def measure(
 
 
 def describe_loss(loss: float, parts: dict[str, float]) -> str:
-    """The loss and its parts, as "0.4312 (cross entropy 0.3012, weight decay 0.1300)"; of one part only the name."""
+    """Formats a loss and its parts: "0.4312 (cross entropy 0.3012, weight decay 0.1300)"; one part only by its name."""
     named = [f"{name.replace('_', ' ')}{f' {part:.4f}' * (len(parts) > 1)}" for name, part in parts.items()]
     return f"{loss:.4f} ({', '.join(named)})" if named else f"{loss:.4f}"

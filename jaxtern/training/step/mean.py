@@ -1,4 +1,4 @@
-"""The means that a recipe asks for, made."""
+"""Creates the reducers, means and local steps of a recipe."""
 
 from typing import Any
 
@@ -18,15 +18,15 @@ from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
 
 
 def stays_float(mean: MeanSection, last_layer: str, path: str) -> bool:
-    """Whether the recipe keeps a tensor's gradients float whatever its size."""
+    """Whether the recipe keeps a tensor's gradients float, whatever its size."""
     in_last_layer = mean.float_last_layer and path.startswith(f"{last_layer}/")
     return in_last_layer or matches(mean.exclude, path)
 
 
 def create_reducers(mean: MeanSection, last_layer: str, network: Network | None = None) -> list[Reducer]:
-    """The reducers of a run's steps: the float mean, the method, and that of each epoch of a warm-up, the last first.
+    """Reducers of a run's phases: the float mean, the method, and that of each warm-up epoch, the last epoch first.
 
-    All carry the same state, which the float mean leaves alone.
+    All have the same state, which the float mean leaves as it is.
     """
 
     def create(phase: int) -> Reducer:
@@ -41,7 +41,7 @@ def create_reducers(mean: MeanSection, last_layer: str, network: Network | None 
 
 
 def create_mean(recipe: Recipe, reducer: Reducer, local_workers: int) -> optax.GradientTransformation:
-    """The mean of every step's gradients, of so many workers on a device."""
+    """The mean of gradients in every step, with `local_workers` workers on each device."""
     return compressed_mean(DEVICE_AXIS, reducer, statistics=recipe.mean.statistics, **_options(recipe, local_workers))
 
 
@@ -52,7 +52,7 @@ def create_local_steps(
     optimizer: optax.GradientTransformation,
     slices: dict[str, np.ndarray],
 ) -> LocalSteps:
-    """The local steps of a recipe that has them, whose optimiser leaves frozen slices as they are."""
+    """The local steps of a recipe; their optimisers leave frozen slices as they are."""
     local = recipe.local
     masked = optax.stateless(lambda updates, _: masks.mask_slices(updates, slices))
     outer = optax.sgd(local.outer_rate, momentum=local.outer_momentum, nesterov=True)
@@ -60,7 +60,7 @@ def create_local_steps(
         DEVICE_AXIS,
         optax.chain(optimizer, masked),
         local.steps,
-        outer=optax.chain(outer, masked),  # the mean is noisy also where no worker has moved
+        outer=optax.chain(outer, masked),  # the mean is noisy even if no worker has moved
         reducer=reducer,
         fragments=local.fragments,
         delay=local.delay,

@@ -1,4 +1,4 @@
-"""The mesh of a run: which devices its workers live on."""
+"""The mesh of a run: which devices its workers use."""
 
 import jax
 from jax.sharding import Mesh
@@ -12,10 +12,9 @@ VIRTUAL_AXIS = "virtual"  # over the workers of one device, where they are vmapp
 
 
 def lay_out(recipe: Recipe) -> Recipe:
-    """The recipe with its `devices_per_worker`, where it leaves them to the cluster.
+    """Sets `devices_per_worker` if the recipe leaves it open: the devices of a process are shared among its workers.
 
-    In one process that is 1. Where each process has several devices and they are more than the workers, the devices of
-    a process are shared out among its workers: with a worker a host, the host's devices average as floats inside it.
+    It is 1 in a single process, or if a process's devices are fewer than its workers or do not divide among them.
     """
     if recipe.mean.devices_per_worker is not None:
         return recipe
@@ -25,10 +24,9 @@ def lay_out(recipe: Recipe) -> Recipe:
 
 
 def create_mesh(recipe: Recipe) -> Mesh:
-    """A mesh over the recipe's number of devices: workers by devices of a worker, as many in every process.
+    """A mesh over the recipe's number of devices: workers by devices of a worker, as many in each process.
 
-    Raises:
-      ValueError: if there are fewer, or if the workers do not divide among devices and processes.
+    Raises ValueError if there are fewer devices, or if workers do not divide among devices and processes.
     """
     devices, fast, workers = devices_by_process(), recipe.mean.worker_devices, recipe.run.num_workers
     processes, of_process = devices.shape
@@ -52,7 +50,7 @@ def create_mesh(recipe: Recipe) -> Mesh:
 
 
 def _require_processes(recipe: Recipe, processes: int, of_process: int) -> None:
-    """Refuses workers and devices of which the processes cannot have as many each."""
+    """Raises ValueError if workers or devices do not divide among the processes."""
     if recipe.run.num_workers % processes:
         raise ValueError(f"run.num_workers={recipe.run.num_workers}: must be a multiple of the {processes} processes")
     if of_process % recipe.mean.worker_devices:

@@ -1,4 +1,4 @@
-"""Optimisers by name, after the mean of the gradients."""
+"""Optimisers by name."""
 
 import functools
 from collections.abc import Sequence
@@ -8,16 +8,16 @@ import optax
 from jaxtern.training.recipe.optimizer import OptimizerSection
 from jaxtern.training.recipe.selection import mask
 
-DECAYING_OPTIMIZERS = ("adamw", "lars", "lamb")  # whatever weight_decay_mode says
+DECAYING_OPTIMIZERS = ("adamw", "lars", "lamb")  # decay by themselves, whatever weight_decay_mode is
 
 
 def create_optimizer(
     optimizer: OptimizerSection, schedule: optax.Schedule, decayed: Sequence[str]
 ) -> optax.GradientTransformation:
-    """Mean gradient to update.
+    """Creates the optimiser, which turns the mean gradient into an update.
 
-    With gradient g, weight w, momentum m, and d = weight_decay for what is decayed, 0 for the rest, the update is -rate
-    times
+    With gradient g, weight w, momentum m, and d = weight_decay (0 for tensors that are not decayed), the update is
+    -rate times
 
     sgd       g
     momentum  v = m v + g
@@ -27,18 +27,15 @@ def create_optimizer(
     rmsprop   g / sqrt(mean g^2 + epsilon), TernGrad's: the mean has decay rms_decay and starts at 1
     lamb      |w| / |u| * u, where u = a(g) + d w
 
-    sgd to rmsprop, but for adamw: plus d w, where weight_decay_mode is "decoupled". lars is another order: v =
-    m v + rate * trust_coefficient * |w| / |u| * u, where u = g + d w, and the update is -v. The norms are those of
-    whole tensors; where one is 0, their quotient (with trust_coefficient) is 1. It is 1, too, for tensors that are not
-    decayed, biases and norms of most networks.
+    With weight_decay_mode="decoupled", d w is added in sgd, momentum, nesterov, adam and rmsprop. In lars,
+    v = m v + rate * trust_coefficient * |w| / |u| * u, where u = g + d w, and the update is -v. Norms are of whole
+    tensors. Their quotient (with trust_coefficient) is 1 if a norm is 0, and for tensors that are not decayed, which
+    are biases and norms in most networks.
 
     Args:
       optimizer: names the optimiser and its numbers.
       schedule: step to rate.
-      decayed: regular expressions of whole paths, the network's own, for a recipe whose `decay` is empty.
-
-    Returns:
-      A transformation that needs the weights.
+      decayed: the network's regular expressions of whole paths, used if the recipe's `decay` is empty.
 
     References:
       LARS: You et al. 2017, arXiv:1708.03888; LAMB: You et al. 2020, arXiv:1904.00962; AdamW: Loshchilov & Hutter 2019,
@@ -66,13 +63,13 @@ def create_optimizer(
     parts = [rules[optimizer.name]()]
     if optimizer.weight_decay and not decays_in_loss(optimizer):
         parts.append(optax.add_decayed_weights(optimizer.weight_decay, mask=is_decayed))
-    if optimizer.name == "lamb":  # optax.lamb scales biases and norms, too, which its authors leave out
+    if optimizer.name == "lamb":  # optax.lamb also scales biases and norms, which its authors leave out
         parts.append(optax.masked(optax.scale_by_trust_ratio(), is_decayed))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
 
 
 def decays_in_loss(optimizer: OptimizerSection) -> bool:
-    """Whether weight_decay * sum(w^2) / 2, over what is decayed, belongs to every worker's loss."""
+    """Whether weight_decay * sum(w^2) / 2, over what is decayed, is part of every worker's loss."""
     by_itself = optimizer.name in DECAYING_OPTIMIZERS
     return optimizer.weight_decay > 0 and optimizer.weight_decay_mode == "loss" and not by_itself
 

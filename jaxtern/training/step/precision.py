@@ -1,4 +1,4 @@
-"""Loss scaling: gradients of half precision, which would vanish, made larger by a factor that yields to overflows."""
+"""Loss scaling: a factor keeps float16 gradients from vanishing, and shrinks when they overflow."""
 
 from typing import NamedTuple
 
@@ -10,23 +10,17 @@ LEAST, _MOST = 1.0, 2.0**24
 
 
 class LossScale(NamedTuple):
-    """A factor and how long it has held.
+    """The factor, and how long it has held."""
 
-    Attributes:
-      factor: float32 scalar, a power of two times the first one.
-      good_steps: int32 scalar, steps without an overflow since it changed.
-    """
-
-    factor: jax.Array
-    good_steps: jax.Array
+    factor: jax.Array  # float32 scalar
+    good_steps: jax.Array  # int32 scalar, steps without an overflow since the factor changed
 
 
 def adjust_scale(scale: LossScale, overflowed: jax.Array) -> LossScale:
-    """Half after an overflow, but not below 1; double after 2,000 steps without (Micikevicius et al. 2018).
+    """Halves the factor after an overflow, to 1 at least; doubles it after 2,000 steps without one.
 
-    Args:
-      scale: of the step.
-      overflowed: bool scalar, whether any worker's gradients did.
+    Micikevicius et al., Mixed Precision Training, 2018. `overflowed` is a bool scalar: whether any worker's gradients
+    overflowed.
     """
     good_steps = scale.good_steps + 1
     grows = good_steps >= _PATIENCE

@@ -1,7 +1,7 @@
 """Learning rates over steps.
 
-The formulas are written out: optax's divide the step by a constant, for which a compiled program may multiply by the
-inverse, so that a stair may come a step late, and a root at the last step be NaN. Here stairs are counted in integers.
+optax's schedules divide the step by a constant, which a compiled program may turn into a product with its inverse. A
+stair could then come a step late, and a root be NaN at the last step. Here stairs are counted in integers.
 """
 
 import math
@@ -23,32 +23,28 @@ _Rates = Callable[[jax.Array], jax.Array]
 
 
 def create_schedule(optimizer: OptimizerSection, run: RunSection, num_examples: int) -> optax.Schedule:
-    """The rate at every step, counted from 0 over the whole run; an epoch is step * batch_size / num_examples.
+    """The rate at each step, counted from 0; the epoch is step * batch_size / num_examples.
 
     fixed        rate
     exponential  rate * decay_factor^floor(step / steps in decay_epochs)
     piecewise    rate * decay_factor^(boundaries at or before the epoch)
     polynomial   end_rate + (rate - end_rate) * (1 - step / num_steps)^power
     cosine       end_rate + (rate - end_rate) * (1 + cos(pi step / num_steps)) / 2
-    "E:A->B"     A + (B - A) * u, where u is the share of the span from the END before to E that is over
+    "E:A->B"     A + (B - A) * u, where u is the share of the span, from the previous END to E, that is over
     "E:A=>B"     A * (B / A)^u
 
-    At an END the next span holds; after the last, its last rate. Before warmup_steps the rate is
-    warmup_rate + (peak - warmup_rate) * step / warmup_steps, where the peak is warmup_peak, or if that is None the
-    schedule's own rate at warmup_steps; but learning_rate of polynomial and cosine where the run ends before, as
-    they have come to their end there. All of that is multiplied by batch_size / rate_batch_size where rate_batch_size
-    is given.
+    At an END the next span holds; after the last END, its last rate stays. Before warmup_steps the rate is
+    warmup_rate + (peak - warmup_rate) * step / warmup_steps. The peak is warmup_peak; if that is None, the schedule's
+    own rate at warmup_steps, or learning_rate for polynomial and cosine if the run ends before. If rate_batch_size is
+    given, all rates are multiplied by batch_size / rate_batch_size.
 
     Args:
       optimizer: names the schedule and its numbers.
-      run: its steps, and examples of a step.
-      num_examples: in one epoch.
+      run: number of steps, and batch size.
+      num_examples: examples in an epoch.
 
     Returns:
-      int, or traced int32 scalar, to float32 scalar.
-
-    Raises:
-      ValueError: for a rate string that is none.
+      A function of an int or traced int32 scalar, to a float32 scalar.
     """
     main = _create_main(optimizer, run.num_steps, num_examples / run.batch_size)
     factor = run.batch_size / optimizer.rate_batch_size if optimizer.rate_batch_size else 1.0
@@ -70,7 +66,7 @@ def create_schedule(optimizer: OptimizerSection, run: RunSection, num_examples: 
 
 
 def _create_main(optimizer: OptimizerSection, steps: int, steps_per_epoch: float) -> _Rates:
-    """What the schedule has without warm-up and scaling."""
+    """The schedule without warm-up and scaling."""
     rate, end = optimizer.learning_rate, optimizer.end_rate
     if is_rate_string(optimizer.schedule):
         return _follow_spans(parse_rates(optimizer.schedule), steps_per_epoch)
@@ -88,7 +84,7 @@ def _create_main(optimizer: OptimizerSection, steps: int, steps_per_epoch: float
 
 
 def _follow_spans(spans: tuple[Span, ...], steps_per_epoch: float) -> _Rates:
-    """The rates of a rate string: (first + slope * u) * exp(growth * u), of which one is 0."""
+    """The rates of a rate string: (first + slope * u) * exp(growth * u), where slope or growth is 0."""
     ends = np.minimum([span.end * steps_per_epoch for span in spans], _MAX_STEP)
     begins = np.array([0, *ends[:-1]], np.float32)
     lengths = np.diff(ends, prepend=0).astype(np.float32)
@@ -107,12 +103,12 @@ def _follow_spans(spans: tuple[Span, ...], steps_per_epoch: float) -> _Rates:
 
 
 def _first_step(epoch: float, steps_per_epoch: float) -> int:
-    """The first step at or behind an epoch."""
+    """The first step at or after an epoch."""
     return math.ceil(min(epoch * steps_per_epoch - _ROUNDING, _MAX_STEP))
 
 
 def _count_passed(starts: np.ndarray, step: jax.Array) -> jax.Array:
-    """How many of the rising first steps are at or before a step."""
+    """How many of these rising steps are at or before `step`."""
     return jnp.searchsorted(starts, step, side="right", method="compare_all")
 
 

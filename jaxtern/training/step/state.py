@@ -1,4 +1,4 @@
-"""What a run is at a step: all that a checkpoint holds."""
+"""The state of a run at a step: all that a checkpoint holds."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -25,70 +25,45 @@ from jaxtern.training.step.schedules import create_schedule
 
 
 class Averages(NamedTuple):
-    """Moving averages over the steps.
+    """Moving averages over the steps."""
 
-    Attributes:
-      params: of the weights.
-      moments: of the moving moments of batch norm.
-    """
-
-    params: Any
-    moments: Any
+    params: Any  # averages of the weights
+    moments: Any  # averages of the moving moments of batch norm
 
 
 class TrainState(NamedTuple):
-    """Arrays of a run, the same on every device but for what the compressor carries of each worker's own.
+    """Arrays of a run. All devices hold the same, except for `compressor.local`, which is each worker's own."""
 
-    Attributes:
-      step: int32 scalar, updates so far.
-      params: weights that are trained, a dict of dicts.
-      frozen: those that are not, likewise.
-      moments: moving moments of batch norm, likewise.
-      optimizer: state of the optimiser; of local steps ().
-      compressor: state of the mean, whose count keys the noise; of local steps what is not in `params`.
-      averages: None where none are kept.
-      loss_scale: None where the loss is not scaled.
-    """
-
-    step: jax.Array
-    params: Any
-    frozen: Any
-    moments: Any
-    optimizer: optax.OptState
+    step: jax.Array  # int32 scalar, updates so far
+    params: Any  # trained weights, a dict of dicts
+    frozen: Any  # weights that are not trained, a dict of dicts
+    moments: Any  # moving moments of batch norm, a dict of dicts
+    optimizer: optax.OptState  # state of the optimiser; () under local steps
+    # state of the mean, or of local steps without what is in `params` and `moments`
     compressor: CompressedMeanState | LocalState
-    averages: Averages | None
-    loss_scale: LossScale | None
+    averages: Averages | None  # moving averages, or None
+    loss_scale: LossScale | None  # scale of the loss, or None
 
 
 class Program(NamedTuple):
-    """The functions of a run.
+    """The functions of a run."""
 
-    Attributes:
-      graph: static part of the model, for nnx.merge(graph, variables_of(state)).
-      means: optax transformations, gradients of the workers on a device to the mean of all, or `LocalSteps`; one for
-        each phase of a run: without compression, by the method, and by that of each epoch of a warm-up. All have the
-        same state.
-      optimizer: mean gradients to updates.
-      schedule: learning rate of a step.
-      slices: by path, bool arrays: False where a part of a trained tensor is frozen.
-      decayed: regular expressions of the paths of tensors that are decayed.
-    """
-
-    graph: Any
+    graph: Any  # static part of the model, for nnx.merge(graph, variables_of(state))
+    # an optax transformation, or `LocalSteps`, for each phase of a run: without compression, with the method, and with
+    # that of each warm-up epoch. All have the same state.
     means: list[Any]
-    optimizer: optax.GradientTransformation
-    schedule: optax.Schedule
-    slices: dict[str, np.ndarray]
-    decayed: Sequence[str]
+    optimizer: optax.GradientTransformation  # turns mean gradients into updates
+    schedule: optax.Schedule  # learning rate of a step
+    slices: dict[str, np.ndarray]  # by path, bool arrays that are False where a part of a trained tensor is frozen
+    decayed: Sequence[str]  # regular expressions of the paths of tensors that are decayed
 
 
 def create_run(
     recipe: Recipe, model: Any, num_examples: int, mesh: Mesh, network: Network | None = None
 ) -> tuple[Program, TrainState]:
-    """Program and first state for a model with fresh or loaded weights, on the devices of the mesh.
+    """Creates the program and first state of a model, with its weights, on the devices of the mesh.
 
-    Raises:
-      ValueError: for patterns of tensors that match none.
+    Raises ValueError for patterns that match no tensor.
     """
     configure_modules(model, recipe)
     graph, params, frozen, moments = split_variables(model, recipe)
@@ -114,15 +89,14 @@ def create_run(
             start = optimizer.init(params), means[0].init(params)
         return TrainState(jnp.zeros((), jnp.int32), params, frozen, moments, *start, averages, scale)
 
-    # What the compressor carries of each worker's own depends on how many there are.
     specs = specs_of_state(recipe.local.steps > 0)
     start = jax.shard_map(first_state, mesh=mesh, in_specs=PartitionSpec(), out_specs=specs, check_vma=False)
-    # From the host: what lies on one device would not fit a mesh of several processes.
+    # From the host, as arrays of one device do not fit a mesh of several processes.
     return program, jax.jit(start)(*jax.device_get((params, frozen, moments)))
 
 
 def configure_modules(model: Any, recipe: Recipe) -> None:
-    """Tells the model's modules in which precision to compute, and over which axes batch norm takes its moments."""
+    """Sets the precision of the model's modules, and the axes over which batch norm takes its moments."""
     axes = (DEVICE_AXIS,) if recipe.model.batch_norm == "sync" else ()
     if recipe.model.batch_norm == "sync" and recipe.run.virtual_workers == "vmapped":
         axes = (VIRTUAL_AXIS, *axes)
@@ -136,10 +110,9 @@ def configure_modules(model: Any, recipe: Recipe) -> None:
 
 
 def split_variables(model: Any, recipe: Recipe) -> tuple[Any, Any, Any, Any]:
-    """Static part, trained and frozen weights, and moments of batch norm.
+    """Static part, trained weights, frozen weights, and moments of batch norm.
 
-    Raises:
-      ValueError: for patterns of tensors that match none, or that leave nothing to train.
+    Raises ValueError for patterns that match no tensor, or that leave nothing to train.
     """
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     masks.require_trainable(recipe.model.train_only, recipe.model.freeze, params)
@@ -158,31 +131,26 @@ def split_variables(model: Any, recipe: Recipe) -> tuple[Any, Any, Any, Any]:
 
 
 def variables_of(state: TrainState, averaged: bool = True) -> Any:
-    """All that nnx.merge(program.graph, ...) takes, one dict of dicts.
-
-    Args:
-      state: of a run.
-      averaged: whether to take moving averages where they are kept.
-    """
+    """The variables for nnx.merge(program.graph, ...), a dict of dicts; moving averages if `averaged` and kept."""
     moving = state.averages if averaged and state.averages is not None else state
     return merge_trees(moving.params, state.frozen, moving.moments)
 
 
 def merge_trees(*trees: Any) -> Any:
-    """Dicts of dicts without a path in common, as one."""
+    """Merges dicts of dicts that have no path in common."""
     flat = [traverse_util.flatten_dict(tree) for tree in trees]
     return traverse_util.unflatten_dict({path: leaf for tree in flat for path, leaf in tree.items()})
 
 
 def specs_of_state(of_local_steps: bool = False) -> TrainState:
-    """How the state lies on the mesh: alike everywhere, but for what the compressor carries of each worker's own."""
+    """PartitionSpecs of a state over the mesh: all is replicated, except for the compressor's `local`."""
     everywhere: Any = PartitionSpec()
     specs = TrainState(*(everywhere for _ in TrainState._fields))
     return specs._replace(compressor=local_specs(DEVICE_AXIS) if of_local_steps else state_specs(DEVICE_AXIS))
 
 
 def place_state(state: Any, mesh: Mesh) -> TrainState:
-    """A state of NumPy arrays, which every process holds whole, on the devices of the mesh."""
+    """Puts a state of NumPy arrays, which every process holds whole, on the devices of the mesh."""
     specs = specs_of_state(isinstance(state.compressor, LocalState))
     shardings = jax.tree.map(
         lambda spec, part: jax.tree.map(lambda _: NamedSharding(mesh, spec), part),

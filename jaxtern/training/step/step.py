@@ -17,15 +17,14 @@ from jaxtern.training.step.update import Metrics, create_update
 
 
 class TrainStep:
-    """A compiled step: called with a state, the examples that lie on the devices or None, a batch, and where several
-    processes train float32[devices of different workers], 1 on those that ask for a stop.
+    """A compiled step: (state, examples on the devices or None, batch, stops) -> (next state, metrics).
 
-    It gives the next state and metrics, and takes the memory of the state that it is given; on CPUs only of what the
-    compressor carries, as XLA copies there what it still reads when it writes into its place.
+    If several processes train, `stops` is float32[devices of different workers], 1 on those that ask for a stop. The
+    step reuses the memory of the given state; on CPUs only that of the compressor, as XLA would copy the rest.
     """
 
     def __init__(self, step: Callable[[TrainState, Any, Batch, Any], tuple[TrainState, Metrics]], platform: str):
-        """Compiles `step` at its first call."""
+        """Wraps a step, which is compiled at its first call."""
 
         def step_of_parts(compressor: Any, rest: TrainState, *others: Any) -> tuple[TrainState, Metrics]:
             return step(rest._replace(compressor=compressor), *others)
@@ -39,36 +38,34 @@ class TrainStep:
         return self._jitted(*self.arguments(state, examples, batch, stops))
 
     def lower(self, state: TrainState, examples: jax.Array | None, batch: Batch) -> jax.stages.Lowered:
-        """As that of a jitted function; what it compiles to takes the `arguments` of a call."""
+        """Lowers the step as jax.jit does; the compiled program takes `arguments`."""
         return self._jitted.lower(*self.arguments(state, examples, batch))
 
     def arguments(
         self, state: TrainState, examples: jax.Array | None, batch: Batch, stops: jax.Array | None = None
     ) -> tuple:
-        """What the program takes: what the compressor carries apart from the rest of the state."""
+        """Arguments of the program, which takes the compressor's state apart from the rest."""
         return state.compressor, state._replace(compressor=None), examples, batch, stops
 
 
 def create_train_step(
     recipe: Recipe, program: Program, mesh: Mesh, *, phase: int = 1, num_steps: int | None = None
 ) -> TrainStep:
-    """The compiled step (state, examples that lie on the devices or None, batch) -> (state, metrics).
+    """Creates the compiled step of a recipe and its program.
 
-    Of the batch, worker w takes the w-th of N equal runs, each of its devices an equal part of that. Every example is
-    augmented by a key of its own. Metrics, means over all workers: those of `loss.measure`, with weight decay in the
-    loss and as its part "loss/weight_decay"; gradient_norm (of the mean) and weight_norm (of what is trained);
-    nonfinite, bool[tensors], which new weights hold a NaN or an infinity, as they do where the mean gradient did; the
-    compressor's statistics where they are asked for; histograms of all weights, and behind them of all mean gradients,
-    likewise; in float16 loss_scale, learning_rate, and overflow, 1 where the step was skipped; and stops, whether any
-    process asks for it, where they are asked. Under local steps nothing may be sent in between: metrics are those of
-    each device's workers, with a leading axis of devices (see `local.fetch_own`).
+    Worker w takes the w-th of N equal runs of the batch, and each of its devices an equal part of that. Metrics are
+    means over all workers: those of `loss.measure`, with the part "loss/weight_decay" if decay is in the loss;
+    gradient_norm of the mean; weight_norm of the trained weights; nonfinite, bool[tensors], which new weights hold a
+    NaN or an infinity. On request there are also the compressor's statistics; histograms, of all weights and then of
+    all mean gradients; and stops, whether any process asks for a stop. In float16 there are loss_scale, learning_rate
+    and overflow, 1 if the step was skipped. Under local steps, metrics are of each device's workers, with a leading
+    axis of devices (see `local.fetch_own`), as workers exchange nothing in between.
 
     Args:
-      recipe: of the run.
-      program: likewise.
-      mesh: of `create_mesh`.
-      phase: of the run, which of `program.means` is taken.
-      num_steps: K, to take so many steps at once: of batches [K, ...], with metrics [K, ...]; None: one.
+      recipe, program: recipe and program of the run.
+      mesh: result of `create_mesh`.
+      phase: phase of the run, the index into `program.means`.
+      num_steps: K, steps to take at once, with batches and metrics [K, ...]; None: one step, without that axis.
     """
     update = (
         create_local_update(recipe.model, program, phase)

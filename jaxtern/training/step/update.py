@@ -1,4 +1,4 @@
-"""The second half of a step: the mean of all workers' gradients, one update, and what is measured of both."""
+"""The second half of a step: the mean of all workers' gradients, one update, and metrics of both."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ _ALL_AXES = (DEVICE_AXIS, FAST_AXIS)
 def create_update(
     model: ModelSection, program: Program, phase: int, histograms_every: int = 0
 ) -> Callable[[TrainState, list[Local], jax.Array | None], tuple[TrainState, Metrics]]:
-    """(state, what every worker of this device has, 1 where this one is to stop) -> (state, metrics)."""
+    """(state, `Local` of each worker here, 1 if this device asks for a stop) -> (state, metrics)."""
     transformation = program.means[phase]
 
     def update(state: TrainState, local: list[Local], stops: jax.Array | None) -> tuple[TrainState, Metrics]:
@@ -42,7 +42,7 @@ def create_update(
         )
         new = move_averages(new, model.average_decay)
         metrics = _measure(local, stops) | {"nonfinite": nonfinite(params)}
-        # squares that the optimiser shares with the log would be fused, so rounded, in another way than without it
+        # The barrier keeps XLA from fusing the optimiser's squares with these, which would round them differently.
         seen = jax.lax.optimization_barrier((params, mean))
         metrics |= dict(zip(("weight_norm", "gradient_norm"), map(optax.tree.norm, seen), strict=True))
         if histograms_every:
@@ -58,7 +58,7 @@ def create_update(
 
 
 def _measure(local: list[Local], stops: jax.Array | None) -> Metrics:
-    """Means over all workers, in one message; of `stops` whether any host asks for it."""
+    """Means over all workers, in one message, and whether any host asks for a stop."""
     names = list(local[0].measured)
     measured = jnp.mean(jnp.array([[each.measured[name] for name in names] for each in local]), axis=0)
     means = jax.lax.pmean(measured if stops is None else jnp.append(measured, stops), _ALL_AXES)
@@ -67,9 +67,9 @@ def _measure(local: list[Local], stops: jax.Array | None) -> Metrics:
 
 
 def _join_moments(batch_norm: str, local: list[Local]) -> Any:
-    """The moving moments that all workers go on with: their mean, or those of worker 0."""
+    """The moving moments with which all workers continue: their mean, or those of worker 0."""
     moments = [each.moments for each in local]
-    if not jax.tree.leaves(moments) or batch_norm == "sync":  # those of all are the same already
+    if not jax.tree.leaves(moments) or batch_norm == "sync":  # already the same on all workers
         return moments[0]
     if batch_norm == "first":
         is_first = jax.lax.axis_index(DEVICE_AXIS) == 0
@@ -78,13 +78,12 @@ def _join_moments(batch_norm: str, local: list[Local]) -> Any:
 
 
 def move_averages(state: TrainState, decay: float) -> TrainState:
-    """The state with its averages moved towards weights and moments.
+    """Moves the averages towards weights and moments.
 
         a <- d a + (1 - d) x,  d = min(decay, (1 + t) / (10 + t))
 
-    t counts steps, of which this is one: it is 1 in the first (Abadi et al. 2016, ExponentialMovingAverage). Of moments
-    the first update takes x whole: those before it may be of no batch at all. The compressor counts updates, which are
-    the steps that were not skipped.
+    t counts steps and is 1 in the first one (Abadi et al. 2016, ExponentialMovingAverage). In the first update that is
+    not skipped, d is 0 for moments, as those before may be of no batch at all; the compressor counts these updates.
     """
     if state.averages is None:
         return state
@@ -104,11 +103,11 @@ def _move(averages: Any, new: Any, d: jax.Array) -> Any:
 def _skip_overflow(
     state: TrainState, new: TrainState, metrics: Metrics, overflow: Any, skips: jax.Array
 ) -> tuple[TrainState, Metrics]:
-    """The state as it was, but for its counts, where any worker's gradients overflowed."""
+    """Keeps the old state, except for its counts, if any worker's gradients overflowed."""
     assert state.loss_scale is not None
     kept = state._replace(step=new.step)
     chosen = jax.tree.map(lambda old, changed: jnp.where(skips, old, changed), kept, new)
-    # at the least factor, it is no overflow, but what ends a run
+    # At the least factor, the gradients are not finite by themselves, which ends the run.
     hopeless = state.loss_scale.factor <= precision.LEAST
     metrics["nonfinite"] = jnp.where(skips, overflow & hopeless, metrics["nonfinite"])
     metrics |= {"overflow": (skips & ~hopeless).astype(jnp.float32), "loss_scale": state.loss_scale.factor}
@@ -116,14 +115,11 @@ def _skip_overflow(
 
 
 def _overflow(workers: list[Any]) -> jax.Array:
-    """bool[tensors]: whose gradients hold a NaN or an infinity on any worker; the same on all."""
+    """bool[tensors], the same on all workers: which gradients hold a NaN or an infinity on any worker."""
     own = jnp.any(jnp.stack([nonfinite(gradients) for gradients in workers]), axis=0)
     return jax.lax.pmax(own.astype(jnp.int32), _ALL_AXES) > 0
 
 
 def nonfinite(tree: Any) -> jax.Array:
-    """bool[leaves]: which leaves hold a NaN or an infinity.
-
-    Less itself, either is NaN, and so is the sum; all else is 0. Floats, unlike booleans, XLA adds in one pass.
-    """
+    """bool[leaves]: which leaves hold a NaN or an infinity, as x - x is then NaN; XLA adds these floats in one pass."""
     return jnp.stack([jnp.isnan(jnp.sum(leaf - leaf)) for leaf in jax.tree.leaves(tree)])
