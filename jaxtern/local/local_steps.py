@@ -229,12 +229,17 @@ class LocalSteps:
 
     def _advance(self, state: LocalState, gradients: Sequence[Any], moments: Sequence[Any]) -> LocalState:
         """Takes one step of each worker's inner optimiser."""
+
+        def step(gradient: Any, before: Worker) -> Worker:
+            updates, inner = self.inner.update(gradient, before.inner, before.params)
+            return before._replace(params=optax.apply_updates(before.params, updates), inner=inner)
+
         own = []
         for number, gradient in enumerate(gradients):
             before = jax.tree.map(lambda leaf, w=number: leaf[w], state.local._replace(moments=(), reducers=()))
-            gradient = rounded(gradient, state.count)
-            updates, inner = self.inner.update(gradient, before.inner, before.params)
-            own.append(Worker(optax.apply_updates(before.params, updates), moments[number], inner, ()))
+            # A branch is compiled by itself. Else rounding would depend on how many workers share the program.
+            after = jax.lax.cond(state.count >= 0, step, lambda _, before: before, gradient, before)
+            own.append(after._replace(moments=moments[number]))
         local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
         return state._replace(count=state.count + 1, local=local._replace(reducers=state.local.reducers))
 

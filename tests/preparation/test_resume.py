@@ -260,7 +260,7 @@ def test_a_full_disk_is_named_and_the_run_can_go_on(tmp_path: Path, make, run_co
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error"))
     assert line.startswith(f"error: {out}: cannot be written: ")
     assert "File too large" in line
     require_no_dataset(out)

@@ -138,7 +138,7 @@ def test_metrics_tell_the_parts_of_a_loss_and_the_norms(
     after = jax.tree.leaves(jax.device_get(run.state.params))
     norm = np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in after))
     assert record["weight_norm"] == pytest.approx(norm, rel=1e-5)
-    said = capsys.readouterr().out.splitlines()
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
     parts = f"(cross entropy {record['loss/cross_entropy']:.4f}, weight decay {record['loss/weight_decay']:.4f})"
     assert said[0].startswith(f"step 1: loss {record['loss']:.4f} {parts}, accuracy ")
     assert said[1].startswith(f"step 1: test loss {tested['test/loss']:.4f} (cross entropy), precision@1 ")

@@ -67,7 +67,7 @@ def test_nonfinite_is_one_element_among_the_largest_floats(shape: tuple[int, ...
     for name, value in (("inf", np.inf), ("minus_inf", -np.inf), ("nan", np.nan)):
         tree[name] = largest.copy()
         tree[name][(-1,) * len(shape)] = value
-    found = jax.jit(update._nonfinite, compiler_options=step_options(jax.default_backend()))(tree)
+    found = jax.jit(update.nonfinite, compiler_options=step_options(jax.default_backend()))(tree)
     assert dict(zip(sorted(tree), found.tolist(), strict=True)) == {
         "inf": True, "largest": False, "least": False, "minus_inf": True, "nan": True, "negative": False,
     }  # fmt: skip

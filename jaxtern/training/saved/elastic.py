@@ -32,13 +32,15 @@ def carry_over(saved: Checkpoint, like: TrainState, recipe: Recipe) -> TrainStat
         sent["statistics"] = statistics
     elif statistics is None:
         sent.pop("statistics", None)
-    local = sent.pop("local", None)
+    local, state = sent.pop("local", None), None
     try:
         state = arrange(rest, like._replace(compressor=None))
         compressor = arrange(sent, own._replace(local=None))._replace(local=_hand_over(local, own.local, recipe, state))
     except MisfitError as error:
         before, now = map(_name_method, (saved.metadata.get("recipe") or {}, recipe.to_dict()))
-        raise MisfitError(f"of {before} does not go on by {now}: {error}" if before != now else str(error)) from None
+        if state is None and before == now:  # the method is not to blame
+            raise
+        raise MisfitError(f"of {before} does not go on by {now}: {error}") from None
     return state._replace(compressor=compressor)
 
 
