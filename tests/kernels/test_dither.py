@@ -36,25 +36,34 @@ def test_the_sum_of_all_dithers_is_known_from_one_draw(num_workers: int):
 def test_each_worker_is_off_by_half_a_level_at_most(num_workers: int, levels: int, implementation: str):
     """What is left of N workers is a mean of uniform errors; that of their sum is what their own errors give."""
     rows, options = gradients(num_workers), {"levels": levels, "radix": 2 * levels * num_workers + 1}
+    options |= {"implementation": implementation}
     scales, errors = jnp.ones(SEGMENTS.num_scales), []
+
+    @jax.jit
+    def both_ways(row: jax.Array, worker: int) -> tuple[jax.Array, jax.Array]:
+        bits = dithered(KEY, worker, num_workers)
+        words = encode(row, bits, offset=512, **options)
+        return words, ternary_decode(
+            words[None], scales, SEGMENTS, num_workers=1, dither=Dither(bits, 1, 512), **options
+        )
+
     words = []
     for worker, row in enumerate(rows):
-        bits = dithered(KEY, worker, num_workers)
-        words.append(encode(row, bits, offset=512, implementation=implementation, **options))
-        own = ternary_decode(
-            words[-1][None], scales, SEGMENTS, num_workers=1, dither=Dither(bits, 1, 512),
-            implementation=implementation, **options,
-        )  # fmt: skip
+        found, own = both_ways(row, worker)
+        words.append(found)
         errors.append(np.asarray(own, np.float64) - row)
         assert np.abs(errors[-1]).max() <= 0.5 / levels + 2e-5
         uniform = np.sort(errors[-1] * levels) + 0.5  # Kolmogorov's distance; 2 exp(-2 n d^2) = 1e-9
         assert np.abs(uniform - (np.arange(uniform.size) + 0.5) / uniform.size).max() < (10.7 / uniform.size) ** 0.5
         assert abs(np.corrcoef(row, errors[-1])[0, 1]) < 6.1 / row.size**0.5
-    dither = Dither(dithered(KEY, 0, num_workers), num_workers, 512)
-    mean = ternary_decode(
-        sum(words[1:], words[0])[None], scales, SEGMENTS, num_workers=num_workers, dither=dither,
-        implementation=implementation, **options,
-    )  # fmt: skip
+
+    @jax.jit
+    def decode(words: list[jax.Array]) -> jax.Array:
+        dither = Dither(dithered(KEY, 0, num_workers), num_workers, 512)
+        total = sum(words[1:], words[0])[None]
+        return ternary_decode(total, scales, SEGMENTS, num_workers=num_workers, dither=dither, **options)
+
+    mean = decode(words)
     np.testing.assert_allclose(mean, rows.mean(0) + np.mean(errors, 0), rtol=0, atol=1e-6)
 
 

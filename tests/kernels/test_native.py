@@ -53,10 +53,13 @@ def _scales(segments: Segments, seed: int = 0) -> jax.Array:
 
 
 def _words(segments: Segments, rows: int, **options: Any) -> jax.Array:
-    keys = [derive_key(0, 0, row) for row in range(rows)]
     gradient, scales = _gradient(segments.num_elements), _scales(segments)
     options["implementation"] = "reference"
-    return jnp.stack([ternary_encode(gradient, scales, key, segments, **options) for key in keys])
+
+    def encode(row: jax.Array) -> jax.Array:
+        return ternary_encode(gradient, scales, derive_key(0, 0, row), segments, **options)
+
+    return jax.jit(lambda numbers: jax.lax.map(encode, numbers))(jnp.arange(rows))
 
 
 @st.composite
@@ -117,10 +120,11 @@ def test_every_digit_of_a_word_is_found(radix: int):
     options = {"num_workers": (radix - 1) // 2, "radix": radix}
     arrays = jnp.asarray(words.astype(np.uint32)), jnp.ones(1)
     segments = Segments((128 * depth,))
-    _assert_same(
-        ternary_decode(*arrays, segments, **options, implementation="native"),
-        ternary_decode(*arrays, segments, **options, implementation="reference"),
-    )
+
+    def decode(implementation: str) -> jax.Array:
+        return jax.jit(lambda *x: ternary_decode(*x, segments, **options, implementation=implementation))(*arrays)
+
+    _assert_same(decode("native"), decode("reference"))
 
 
 @needs_native
@@ -151,10 +155,11 @@ def test_moments_equal_their_reference(segments: Segments, mean: float, factor: 
 @settings(max_examples=5)
 def test_shard_sum_equals_its_reference(n: int, levels: int, num_workers: int):
     words = _words(Segments((n,)), num_workers, radix=2 * levels + 1, levels=levels)
-    _assert_same(
-        shard_sum(words, n, levels=levels, implementation="native"),
-        shard_sum(words, n, levels=levels, implementation="reference"),
+    found, expected = (
+        jax.jit(lambda words, each=each: shard_sum(words, n, levels=levels, implementation=each))(words)
+        for each in ("native", "reference")
     )
+    _assert_same(found, expected)
 
 
 @needs_native
@@ -178,23 +183,24 @@ def test_what_native_lacks_is_refused():
 
 
 @needs_native
-@pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize(("layout", "exchange"), [("mesh:4", "gather"), ("mesh:2 unrolled:2", "sum")])
-def test_a_step_on_many_devices_gives_the_bits_of_the_reference(
-    workers: Callable, layout: str, exchange: str, check_vma: bool
-):
+def test_a_step_on_many_devices_gives_the_bits_of_the_reference(workers: Callable, layout: str, exchange: str):
     from jaxtern import compressed_mean, ternary
 
     placed = workers(layout)
     unrolled = {} if placed.virtual_workers is None else {"virtual_workers": placed.virtual_workers}
     gradients = {"kernel": _gradient(4 * 90_000).reshape(4, 300, 300), "bias": _gradient(4 * 50).reshape(4, 50)}
 
-    def update(implementation: str) -> Any:
+    def update(implementation: str, check_vma: bool, call: Callable = lambda f, *arguments: f(*arguments)) -> Any:
         method = ternary(exchange=exchange, implementation=implementation)
         transformation = compressed_mean(placed.names, method, **unrolled)
-        return placed.replicated(transformation.update, check_vma=check_vma)(gradients, transformation.init(None))[0]
+        mapped = placed.replicated(transformation.update, check_vma=check_vma)
+        return call(mapped, gradients, transformation.init(None))[0]
 
-    _assert_same(update("native"), update("reference"))
+    expected = update("reference", False)
+    assert update("reference", True, jax.eval_shape)["bias"].shape == expected["bias"].shape  # and is traced
+    for check_vma in (False, True):
+        _assert_same(update("native", check_vma), expected)
 
 
 @needs_native

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +16,12 @@ needs_native = pytest.mark.skipif(bool(dispatch.why_not_native()), reason=dispat
 both = pytest.mark.parametrize("implementation", ["reference", pytest.param("native", marks=needs_native)])
 
 
+mean_of = jax.jit(shard_mean, static_argnames=("levels", "implementation"))
+bits_from = jax.jit(
+    lambda key, position, n: random_bits(key, jnp.arange(n, dtype=jnp.uint32) + position), static_argnums=2
+)
+
+
 @both
 @pytest.mark.parametrize(("num_workers", "levels"), [(1, 1), (2, 1), (3, 1), (8, 2), (100, 1), (5, 100), (3000, 1)])
 def test_shard_mean_is_the_sum_and_the_noise_divided_by_the_workers(
@@ -24,8 +31,8 @@ def test_shard_mean_is_the_sum_and_the_noise_divided_by_the_workers(
     digits = np.random.default_rng(0).integers(0, 2 * levels + 1, (num_workers, n))
     key, position = derive_key(3, 4, 5), 512 * 7
     words = jnp.asarray(numpy_pack(digits, 2 * levels + 1))
-    words = shard_mean(words, key, jnp.uint32(position), levels=levels, implementation=implementation)
-    drawn = np.asarray(random_bits(key, jnp.arange(n, dtype=jnp.uint32) + position)).astype(np.int64)
+    words = mean_of(words, key, jnp.uint32(position), levels=levels, implementation=implementation)
+    drawn = np.asarray(bits_from(key, position, n)).astype(np.int64)
     expected = (digits.sum(axis=0) + (drawn * num_workers >> 16)) // num_workers
     np.testing.assert_array_equal(numpy_unpack(np.asarray(words), 2 * levels + 1, n), expected)
 
@@ -34,9 +41,9 @@ def test_shard_mean_is_the_sum_and_the_noise_divided_by_the_workers(
 def test_shards_join_to_the_whole(numpy_pack: Callable, implementation: str):
     digits = np.random.default_rng(1).integers(0, 3, (4, 128 * 20 * 6))
     words, key = jnp.asarray(numpy_pack(digits, 3)), derive_key(0, 0, 0)
-    whole = shard_mean(words, key, jnp.uint32(0), implementation=implementation)
+    whole = mean_of(words, key, jnp.uint32(0), implementation=implementation)
     shards = [
-        shard_mean(words[:, i : i + 256], key, jnp.uint32(i * 20), implementation=implementation)
+        mean_of(words[:, i : i + 256], key, jnp.uint32(i * 20), implementation=implementation)
         for i in range(0, words.shape[1], 256)
     ]
     np.testing.assert_array_equal(jnp.concatenate(shards), whole)
@@ -50,7 +57,7 @@ def test_the_rounded_mean_is_unbiased_and_never_leaves_the_levels(
     n = 128 * 20 * 64
     digits = np.random.default_rng(2).integers(0, 3, (num_workers, n))
     mean = digits.mean(axis=0)
-    words = shard_mean(jnp.asarray(numpy_pack(digits, 3)), derive_key(9, 1, 2), jnp.uint32(0))
+    words = mean_of(jnp.asarray(numpy_pack(digits, 3)), derive_key(9, 1, 2), jnp.uint32(0))
     found = numpy_unpack(np.asarray(words), 3, n).astype(float)
     assert np.all((found == np.floor(mean)) | (found == np.ceil(mean)))
     fraction = mean % 1
