@@ -96,9 +96,10 @@ def create_step(graph: Any, optimizer: optax.GradientTransformation | LocalSteps
             return value, nnx.to_pure_dict(nnx.state(network, nnx.BatchStat))
 
         if isinstance(optimizer, LocalSteps):
-            own = optimizer.workers(state.optimizer).params
+            carried: Any = state.optimizer
+            own = optimizer.workers(carried).params
             (value, moments), gradients = jax.value_and_grad(loss, has_aux=True)(own)
-            after = optimizer.update(gradients, state.optimizer._replace(params=state.params))
+            after = optimizer.update(gradients, carried._replace(params=state.params))
             return State(state.step + 1, after.params, moments, after._replace(params=())), value[None]
         (value, moments), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
         updates, changed = optimizer.update(gradients, state.optimizer, state.params)

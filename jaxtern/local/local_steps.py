@@ -146,8 +146,8 @@ class LocalSteps:
     inner: optax.GradientTransformation
     outer: optax.GradientTransformation
     reducer: Reducer
-    mean: optax.GradientTransformation
-    float_mean: optax.GradientTransformation
+    mean: Any  # transformation of the weight changes, by the reducer
+    float_mean: Any  # of the moments
     exclude: PathPredicate | None
     timing: Timing
     mixing: float
@@ -174,8 +174,8 @@ class LocalSteps:
         means = [self.mean.init(part) for part in parts]
         own = Worker(params, moments, self.inner.init(params), ())
         local = jax.tree.map(lambda leaf: jnp.stack([leaf] * (self.virtual_workers or 1)), own)
-        local = local._replace(reducers=[mean.local for mean in means])  # pyright: ignore[reportAttributeAccessIssue]
-        shared = [mean.shared for mean in means]  # pyright: ignore[reportAttributeAccessIssue]
+        local = local._replace(reducers=[mean.local for mean in means])
+        shared = [mean.shared for mean in means]
         return LocalState(jnp.zeros((), jnp.int32), params, moments, [*map(self.outer.init, parts)], shared, local)
 
     def workers(self, state: LocalState) -> Any:
@@ -222,7 +222,7 @@ class LocalSteps:
         """Layouts of the fragments of these weights."""
         return [describe(self._select(params, number)) for number in range(self.timing.fragments)]
 
-    def _where_due(self, do: Callable[[LocalState, int], LocalState], state: LocalState, ahead: int = 0) -> LocalState:
+    def _where_due(self, do: Callable[..., LocalState], state: LocalState, ahead: int = 0) -> LocalState:
         """Calls `do(state, fragment)` for the fragment that is merged `ahead` steps from now, if there is one."""
         of_each = [functools.partial(do, number=number) for number in range(self.timing.fragments)]
         return jax.lax.switch(self.timing.due(state.count + ahead), [*of_each, lambda state: state], state)
@@ -248,9 +248,9 @@ class LocalSteps:
         before, own = self._select(state.params, number), self._select(state.local.params, number)
         changes = [{path: before[path] - own[path][w] for path in own} for w in range(self.virtual_workers or 1)]
         carried = CompressedMeanState(state.count, state.reducers[number], state.local.reducers[number])
-        mean, carried = self.mean.update(rounded(changes, state.count), carried)  # pyright: ignore[reportArgumentType]
+        mean, carried = self.mean.update(rounded(changes, state.count), carried)
         updates, outer = self.outer.update(rounded(mean, state.count), state.outer[number], before)
-        after = optax.apply_updates(before, updates)
+        after: Any = optax.apply_updates(before, updates)
         return state._replace(
             params=_put(state.params, after),
             outer=_replace(state.outer, number, outer),
@@ -263,7 +263,7 @@ class LocalSteps:
         shared, own = self._select(state.params, number), self._select(state.local.params, number)
         merged = {path: _mix(shared[path], own[path], self.mixing) for path in shared}
         each = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local.moments) for w in range(self.virtual_workers or 1)]
-        moments, _ = self.float_mean.update(each, CompressedMeanState(state.count))  # pyright: ignore[reportArgumentType]
+        moments, _ = self.float_mean.update(each, CompressedMeanState(state.count))
         of_all = jax.tree.map(lambda mean, leaf: _mix(mean, leaf, 0.0), moments, state.local.moments)
         local = state.local._replace(params=_put(state.local.params, merged), moments=of_all)
         return state._replace(moments=moments, local=local)

@@ -71,7 +71,7 @@ def create_model(
         if not 0 <= dropout_rate < 1:
             raise ValueError(f"dropout_rate={dropout_rate!r}: must be from 0 to below 1")
     rngs = nnx.Rngs(params=seed)
-    rngs.params.count = Whole(rngs.params.count[...])
+    rngs.params.count = Whole(rngs.params.count[...])  # pyright: ignore[reportAttributeAccessIssue]
     return MODELS[name](input_shape, num_classes, rngs=rngs, **options)
 
 

@@ -1,7 +1,7 @@
 """The section `local` of a recipe."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 from jaxtern.compression.fragments import as_timing
 from jaxtern.training.recipe.field_types import Natural, NonNegative, Positive, Section, Share, between
@@ -34,3 +34,8 @@ class LocalSection(Section):
                 as_timing(self.steps, self.fragments, self.delay)
             except ValueError as error:
                 raise ValueError(f"local.{error}") from None
+
+    @property
+    def of_report(self) -> dict[str, Any]:
+        """Arguments of `wire_report`."""
+        return {"local_steps": self.steps or 1, "fragments": self.fragments}

@@ -64,8 +64,7 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
         require_match("model.init_exclude", pattern, paths)
     network = Network(**recipe.mean.links)  # usual links, where the recipe gives none
     reducer = create_reducers(recipe.mean, model.last_layer, network)[1]
-    local = {"local_steps": recipe.local.steps or 1, "fragments": recipe.local.fragments}
-    wire = wire_report(params, reducer, recipe.run.num_workers, **local)
+    wire = wire_report(params, reducer, recipe.run.num_workers, **recipe.local.of_report)
     return DryRun(recipe, small, facts, inputs, mesh, params, frozen, wire)
 
 

@@ -127,8 +127,9 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     reducers = create_reducers(recipe.mean, model.last_layer, network)
-    local = {"local_steps": recipe.local.steps or 1, "fragments": recipe.local.fragments}
-    wires = [wire_report(state.params, reducer, recipe.run.num_workers, **local) for reducer in reducers]
+    wires = [
+        wire_report(state.params, reducer, recipe.run.num_workers, **recipe.local.of_report) for reducer in reducers
+    ]
     fresh, checkpoints, restored = messages.to_host(state), None, None
     with contextlib.ExitStack() as opened:
         if is_first:
