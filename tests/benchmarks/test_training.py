@@ -110,7 +110,7 @@ def test_mistakes_are_told_in_a_line(arguments: list[str], message: str):
     assert message in done.stderr.splitlines()[-1]
 
 
-def test_delayed_means_lie_on_each_host_and_others_on_all():
+def test_delayed_means_and_local_steps_lie_on_each_host_and_others_on_all():
     everywhere = step.PartitionSpec()
     assert {variant: step.create_optimizer(variant, "gather")[1] == everywhere for variant in step.VARIANTS} == {
         "none": True,
@@ -118,4 +118,6 @@ def test_delayed_means_lie_on_each_host_and_others_on_all():
         "ternary": True,
         "two_way": True,
         "delayed": False,
+        "local_10": False,
+        "local_30": False,
     }
