@@ -75,7 +75,9 @@ def test_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_in_anot
     assert finish(train("run", 1, **fields))[0] == 0  # in one process, with the same workers
     assert finish(train("straight", 1, **fields))[0] == 0
     assert digests(tmp_path / "run")[300] == digests(tmp_path / "straight")[300]
-    assert records(tmp_path / "run", "loss") == records(tmp_path / "straight", "loss")
+    losses, same = records(tmp_path / "run", "loss"), records(tmp_path / "straight", "loss")
+    # of local steps each process means its own workers' first
+    assert losses == ([pytest.approx(each, rel=1e-6) for each in same] if local else same)
 
 
 @pytest.mark.slow
