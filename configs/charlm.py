@@ -6,7 +6,7 @@
 
 FILE is any text in UTF-8 with at most 256 different characters; its last tenth is the test split.
 
-Measured: nothing yet.
+Measured: 2.07 nats in 600 steps of 32 examples, float 2.06 (docs/results.md).
 Hardware: 2 CPU cores.
 """
 
