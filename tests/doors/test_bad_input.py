@@ -231,7 +231,7 @@ def test_help_has_the_values_of_the_recipe_that_is_asked_for(run_door: Callable,
     words = " ".join(done.stdout.split())
     assert "here with the values of imagenet_resnet50_lars_32k: " in words
     assert ' optimizer.name=\'lars\': "sgd", "momentum", ' in words
-    assert " run.batch_size=32768: examples of one step over all workers." in words
+    assert " run.batch_size=32768: examples of a step, over all workers." in words
 
 
 @pytest.mark.parametrize(
