@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import json
 from typing import Any
 
@@ -56,9 +57,8 @@ class Recipe:
     def from_dict(cls, values: dict[str, dict[str, Any]]) -> "Recipe":
         """Makes a recipe of fields by section, with defaults for the others; raises ValueError for bad ones."""
         for section, fields in values.items():
-            for name in (
-                [f"{section}.{field}" for field in fields] if fields and isinstance(fields, dict) else [section]
-            ):
+            own = [f"{section}.{field}" for field in fields] if fields and isinstance(fields, dict) else [section]
+            for name in own:
                 _require_field(str(name))
         return cls().replace(**values)
 
@@ -79,6 +79,7 @@ class Recipe:
         return {f"{name}.{field}": value for name, own in self.to_dict().items() for field, value in own.items()}
 
 
+@functools.cache
 def _require_field(name: str) -> None:
     """Raises ValueError, with similar names, for anything but a field with its section, "run.num_workers"."""
     known = list(Recipe().by_name())
