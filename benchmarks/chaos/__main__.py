@@ -1,12 +1,14 @@
 """Runs that are disturbed: each is struck by a fault at a random moment, and held to the undisturbed run in the end.
 
     python -m benchmarks.chaos --runs=50 --data=FOLDER_OF_MNIST --out=runs/chaos
+    python -m benchmarks.chaos --runs=30 --data=FOLDER_OF_MNIST --out=runs/chaos_local --local_steps=10
 
 LeNet, four workers in as many processes, 100 steps with a checkpoint every 25, over four times through the first 1,500
-examples of MNIST. The fault is drawn by --seed and the run's number: its kind, the process, and the moment, uniformly
-over the time that the undisturbed run takes, start and end included. When all processes have ended they are started
-again by the same command, until the run is finished. As root, every process has a host of its own (see
-`benchmarks.netlab`), and some runs go by jaxtern.launch; otherwise all do, without the faults of links and disks.
+examples of MNIST. With --local_steps=H workers exchange every H steps, and a checkpoint follows each exchange. The
+fault is drawn by --seed and the run's number: its kind, the process, and the moment, uniformly over the time that the
+undisturbed run takes, start and end included. When all processes have ended they are started again by the same command,
+until the run is finished. As root, every process has a host of its own (see `benchmarks.netlab`), and some runs go by
+jaxtern.launch; otherwise all do, without the faults of links and disks.
 
 A run is right if every start went on from the newest checkpoint that was whole; if it ends with the bits of the
 undisturbed one in every checkpoint that both have, the same records of every step, each once, and examples seen as
@@ -54,7 +56,7 @@ def main() -> None:
         sys.exit(f"chaos: {', '.join(impossible)}: {netlab.why_not() or 'not by jaxtern.launch'}")
     if arguments.data:
         examples.take_few(arguments.data, out / "data")
-    every = max(arguments.steps // 4, 1)
+    every = arguments.local_steps or max(arguments.steps // 4, 1)
     flags = make_flags(arguments, every, out)
     setting = Setting(arguments.processes, flags, make_environment(out), out, arguments.steps, every)
     undisturbed = find_undisturbed(setting, by_hosts)
@@ -78,6 +80,7 @@ def make_flags(arguments: argparse.Namespace, checkpoint_every: int, out: Path) 
         "run.batch_size": BATCH_SIZE,
         "run.num_steps": arguments.steps,
         "run.checkpoint_every": checkpoint_every,
+        "local.steps": arguments.local_steps,
         "run.log_every": 1,
         "run.evaluate_every": 0,
         "mean.latency": 1e-3,  # given, so that all take the same exchange, and programs are compiled once
@@ -147,6 +150,7 @@ def disturb(setting: Setting, fault: Fault, undisturbed: dict[str, Any]) -> dict
     told = [f"{line.start} [{line.process}] {line.text.replace(str(setting.out / name), 'RUN')}" for line in lines]
     kept = {fact: facts[fact] for fact in ("phase", "did", "seconds", "restarts", "by_launcher", "from", "statuses")}
     kept["steps"] = len(undisturbed["timeline"]) - 1
+    kept["lost"] = round(facts["ended"] - facts["began"] - undisturbed["timeline"][-1], 2)
     tracebacks = sum(line.text.startswith("Traceback") for line in session.printed.lines)
     outcome = "refused" if refused else "finished"
     return fault._asdict() | kept | {"outcome": outcome, "wrong": wrong, "tracebacks": tracebacks, "told": told[:24]}
@@ -204,6 +208,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the faults")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--local_steps", type=int, default=0, help="H; 0: an exchange in every step")
     parser.add_argument("--kinds", nargs="+", choices=MEANING, help="of faults; left out: all that are possible")
     parser.add_argument("--way", choices=["auto", "launch"], default="auto", help="launch: without hosts, without root")
     return parser.parse_args()

@@ -17,16 +17,22 @@ from benchmarks.commands import create_parser, format_table
 
 _HEADER = [
     *("fault", "runs", "in start-up, steps, end", "went on", "was done", "started again", "by the launcher"),
-    *("refused", "same bits", "wrong", "median s", "max s"),
+    *("refused", "same bits", "wrong", "median s", "max s", "lost s"),
 ]
 _PREFERRED = "WARNING: checkpoint", "stopped by", "error: process", "error:", "launch: process"
 
 
 def make_table(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown, two tables. Seconds are from the fault until all processes had ended by themselves."""
+    """Markdown, two tables.
+
+    Seconds are from the fault until all processes had ended by themselves. Lost are those by which a run that was
+    started again took longer than the undisturbed one, the median; without the column if no run notes it.
+    """
     by_kind = {kind: [result for result in results if result["kind"] == kind] for kind in MEANING}
     found = {kind: own for kind, own in by_kind.items() if own}
     counts = [_HEADER, *(_row(MEANING[kind], own) for kind, own in found.items()), _row("all", results)]
+    if not counts[-1][-1]:
+        counts = [row[:-1] for row in counts]
     printed = [["fault", "printed, for example"], *([MEANING[kind], _example(own)] for kind, own in found.items())]
     return format_table(counts) + "\n" + format_table([row for row in printed if row[1]])
 
@@ -45,8 +51,13 @@ def _row(name: str, results: Sequence[dict[str, Any]]) -> list[str]:
         sum(not result["wrong"] for result in results) - len(refused),
         sum(bool(result["wrong"]) for result in results),
     )
-    times = [f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}"] if seconds else ["", ""]
+    lost = [result["lost"] for result in results if result["restarts"] and "lost" in result]
+    times = _median(seconds), f"{max(seconds):.1f}" if seconds else "", _median(lost)
     return [name, *map(str, counts), *times]
+
+
+def _median(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.1f}" if seconds else ""
 
 
 def _phase(result: dict[str, Any]) -> int:
