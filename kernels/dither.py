@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from . import noise
 from .dispatch import require_shape
@@ -63,4 +62,4 @@ class Dither(NamedTuple):
     def of(self, drawn: jax.Array) -> jax.Array:
         """float32, in levels: what the drawn bits added to the sum of digits."""
         total = drawn * np.uint32(self.count) + self.bits[3] & np.uint32(_ONE - 1)
-        return (lax.bitcast_convert_type(total, jnp.int32) - self.centre).astype(jnp.float32) * np.float32(1 / _ONE)
+        return (total.astype(jnp.int32) - self.centre).astype(jnp.float32) * np.float32(1 / _ONE)

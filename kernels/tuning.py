@@ -19,6 +19,6 @@ class Tuning:
                 raise ValueError(f"{name}={value!r}: must be an integer from 1 to {limit}")
 
 
-# `python -m benchmarks.kernels --tune` measures others. moments adds over threads, for which several warpgroups in a
-# block would take all of a processor's sixteen barriers.
+# `python -m benchmarks.kernels --tune` measures others. moments adds over threads, which a block of several warpgroups
+# cannot.
 DEFAULTS = {op: Tuning(warpgroups=1 if op == "moments" else 2) for op in OPS}

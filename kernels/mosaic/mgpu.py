@@ -22,6 +22,12 @@ from ..tuning import Tuning
 
 LAYOUT = plgpu.Layout.WG_STRIDED((RUN,), vec_size=1)
 _NO_BOUND = np.iinfo(np.int32).max
+_PARAMETERS = plgpu.CompilerParams(
+    # No thread reads what a thread wrote, so the barriers that Pallas puts around every store are not needed.
+    unsafe_no_auto_barriers=True,
+    # All layouts are given. The default searches for them, which takes ten times as long and ends in the same program.
+    lowering_semantics=plgpu.LoweringSemantics.Lane,
+)
 
 
 def launch(
@@ -43,9 +49,11 @@ def launch(
       interpret: `plgpu.InterpretGPUParams` to run on a CPU.
     """
     per_block = tuning.warpgroups * tuning.items
+    # A single warpgroup is no axis, as sums over all threads of a warpgroup are only made without one.
+    threads = {"num_threads": tuning.warpgroups, "thread_name": "warpgroup"} if tuning.warpgroups > 1 else {}
 
     def block(*refs: Any) -> None:
-        first = lax.axis_index("block") * per_block + lax.axis_index("warpgroup")
+        first = lax.axis_index("block") * per_block + (lax.axis_index("warpgroup") if threads else 0)
 
         def step(i: jax.Array, carry: None) -> None:
             item = first + i * tuning.warpgroups
@@ -64,11 +72,9 @@ def launch(
         out_type=[jax.ShapeDtypeStruct((size,), dtype, manual_axis_type=varying) for size, dtype in outputs],
         grid=(-(-items // per_block),),
         grid_names=("block",),
-        num_threads=tuning.warpgroups,
-        thread_name="warpgroup",
+        **threads,
         kernel_name=body.__name__,
-        # No thread reads what a thread wrote, so the barriers that Pallas puts around every store are not needed.
-        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+        compiler_params=_PARAMETERS,
         interpret=interpret,
     )
     return kernel(*operands)

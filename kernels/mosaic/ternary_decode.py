@@ -46,7 +46,7 @@ def ternary_decode_mgpu(
         added = _dither_planes(dither._replace(bits=[bits[i] for i in range(4)]), first_run, depth) if dither else None
 
         def store(k: int, unit: jax.Array) -> None:
-            digits = lax.bitcast_convert_type(totals[k], jnp.int32) - zero
+            digits = totals[k].astype(jnp.int32) - zero
             levels = digits.astype(jnp.float32)
             if dither and added:
                 levels = (digits * dither.times).astype(jnp.float32) - added[k]
