@@ -14,6 +14,7 @@ from jax import lax
 from . import noise
 from .dispatch import pick_implementation, require_shape
 from .native.calls import rotate_native
+from .segments import split
 
 BLOCK = 4096  # elements; a power of four, so that scaling by its root is exact
 _LANES = 16  # columns of a block of 256 rows
@@ -59,41 +60,66 @@ def rotate(
     blocks = [block_of(each.size) for each in tensors]
     if pick_implementation("rotate", implementation, sum(each.size for each in tensors)) == "native":
         return rotate_native(tensors, key, blocks, is_inverse)
-    pairs = zip(tensors, blocks, strict=True)
-    return [_rotate(x.reshape(-1), block, key, is_inverse).reshape(x.shape) for x, block in pairs]
+    vectors = [each.reshape(-1) for each in tensors]
+    for turn in (_turn_last, _turn_whole) if is_inverse else (_turn_whole, _turn_last):
+        vectors = turn(vectors, blocks, key, is_inverse)
+    return [vector.reshape(each.shape) for vector, each in zip(vectors, tensors, strict=True)]
 
 
-def _rotate(x: jax.Array, block: int, key: jax.Array, is_inverse: bool) -> jax.Array:
-    """Rotates a vector."""
-    start, last_group = x.size - block, -(-x.size // _GROUP)
-
-    def turn_last(x: jax.Array) -> jax.Array:
-        if x.size % block == 0:
-            return x
-        return jnp.concatenate([x[:start], _turn(x[start:], block, key, last_group, is_inverse)])
-
-    if is_inverse:
-        return _turn(turn_last(x), block, key, 0, is_inverse)
-    return turn_last(_turn(x, block, key, 0, is_inverse))
+def _turn_whole(vectors: list[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool) -> list[jax.Array]:
+    """Turns the signs of all elements, and applies the transform to all whole blocks."""
+    most = max((vector.size for vector in vectors), default=0)
+    signs = _signs(key, jnp.arange(-(-most // _GROUP), dtype=jnp.uint32))
+    return _turn(vectors, blocks, [signs[: vector.size] for vector in vectors], is_inverse)
 
 
-def _turn(x: jax.Array, block: int, key: jax.Array, first_group: int, is_inverse: bool) -> jax.Array:
-    """Applies signs to all elements, from draw `first_group` on, and the transform to all whole blocks."""
+def _turn_last(vectors: list[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool) -> list[jax.Array]:
+    """Turns the last block of each vector that is no number of whole blocks, with signs that follow its own."""
+    vectors = list(vectors)
+    places = [i for i, block in enumerate(blocks) if vectors[i].size % block]
+    if not places:
+        return vectors
+    lasts, sizes = [vectors[i][vectors[i].size - blocks[i] :] for i in places], [blocks[i] for i in places]
+    groups = [
+        np.arange(-(-size // _GROUP)) + -(-vectors[i].size // _GROUP) for i, size in zip(places, sizes, strict=True)
+    ]
+    drawn = _signs(key, jnp.asarray(np.concatenate(groups), jnp.uint32))
+    signs = split(drawn, tuple(_GROUP * own.size for own in groups))
+    signs = [own[:size] for own, size in zip(signs, sizes, strict=True)]
+    for i, last in zip(places, _turn(lasts, sizes, signs, is_inverse), strict=True):
+        vectors[i] = jnp.concatenate([vectors[i][: -last.size], last])
+    return vectors
 
-    def flip(x: jax.Array) -> jax.Array:
-        groups = jnp.arange(-(-x.size // _GROUP), dtype=jnp.uint32) + jnp.uint32(first_group)
-        halves = jnp.stack(noise.draw(key, groups), axis=1)[:, :, None]
-        signs = (halves >> jnp.arange(_GROUP // 2, dtype=jnp.uint32)[None, None]).reshape(-1)[: x.size] << 31
+
+def _signs(key: jax.Array, groups: jax.Array) -> jax.Array:
+    """uint32[64 G], the random sign bits of groups of elements."""
+    halves = jnp.stack(noise.draw(key, groups), axis=1)[:, :, None]
+    return (halves >> jnp.arange(_GROUP // 2, dtype=jnp.uint32)[None, None]).reshape(-1) << 31
+
+
+def _turn(vectors: list[jax.Array], blocks: list[int], signs: list[jax.Array], is_inverse: bool) -> list[jax.Array]:
+    """Turns signs, and applies the transform to all whole blocks."""
+
+    def flip(x: jax.Array, signs: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ signs, jnp.float32)
 
-    x = x if is_inverse else flip(x)
-    whole = x.size // block * block
-    turned = _transform(x[:whole].reshape(-1, block), is_inverse).reshape(-1)
-    x = jnp.concatenate([turned, x[whole:]])
     if not is_inverse:
-        return x
-    x = flip(x)
-    return jnp.where(x == 0, 0.0, x)  # makes zeros positive, as an all-reduce may lose their sign
+        return _transform_all([*map(flip, vectors, signs)], blocks, is_inverse)
+    vectors = [*map(flip, _transform_all(vectors, blocks, is_inverse), signs)]
+    return [jnp.where(x == 0, 0.0, x) for x in vectors]  # makes zeros positive, as an all-reduce may lose their sign
+
+
+def _transform_all(vectors: list[jax.Array], blocks: list[int], is_inverse: bool) -> list[jax.Array]:
+    """Transforms the whole blocks of all vectors, all blocks of a size at once: a GPU launches few kernels for many."""
+    vectors = list(vectors)
+    for block in sorted(set(blocks)):
+        places = [i for i, size in enumerate(blocks) if size == block]
+        wholes = [vectors[i].size // block * block for i in places]
+        joined = jnp.concatenate([vectors[i][:whole] for i, whole in zip(places, wholes, strict=True)])
+        turned = split(_transform(joined.reshape(-1, block), is_inverse).reshape(-1), tuple(wholes))
+        for i, whole, part in zip(places, wholes, turned, strict=True):
+            vectors[i] = jnp.concatenate([part, vectors[i][whole:]])
+    return vectors
 
 
 def _transform(x: jax.Array, is_inverse: bool) -> jax.Array:

@@ -1,6 +1,7 @@
 """The radix reducers: the digits of quantized tensors travel in words that add exactly."""
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -126,20 +127,22 @@ def quantized(
 
 def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group: Group) -> Reduced:
     turn = functools.partial(_turn, planned.quantizer, group)
-    workers = [turn([jnp.asarray(tensor, jnp.float32) for tensor in own]) for own in workers]
+    workers = turn([[jnp.asarray(tensor, jnp.float32) for tensor in own] for own in workers])
     is_chained = planned.piece_size is not None
     store = Memory(planned, workers[0], group) if is_chained else pipeline.Buckets(planned, workers, group)
     pipeline.run(planned, pipeline.list_pieces(planned, group), store, group)
-    sent = store.sent and [turn(own, is_inverse=True) for own in store.sent]
-    return Reduced(turn(store.tensors, is_inverse=True), state, sent)
+    sent = store.sent and turn(store.sent, is_inverse=True)
+    return Reduced(turn([store.tensors], is_inverse=True)[0], state, sent)
 
 
-def _turn(quantizer: Quantizer, group: Group, tensors: Tensors, is_inverse: bool = False) -> Tensors:
-    """Rotates each tensor if the quantizer does; tensors that vary over different axes are not joined."""
-    turned = list(tensors)
+def _turn(quantizer: Quantizer, group: Group, trees: Sequence[Tensors], is_inverse: bool = False) -> list[Tensors]:
+    """Rotates all tensors if the quantizer does; tensors that vary over different axes are not joined."""
+    turned = [list(tensors) for tensors in trees]
     for places in group.layout.kinds if quantizer.rotation else ():
-        key, own = group.shared_key("rotation"), [tensors[place] for place in places]
-        put(turned, places, rotate(own, key, is_inverse=is_inverse, implementation=quantizer.implementation))
+        key, own = group.shared_key("rotation"), [tensors[place] for tensors in trees for place in places]
+        parts = rotate(own, key, is_inverse=is_inverse, implementation=quantizer.implementation)
+        for number, tensors in enumerate(turned):
+            put(tensors, places, parts[number * len(places) : (number + 1) * len(places)])
     return turned
 
 
