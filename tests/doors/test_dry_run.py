@@ -19,7 +19,7 @@ INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.p
 LEAST_SIZE = 75  # of images that every network takes
 LARGE = [name for name in INSTALLED if name.startswith(("image", "flowers"))]  # take a minute
 # Whose networks others of them have.
-AGAIN = ["flowers", "flowers_resnet50", "imagenet_resnet50", "imagenet_resnet50_lars_32k"]
+AGAIN = ["flowers", "flowers_resnet50", "imagenet_resnet50_dgc", "imagenet_resnet50_lars_32k"]
 PARAMETERS = {
     **dict.fromkeys(("default", "digits"), 131_080), "mnist": 1_256_080, "cifar10": 1_068_298,
     "cifar10_terngrad": 1_068_298, **dict.fromkeys(("cifar10_resnet", "cifar10_dgc"), 269_722),

@@ -18,7 +18,7 @@ from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.run import loop
-from jaxtern.training.run.calls import Call, phase_at, plan_calls
+from jaxtern.training.run.calls import Call, phase_at, plan_calls, steps_per_call
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
 from jaxtern.training.run.stopping import Stopped
@@ -98,6 +98,25 @@ def test_calls_of_cifar10_are_of_two_lengths_and_take_a_whole_epoch_if_asked(
     assert (recipe.run.num_steps, recipe.run.log_every, recipe.run.evaluate_every) == (30 * 391, 100, 391)
     counts = Counter(call.num_steps for call in plan_calls(recipe.run, recipe.mean, 50_000, 0, 0))
     assert counts == {length: 30 * count for length, count in in_an_epoch.items()}
+
+
+@pytest.mark.parametrize(
+    ("backend", "is_resident", "fields", "expected"),
+    [
+        ("gpu", True, {}, 50),
+        ("gpu", True, {"num_steps": 997}, 1),
+        ("gpu", True, {"evaluate_every": 0, "log_every": 1000}, 100),
+        ("gpu", True, {"steps_per_call": 7}, 7),
+        ("gpu", False, {}, 1),
+        ("cpu", True, {}, 1),
+    ],
+)
+def test_gpus_take_the_most_steps_that_leave_none_over(
+    monkeypatch: pytest.MonkeyPatch, backend: str, is_resident: bool, fields: dict[str, int], expected: int
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    periods = {"num_steps": 1000, "log_every": 100, "evaluate_every": 250, "checkpoint_every": 500}
+    assert steps_per_call(RunSection(**periods | fields), is_resident) == expected
 
 
 def test_calls_take_a_whole_epoch_where_every_second_is_float():

@@ -20,7 +20,8 @@ class RunSection(Section):
       accumulation: parts of a worker's batch, whose gradients are added one after another before the exchange.
       num_steps: updates of the weights.
       steps_per_call: most steps that the devices take without the host; above 1, the feed must be resident. Steps left
-        over before an evaluation, a checkpoint, or a change from or to float gradients are taken one by one.
+        over before an evaluation, a checkpoint, or a change from or to float gradients are taken one by one. None: on
+        GPUs with a resident feed the most, up to 100, that leave none over; else 1.
       seed: seed of the weights, the order of examples and the noise.
       log_every: steps between lines of the log; those of a call are written after it.
       histograms_every: steps between histograms, and shares of zeros, of all weights and mean gradients; 0: none.
@@ -41,7 +42,7 @@ class RunSection(Section):
     batch_size: Positive = 64
     accumulation: Positive = 1
     num_steps: Positive = 1000
-    steps_per_call: Positive = 1
+    steps_per_call: Positive | None = None
     seed: Natural = 0
     log_every: Positive = 100
     histograms_every: Natural = 0

@@ -1,10 +1,15 @@
 """Plans which steps the devices take together, and with which mean."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import jax
+
 from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.run import RunSection
+
+_MOST_STEPS = 100  # of a call by default; the run hears no signal within one
 
 
 class Call(NamedTuple):
@@ -12,6 +17,19 @@ class Call(NamedTuple):
 
     num_steps: int  # 1, or the one larger number of this run
     phase: int  # index of their mean in `Program.means`; 0 is without compression
+
+
+def steps_per_call(run: RunSection, is_resident: bool) -> int:
+    """`run.steps_per_call`, or its default: on GPUs the most that divide the steps between any two stops and lines.
+
+    A GPU waits for the host after every call, for longer than a step of a small network takes.
+    """
+    if run.steps_per_call is not None:
+        return run.steps_per_call
+    if not is_resident or jax.default_backend() != "gpu":
+        return 1
+    common = math.gcd(run.num_steps, run.log_every, run.evaluate_every, run.checkpoint_every)
+    return max(steps for steps in range(1, _MOST_STEPS + 1) if common % steps == 0)
 
 
 def plan_calls(run: RunSection, mean: MeanSection, num_examples: int, step: int, examples_seen: int) -> Iterator[Call]:
@@ -22,7 +40,7 @@ def plan_calls(run: RunSection, mean: MeanSection, num_examples: int, step: int,
     """
     stops = [period for period in (run.evaluate_every, run.checkpoint_every) if period]
     epoch = num_examples // run.batch_size if mean.float_epochs or mean.density_warmup else 0
-    longest = min(run.steps_per_call, run.num_steps, *stops, epoch or run.num_steps)
+    longest = min(run.steps_per_call or 1, run.num_steps, *stops, epoch or run.num_steps)
     while step < run.num_steps:
         # The host needs no state in between; metrics come from each step.
         goes_on = all((step + longest - 1) // period == step // period for period in stops)

@@ -41,12 +41,12 @@ class Inputs(NamedTuple):
     threads: int  # number of threads that decode
 
 
-def open_inputs(data: DataSection, steps_per_call: int = 1, data_dir: str | None = None) -> Inputs:
+def open_inputs(data: DataSection, steps_per_call: int | None = None, data_dir: str | None = None) -> Inputs:
     """Opens what the recipe trains on; raises ValueError or OSError if it cannot be read or does not fit.
 
     Args:
       data: section that names dataset, preprocessing and feed.
-      steps_per_call: steps per call of the run, which must be 1 if images are streamed.
+      steps_per_call: steps per call of the run, which must be 1 or None if images are streamed.
       data_dir: folder of the dataset, if it has moved.
     """
     task, threads = task_of(data), _count_threads(data)
@@ -68,7 +68,7 @@ def task_of(data: DataSection) -> Task:
     return create_task(data.preprocessing, data.image_size, data.sequence_length)
 
 
-def require_feed(data: DataSection, task: Task, steps_per_call: int) -> None:
+def require_feed(data: DataSection, task: Task, steps_per_call: int | None) -> None:
     """Raises ValueError, before data are opened, for a feed that does not suit the preprocessing or steps per call."""
     if not task.of_images and data.feed == "streaming":
         raise ValueError(f"data.feed='streaming': preprocessing={data.preprocessing!r} takes text, which is resident")
@@ -80,8 +80,8 @@ def require_feed(data: DataSection, task: Task, steps_per_call: int) -> None:
         _require_single_steps(data, steps_per_call)
 
 
-def _require_single_steps(data: DataSection, steps_per_call: int) -> None:
-    if steps_per_call > 1:
+def _require_single_steps(data: DataSection, steps_per_call: int | None) -> None:
+    if (steps_per_call or 1) > 1:
         need = f"must be 1 where images are streamed (data.feed={data.feed!r})"
         raise ValueError(f"run.steps_per_call={steps_per_call}: {need}")
 

@@ -27,7 +27,7 @@ from jaxtern.models import functions_of
 from jaxtern.training import LOSSES
 from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.run.calls import Call, phase_at
+from jaxtern.training.run.calls import Call, phase_at, steps_per_call
 from jaxtern.training.run.divergence import DivergenceGuard
 from jaxtern.training.run.evaluation import Evaluation, evaluate
 from jaxtern.training.run.inputs import Feed, Inputs, create_network, facts_of, open_inputs
@@ -117,6 +117,7 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     mesh = create_mesh(recipe)
     messages.connect(mesh)
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
+    recipe = recipe.replace(run={"steps_per_call": steps_per_call(recipe.run, inputs.resident)})
     require_apart(inputs.dataset)
     if jax.process_count() > 1:
         _require_agreement(given, inputs.dataset)
