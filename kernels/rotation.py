@@ -79,13 +79,14 @@ def _turn_last(vectors: list[jax.Array], blocks: list[int], key: jax.Array, is_i
     places = [i for i, block in enumerate(blocks) if vectors[i].size % block]
     if not places:
         return vectors
-    lasts, sizes = [vectors[i][vectors[i].size - blocks[i] :] for i in places], [blocks[i] for i in places]
-    groups = [
-        np.arange(-(-size // _GROUP)) + -(-vectors[i].size // _GROUP) for i, size in zip(places, sizes, strict=True)
-    ]
-    drawn = _signs(key, jnp.asarray(np.concatenate(groups), jnp.uint32))
-    signs = split(drawn, tuple(_GROUP * own.size for own in groups))
-    signs = [own[:size] for own, size in zip(signs, sizes, strict=True)]
+    sizes = [blocks[i] for i in places]
+    lasts = [vectors[i][vectors[i].size - size :] for i, size in zip(places, sizes, strict=True)]
+    firsts = [-(-vectors[i].size // _GROUP) for i in places]  # groups, behind those of the whole vector
+    groups = [first + np.arange(-(-size // _GROUP)) for first, size in zip(firsts, sizes, strict=True)]
+    drawn = split(
+        _signs(key, jnp.asarray(np.concatenate(groups), jnp.uint32)), tuple(_GROUP * own.size for own in groups)
+    )
+    signs = [own[:size] for own, size in zip(drawn, sizes, strict=True)]
     for i, last in zip(places, _turn(lasts, sizes, signs, is_inverse), strict=True):
         vectors[i] = jnp.concatenate([vectors[i][: -last.size], last])
     return vectors
@@ -116,7 +117,7 @@ def _transform_all(vectors: list[jax.Array], blocks: list[int], is_inverse: bool
         places = [i for i, size in enumerate(blocks) if size == block]
         wholes = [vectors[i].size // block * block for i in places]
         joined = jnp.concatenate([vectors[i][:whole] for i, whole in zip(places, wholes, strict=True)])
-        turned = split(_transform(joined.reshape(-1, block), is_inverse).reshape(-1), tuple(wholes))
+        turned = split(_transform(joined.reshape(joined.size // block, block), is_inverse).reshape(-1), tuple(wholes))
         for i, whole, part in zip(places, wholes, turned, strict=True):
             vectors[i] = jnp.concatenate([part, vectors[i][whole:]])
     return vectors
