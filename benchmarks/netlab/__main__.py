@@ -16,7 +16,7 @@ def main() -> None:
                 raise LabError(reason)
             print(f"removed {clean()} laboratories")
             return
-        with Lab(arguments.hosts, arguments.rate) as lab:
+        with Lab(arguments.hosts, arguments.rate, arguments.latency) as lab:
             results = lab.run([arguments.command] * lab.hosts, arguments.timeout, on_line=_print)
     except (LabError, TimeoutError) as error:
         print(f"netlab: {str(error).splitlines()[0]}", file=sys.stderr)
@@ -31,6 +31,7 @@ def parse() -> argparse.Namespace:
     parser = create_parser(netlab.__doc__)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rate", help="of every link, both ways, such as 1gbit; left out: as fast as the machine is")
+    parser.add_argument("--latency", help="from host to host, such as 20ms; left out: as short as the machine has it")
     parser.add_argument("--timeout", type=float, help="seconds, after which all are ended, with status 124")
     parser.add_argument("--clean", action="store_true", help="only remove what laboratories left whose owner is gone")
     parser.add_argument("command", nargs="*", help="after --, what every host runs; the first failure's status is ours")
@@ -38,7 +39,7 @@ def parse() -> argparse.Namespace:
     if not arguments.clean and not arguments.command:
         parser.error("COMMAND: must be given, after --")
     try:
-        Lab(arguments.hosts, arguments.rate)
+        Lab(arguments.hosts, arguments.rate, arguments.latency)
     except ValueError as error:
         parser.error(f"--{error}")
     return arguments

@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.netlab import relay
 from benchmarks.netlab.system import (
+    BRIDGE,
     GRACE_SECONDS,
+    INTERFACE,
     PREFIX,
     SETTINGS,
     LabError,
@@ -19,7 +22,9 @@ from benchmarks.netlab.system import (
     clean,
     end,
     owner,
+    parse_latency,
     parse_rate,
+    port,
     read_lines,
     remove,
     tool,
@@ -28,7 +33,6 @@ from benchmarks.netlab.system import (
     write_hosts_file,
 )
 
-INTERFACE, BRIDGE = "eth0", "bridge0"
 PORT = 29500
 MAX_HOSTS = 250
 _serial = itertools.count()
@@ -66,8 +70,11 @@ class Lab:
       coordinator: address:port of host 0, where nothing listens yet.
     """
 
-    def __init__(self, hosts: int = 2, rate: str | None = None):
+    def __init__(self, hosts: int = 2, rate: str | None = None, latency: str | None = None):
         """`rate` is of every link and both ways, such as "1gbit"; None: as fast as the machine is.
+
+        `latency` is what a packet takes from host to host, such as "20ms", half of a round trip; None: what the machine
+        takes, some 20 us.
 
         Raises:
           ValueError: for an argument out of its range.
@@ -76,7 +83,7 @@ class Lab:
             raise ValueError(f"hosts={hosts!r}: must be an integer from 1 to {MAX_HOSTS}")
         if rate is not None:
             parse_rate(rate)
-        self.hosts, self._rate = hosts, rate
+        self.hosts, self._rate, self._latency = hosts, rate, None if latency is None else parse_latency(latency)
         self.coordinator = f"{address(0)}:{PORT}"
         self._name = f"{PREFIX}{owner()}-{next(_serial)}-"
         self._is_shaped = False
@@ -105,6 +112,9 @@ class Lab:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ending)  # a second Ctrl-C must not stop the cleaning
         try:
             end(self._processes)
+            for process in self._processes:
+                if process.stdin is not None:
+                    process.stdin.close()
             remove(self._name)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -119,18 +129,18 @@ class Lab:
           ValueError: if it is no rate.
         """
         for host in range(self.hosts if rate or self._is_shaped else 0):
-            for namespace, interface in ((self.namespace(host), INTERFACE), (self.namespace("bridge"), f"host{host}")):
+            for namespace, interface in ((self.namespace(host), INTERFACE), (self.namespace("bridge"), port(host))):
                 device = f"dev {interface} root"
                 tool(f"tc -n {namespace} qdisc " + (f"replace {device} {bucket(rate)}" if rate else f"delete {device}"))
         self._is_shaped = rate is not None
 
     def cut(self, host: int) -> None:
         """Takes a host's link away: what is sent is lost without a word, and connections know nothing of it."""
-        tool(f"ip -n {self.namespace('bridge')} link set host{host} down")
+        tool(f"ip -n {self.namespace('bridge')} link set {port(host)} down")
 
     def mend(self, host: int) -> None:
         """Gives it back; connections that have not given up live on."""
-        tool(f"ip -n {self.namespace('bridge')} link set host{host} up")
+        tool(f"ip -n {self.namespace('bridge')} link set {port(host)} up")
 
     def popen(
         self, host: int, command: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
@@ -203,11 +213,33 @@ class Lab:
         tool(f"ip -n {bridge} link set {BRIDGE} up")
         for host in range(self.hosts):
             write_hosts_file(self.namespace(host), address(host))
-            namespace = self._create_namespace(host)
-            tool(f"ip -n {bridge} link add name host{host} type veth peer name {INTERFACE} netns {namespace}")
-            tool(f"ip -n {bridge} link set host{host} master {BRIDGE} up")
+            self._create_namespace(host)
+        self._join(bridge)
+        for host in range(self.hosts):
+            namespace = self.namespace(host)
+            tool(f"ip -n {bridge} link set {port(host)} master {BRIDGE} up")
             tool(f"ip -n {namespace} address add {address(host)}/24 dev {INTERFACE}")
             tool(f"ip -n {namespace} link set {INTERFACE} up")
+
+    def _join(self, bridge: str) -> None:
+        """Makes the two ends of every link."""
+        namespaces = [self.namespace(host) for host in range(self.hosts)]
+        if self._latency is None:
+            for host, namespace in enumerate(namespaces):
+                tool(f"ip -n {bridge} link add name {port(host)} type veth peer name {INTERFACE} netns {namespace}")
+            return
+        seconds = self._latency / 2  # as a packet passes two links
+        command = [sys.executable, relay.__file__, str(seconds), bridge, *namespaces]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        process = subprocess.Popen(command, start_new_session=True, env=environment, **pipes)
+        self._processes.append(process)
+        with process.stdout:
+            if process.stdout.readline() != "ready\n":
+                raise LabError("latency: its relay did not start")
+        for host, namespace in enumerate(namespaces):
+            tool(f"ip -n {bridge} link set {port(host)} mtu {relay.MTU}")
+            tool(f"ip -n {namespace} link set {INTERFACE} mtu {relay.MTU}")
 
     def _create_namespace(self, host: int | str) -> str:
         name = self.namespace(host)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 PREFIX = "jaxtern-lab-"
+INTERFACE, BRIDGE = "eth0", "bridge0"  # of a host; in the bridge's namespace
 NAMESPACES, HOSTS_FILES = Path("/run/netns"), Path("/etc/netns")
 UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 # A bucket holds what passes while a timer is late: too small, and the rate is not reached; too large, and short
@@ -59,6 +60,24 @@ def parse_rate(text: str) -> int:
     if not 10**5 <= rate <= 10**11:
         raise ValueError(f"rate={text!r}: must be a number and bit, kbit, mbit or gbit, from 100kbit to 100gbit")
     return rate
+
+
+def parse_latency(text: str) -> float:
+    """Seconds of a latency such as 20ms or 500us.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)(us|ms|s)", text)
+    seconds = float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]] if match else 0.0
+    if not 1e-4 <= seconds <= 1:
+        raise ValueError(f"latency={text!r}: must be a number and us, ms or s, from 100us to 1s")
+    return seconds
+
+
+def port(host: int) -> str:
+    """The bridge's end of a host's link."""
+    return f"host{host}"
 
 
 def burst_bytes(rate: str) -> int:

@@ -41,7 +41,7 @@ from pathlib import Path
 import jax
 
 from benchmarks.commands import at_least, create_parser, output_file, say
-from benchmarks.netlab import Lab, LabError, measuring, parse_rate
+from benchmarks.netlab import Lab, LabError, measuring, parse_latency, parse_rate
 from benchmarks.netlab.measuring import START_SECONDS, has_memory
 from benchmarks.netlab.team import Team, WorkerError, combine
 from benchmarks.timing import machine
@@ -63,7 +63,7 @@ HEADING = """| hosts | rate | model | batch a host | mean | exchange | ms a step
 def main() -> None:
     arguments = parse()
     record = {"machine": machine(), "jax": jax.__version__, "seed": arguments.seed, "repeats": arguments.repeats}
-    record |= {"time_to": arguments.time_to}
+    record |= {"time_to": arguments.time_to, "latency": arguments.latency}
     to_accuracy = arguments.time_to is not None
     heading, as_text = (time_to.HEADING, time_to.as_line) if to_accuracy else (HEADING, as_line)
     say(f"{record['machine']}\n\n{heading}")
@@ -78,6 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--hosts", type=measuring.number_of_hosts, nargs="+", help="default: 2 4; with --time_to 2")
     parser.add_argument("--rates", type=measuring.rate_of_links, nargs="+", help="default: 100mbit 1gbit, or 100mbit")
+    parser.add_argument("--latency", help="of links, from host to host, such as 20ms; left out: as short as can be")
     parser.add_argument(
         "--variants",
         nargs="+",
@@ -99,6 +100,8 @@ def parse() -> argparse.Namespace:
 def complete(arguments: argparse.Namespace) -> None:
     """Refuses what cannot be measured, and completes the rest."""
     to_accuracy = arguments.time_to is not None
+    if arguments.latency is not None:
+        parse_latency(arguments.latency)
     arguments.hosts = arguments.hosts or ([2] if to_accuracy else [2, 4])
     arguments.rates = arguments.rates or (["100mbit"] if to_accuracy else ["100mbit", "1gbit"])
     of_time_to = ["float", "ternary", "delayed", *LOCAL_STEPS]
@@ -120,7 +123,7 @@ def measure_all(arguments: argparse.Namespace) -> Iterator[dict]:
     for hosts in arguments.hosts:
         needed = {model: hosts * (PROCESS_BYTES + WEIGHTS_BYTES[model]) for model in models}
         fitting = [model for model in models if has_memory(needed[model], f"{hosts} hosts, {model}", HEADING)]
-        with Lab(hosts) as lab:
+        with Lab(hosts, latency=arguments.latency) as lab:
             own = [str(arguments.seed), *([str(Path(arguments.data_dir).resolve())] if arguments.data_dir else [])]
             team = Team(lab, [sys.executable, "-m", "benchmarks.training.worker", *own], {"JAX_PLATFORMS": "cpu"})
             for model in fitting:

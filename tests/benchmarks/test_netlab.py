@@ -32,6 +32,17 @@ own = jax.make_array_from_process_local_data(jax.NamedSharding(mesh, spec), jax.
 print("sum", float(add(own)[0]))
 """
 
+ROUND_TRIP = """
+import contextlib, socket, sys, time
+seconds = []
+for attempt in range(10):
+    start = time.perf_counter()
+    with contextlib.suppress(ConnectionRefusedError):  # after one round trip
+        socket.create_connection((sys.argv[1], 9), timeout=2)
+    seconds.append(time.perf_counter() - start)
+print(min(seconds))
+"""
+
 REACH = """
 import errno, socket, sys
 with socket.socket() as listening:
@@ -99,6 +110,16 @@ def test_a_short_transfer_feels_the_rate_too(netlab: ModuleType):
     with netlab.Lab(hosts=2, rate="10mbit") as lab:
         seconds, _ = transfer(lab, 200_000, 0)
     assert seconds > 8 * (200_000 - netlab.burst_bytes("10mbit")) / 10e6
+
+
+def test_a_packet_takes_the_latency_and_the_rate_is_reached_all_the_same(netlab: ModuleType):
+    with netlab.Lab(2, "100mbit", "20ms") as lab:
+        round_trip = lab.run([python("import time; time.sleep(2)"), python(ROUND_TRIP, netlab.address(0))], timeout=30)[
+            1
+        ]
+        seconds, _ = transfer(lab, 40_000_000, 0)
+    assert 0.040 <= float(round_trip.output) < 0.0445
+    assert 0.85 <= 8 * 40_000_000 / seconds / 100e6 <= 1.0  # slow start and a queue that overflows once cost the rest
 
 
 def test_without_a_rate_links_are_fast(netlab: ModuleType):
@@ -202,6 +223,7 @@ def test_the_door_prints_hosts_numbers_and_ends_with_the_first_failure():
     [
         (["--hosts", "0", "--", "true"], "--hosts=0: must be an integer from 1 to 250"),
         (["--rate", "fast", "--", "true"], "--rate='fast': must be a number and bit"),
+        (["--latency", "20", "--", "true"], "--latency='20': must be a number and us, ms or s"),
         ([], "COMMAND: must be given, after --"),
         (["--", "no-such-command"], None),
     ],
