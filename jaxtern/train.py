@@ -23,6 +23,7 @@ with command_line.loading(__name__):
     from jaxtern.training.run.evaluation import Evaluation
     from jaxtern.training.run.run import Run, prepare_run
     from jaxtern.training.run.stopping import Stopped
+    from jaxtern.training.step.compiler import keep_programs
 
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")
 ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> int:
     recipe = recipe_flags.read_recipe()
+    keep_programs()
     if recipe.run.dry_run:
         return rehearse_and_report(recipe)
     workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_path().stem}")

@@ -120,6 +120,15 @@ def cache_folder() -> Path:
     return folder
 
 
+def programs_folder() -> Path:
+    """The cache folder for programs that are compiled for this processor; raises CannotBuild or OSError."""
+    folder = cache_folder() / f"programs-{_digest([repr(_processor()).encode()])[:16]}"
+    folder.mkdir(exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise CannotBuild(f"{folder} cannot be written to")
+    return folder
+
+
 def is_whole(path: Path) -> bool:
     """Whether a file exists and ends with the digest of the rest; a loader crashes on a damaged library."""
     try:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from jaxtern.command_line import EXTRAS
+from jaxtern.training.saved.checkpoints import Checkpoints
+from jaxtern.training.saved.digests import digest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOORS = ("train", "evaluate", "export", "predict", "prepare", "plan")
@@ -93,3 +95,19 @@ def test_training_says_what_it_compiles_and_how_long_that_took(tmp_path: Path, r
     assert said[::2] == ["compiling 4 steps at once", "compiling a step"]
     assert all(line.startswith("compiled in ") and line.endswith(" s") for line in said[1::2])
     assert len(said) == 4
+
+
+@pytest.mark.slow
+def test_the_second_start_takes_the_first_one_s_program_to_the_same_bits(
+    tmp_path: Path, run_command: Callable, train_arguments: Callable, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    states = []
+    for name in ("first", "second"):
+        done = run_command("train", *train_arguments(tmp_path / name))
+        assert (done.returncode, done.stderr) == (0, "")
+        checkpoints = Checkpoints(tmp_path / name)
+        states.append(digest(checkpoints.restore(checkpoints.steps()[-1]).state))
+    assert states[0] == states[1]
+    assert list(tmp_path.glob("cache/jaxtern/programs-*/*"))

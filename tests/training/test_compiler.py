@@ -1,6 +1,7 @@
 """The options by which the training step is compiled: taken where they help, and never in the way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxtern.training.step import compiler
-from jaxtern.training.step.compiler import step_options
+from jaxtern.training.step.compiler import keep_programs, step_options
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +61,39 @@ def test_an_xla_that_does_not_know_the_option_compiles_by_its_defaults(monkeypat
     with caplog.at_level("INFO"):
         assert step_options("cpu") is None
     assert "No such compile option: 'xla_cpu_no_such_option'" in caplog.text
+
+
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A user's cache folder, of which JAX has not been told."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield tmp_path / "jaxtern"
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_programs_are_kept_in_a_folder_of_the_processor_s_own(untold: Path):
+    keep_programs()
+    (folder,) = untold.iterdir()
+    assert folder.name.startswith("programs-")
+    assert jax.config.jax_compilation_cache_dir == str(folder)
+
+
+def test_programs_are_kept_where_the_user_wants_them_or_not_at_all(untold: Path):
+    jax.config.update("jax_enable_compilation_cache", False)
+    keep_programs()
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", "elsewhere")
+    keep_programs()
+    assert jax.config.jax_compilation_cache_dir == "elsewhere"
+    assert not untold.exists()
+
+
+def test_a_cache_folder_to_which_others_may_write_is_not_used(untold: Path, caplog: pytest.LogCaptureFixture):
+    untold.mkdir()
+    untold.chmod(0o777)
+    with caplog.at_level("INFO"):
+        keep_programs()
+    assert jax.config.jax_compilation_cache_dir is None
+    assert f"compiled programs are not kept: others may write to {untold}" in caplog.text

@@ -7,10 +7,22 @@ from typing import Any
 
 import jax
 
+from jaxtern.kernels.native import library
+
 _FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 _ALL_BUT_CONVOLUTIONS = "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 
 _logger = logging.getLogger(__name__)
+
+
+def keep_programs() -> None:
+    """Has JAX keep compiled programs in the user's cache for the next start, unless told otherwise by its variables."""
+    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+        return
+    try:
+        jax.config.update("jax_compilation_cache_dir", str(library.programs_folder()))
+    except (library.CannotBuild, OSError, RuntimeError) as error:  # of a user without a home
+        _logger.info("compiled programs are not kept: %s", error)
 
 
 @functools.cache
