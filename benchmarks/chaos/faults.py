@@ -34,7 +34,7 @@ SIGNALS = {
     "flip": signal.SIGUSR1,  # see train.py
 }
 DAMAGES = ("truncated", "one bit flipped", "deleted", "a page of zeros")
-DISK_MIB, BLINK_SECONDS, LAUNCHED_SHARE = 96, 1.0, 0.3
+DISK_MIB, BLINK_SECONDS, LAUNCHED_SHARE = 512, 1.0, 0.3
 
 
 class Fault(NamedTuple):
