@@ -165,8 +165,10 @@ def test_few_examples_are_the_first_of_mnist(tmp_path: Path, monkeypatch: pytest
         np.testing.assert_array_equal(own.labels, whole.labels[:size])
 
 
-def test_tables_of_the_docs_are_those_of_the_kept_runs():
-    results = [json.loads(line) for line in (ROOT / "benchmarks" / "results" / "chaos.jsonl").read_text().splitlines()]
+@pytest.mark.parametrize("name", ["chaos", "chaos_local"])
+def test_tables_of_the_docs_are_those_of_the_kept_runs(name: str):
+    lines = (ROOT / "benchmarks" / "results" / f"{name}.jsonl").read_text().splitlines()
+    results = [json.loads(line) for line in lines]
     assert table.make_table(results).split("\n\n")[0] in (ROOT / "docs" / "what_can_fail.md").read_text()
 
 
