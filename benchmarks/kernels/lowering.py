@@ -58,7 +58,7 @@ def lower(gradients: Any, num_workers: int, implementation: str) -> tuple[int, f
     as_on_a_gpu = mock.patch.object(dispatch, "why_not_mosaic", return_value="")
     with as_on_a_gpu, mock.patch.object(jax, "default_backend", return_value="gpu"):
         start = time.perf_counter()
-        traced = step.trace([gradients] * num_workers, mean.init(None))
+        traced = step.trace([gradients] * num_workers, mean.init(gradients))
         middle = time.perf_counter()
         program = traced.lower(lowering_platforms=("cuda",)).as_text()
         end = time.perf_counter()

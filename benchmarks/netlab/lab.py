@@ -234,6 +234,7 @@ class Lab:
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
         process = subprocess.Popen(command, start_new_session=True, env=environment, **pipes)
         self._processes.append(process)
+        assert process.stdout is not None
         with process.stdout:
             if process.stdout.readline() != "ready\n":
                 raise LabError("latency: its relay did not start")

@@ -47,10 +47,11 @@ def create_tap(namespace: str, name: str) -> int:
 def relay(others: dict[int, int], seconds: float) -> None:
     """Passes frames from each device to its other one until standard input ends."""
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()
+    standard_input = sys.stdin.fileno()
     while True:
         timeout = max(waiting[0][0] - time.monotonic(), 0) if waiting else None
-        readable, _, _ = select.select([sys.stdin, *others], [], [], timeout)
-        if sys.stdin in readable:
+        readable, _, _ = select.select([standard_input, *others], [], [], timeout)
+        if standard_input in readable:
             return
         due = time.monotonic() + seconds
         for tap in readable:

@@ -17,7 +17,8 @@ _logger = logging.getLogger(__name__)
 
 def keep_programs() -> None:
     """Has JAX keep compiled programs in the user's cache for the next start, unless told otherwise by its variables."""
-    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return
     try:
         jax.config.update("jax_compilation_cache_dir", str(library.programs_folder()))
