@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks import timing
-from benchmarks.kernels import __main__ as command, cases, check
-from jaxtern.kernels import tuning
+from benchmarks.kernels import __main__ as command, cases, check, lowering
+from jaxtern.kernels import dispatch, tuning
 from jaxtern.kernels.dispatch import why_not_native
 from jaxtern.kernels.tuning import OPS, Tuning
 
@@ -210,3 +210,8 @@ def test_sizes_beyond_memory_are_refused_or_left_out(
     assert "--elements=268435456: needs 12.9 GB, and JAX has 1.1 GB here" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["kernels"])
     assert command.parse().elements == [2**20, 2**24]
+
+
+@pytest.mark.skipif(dispatch.jax_version() < dispatch.MIN_JAX, reason="the kernels need a newer JAX")
+def test_the_default_recipe_lowers_each_kernel_once():
+    assert lowering.lower(lowering.shapes_of("digits"), 4, "mosaic")[0] == 3
