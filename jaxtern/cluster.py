@@ -73,16 +73,17 @@ def join(
             raise ValueError(f"{name}={seconds:g}: must be positive, in seconds")
     cluster = find_cluster(coordinator, process_id, num_processes, os.environ)
     launcher = detects(os.environ) if cluster is None else None
-    if launcher is not None:
-        _start(start_timeout, peer_timeout, launcher)
-        if jax.process_count() > 1:
-            _keep_watch_where_jax_found(peer_timeout)
-        cluster = Cluster(jax.process_index(), jax.process_count(), None)
-    elif cluster is None or cluster.num_processes == 1:
+    if launcher is None and (cluster is None or cluster.num_processes == 1):
         return ALONE
-    else:
+    if cluster is not None:
         _start_where_told(cluster, start_timeout, peer_timeout)
-    messages.connect(create_mesh())
+    else:
+        _start(start_timeout, peer_timeout, str(launcher))
+        cluster = Cluster(jax.process_index(), jax.process_count(), None)
+    with explaining_addresses():
+        if launcher is not None and cluster.num_processes > 1:
+            _keep_watch_where_jax_found(peer_timeout)
+        messages.connect(create_mesh())
     return cluster
 
 
@@ -241,6 +242,21 @@ def _exit(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+@contextlib.contextmanager
+def explaining_addresses() -> Iterator[None]:
+    """Raises StartError where processes on CPUs cannot connect: gloo takes the address of each host's name."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        name, address = socket.gethostname(), "unknown"
+        with contextlib.suppress(OSError):
+            address = socket.gethostbyname(name)
+        why = str(error).partition("\n")[0]
+        if address.startswith("127."):
+            why = "which other hosts cannot reach: put its own address into /etc/hosts"
+        raise StartError(f"processes cannot connect; the name of this host, {name}, is {address} here, {why}") from None
 
 
 def _warn_of_loopback(host: str) -> None:

@@ -121,7 +121,8 @@ class Evaluator:
         """Evaluates one checkpoint, and writes its predictions if a file is given."""
         inputs, logits = self._inputs, []
         split = getattr(inputs.dataset, self._split_name)
-        command_line.tell(f"evaluating {split.size:,} examples")
+        if self._events is None:
+            command_line.tell(f"evaluating {split.size:,} examples")
         result = evaluate(
             self._run.graph,
             variables_of(state, self._averaged),

@@ -43,6 +43,9 @@ def read_torchrun(environment: Mapping[str, str]) -> Cluster | None:
     if not {"RANK", "WORLD_SIZE"} <= environment.keys() or environment["WORLD_SIZE"] == "1":
         return None
     host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    if not host or not port:
+        missing = "MASTER_PORT" if host else "MASTER_ADDR"
+        raise ValueError(f"{missing}: must be set too, as RANK and WORLD_SIZE are; unset these to train alone")
     host = f"[{host}]" if ":" in host else host
     parse_address("MASTER_ADDR:MASTER_PORT", f"{host}:{port}")
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

@@ -125,7 +125,8 @@ async def _listen(meet: Callable, bind_address: str) -> asyncio.Server:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno == errno.EADDRINUSE:
-            raise StartError(f"coordinator={bind_address}: another program listens there ({reason})") from None
+            who = "another program listens there, or another process with process_id=0"
+            raise StartError(f"coordinator={bind_address}: {who} ({reason})") from None
         need = (
             "process 0 must be able to listen there; JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT names another address of it"
         )
@@ -135,7 +136,7 @@ async def _listen(meet: Callable, bind_address: str) -> asyncio.Server:
 def _ask(cluster: Cluster, timeout: float) -> dict[str, Any]:
     """Introduces this process to process 0, again and again until it answers."""
     address, begun = parse_address("coordinator", cluster.coordinator), time.monotonic()
-    reason, told = "no answer", False
+    reason, told = "nothing answers there", False
     while (left := begun + timeout - time.monotonic()) > 0:
         if not told and timeout - left > _QUIET_SECONDS:
             told = True
@@ -146,6 +147,8 @@ def _ask(cluster: Cluster, timeout: float) -> dict[str, Any]:
                 connection.sendall(encode_line(_introduction(cluster)))
                 with connection.makefile("rb") as lines:
                     answer = parse_line(lines.readline(LONGEST_LINE))
+        except TimeoutError:
+            reason = "nothing answers there"
         except OSError as error:
             reason = " ".join((error.strerror or str(error)).split())
         else:
@@ -154,7 +157,8 @@ def _ask(cluster: Cluster, timeout: float) -> dict[str, Any]:
             reason = "what listens there is no run that is about to start"
         time.sleep(_RETRY_SECONDS)
     where = f"process 0 of {cluster.num_processes} did not come to {cluster.coordinator} in {timeout:g} s"
-    raise StartError(f"{where} ({reason}; this is process {cluster.process_id})")
+    hint = f"this is process {cluster.process_id}: is its coordinator process 0's?"
+    raise StartError(f"{where} ({reason}; {hint})")
 
 
 def _introduction(cluster: Cluster) -> dict[str, Any]:

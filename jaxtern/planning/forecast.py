@@ -41,9 +41,9 @@ class Scenario:
         return Placement(workers // devices, devices, hierarchical, self.fast)
 
     def worker_counts(self) -> list[int]:
-        """One device, one host, and its doublings up to 1,024 devices."""
+        """One device, one host and its doublings up to 1,024 devices, and the cluster's own."""
         doubled = (self.devices * 2**power for power in range(11))
-        return sorted({1, *(count for count in doubled if count <= 1024)})
+        return sorted({1, *(count for count in doubled if count <= 1024), self.hosts * self.devices})
 
 
 class Forecast:
@@ -94,12 +94,18 @@ class Forecast:
             text += f", while the best exact exchange, {best}, takes {seconds(exact)}" if best != plain else ""
         else:
             text = f"take {best}: {seconds(exact)} a step, {base / exact:.2f} times the speed of float"
+        text += self._compare_with_one_worker(min(exact, base))
         for way in (self.best([name]) for name in dict.fromkeys(way.method for way in self.here)):
             if way not in (best, plain) and self.here[way].total < min(exact, base):
                 what = ", which is unbiased but not exact," if way.method == "two_way" else ""
                 text += f"; {way}{what} takes {seconds(self.here[way].total)}"
                 text += f", {base / self.here[way].total:.2f} times the speed of float"
         return text + self._recommend_local_steps(best if exact < base else plain)
+
+    def _compare_with_one_worker(self, total: float) -> str:
+        """Says so if all workers together are slower than one alone."""
+        speed = self.scenario.hosts * self.scenario.devices * self.scenario.compute_seconds / total if total else 0.0
+        return f" and {speed:.2f} times that of one worker, which is faster alone" if 0 < speed < 1 else ""
 
     def _recommend_local_steps(self, way: Way) -> str:
         """Recommends local steps, as many as bring a step near its computation, if the exchange takes half as long."""
@@ -108,7 +114,8 @@ class Forecast:
             return ""
         totals = {steps: self.predict(workers, Timing(steps))[way].total for steps in _LOCAL_STEPS}
         steps = next((steps for steps, total in totals.items() if total < 1.1 * compute), _LOCAL_STEPS[-1])
-        return f"; with an exchange in {steps} steps (local.steps={steps}) it takes {seconds(totals[steps])} on average"
+        text = f"; with an exchange in {steps} steps (local.steps={steps}) it takes {seconds(totals[steps])} on average"
+        return text + (", but try 10 to 30 steps first, as more cost accuracy" if steps > 30 else "")
 
     def to_json(self) -> dict[str, Any]:
         """All figures, in seconds and bytes a second, ready for JSON."""

@@ -78,6 +78,25 @@ def test_processes_with_other_code_are_refused_with_the_difference(refusal: Call
     assert second.startswith("code training/step/step.py is '")
 
 
+@pytest.mark.slow
+def test_a_run_that_process_0_does_not_have_is_not_begun_anew(
+    train: Callable, end_of: EndOf, free_port: int, tmp_path: Path
+):
+    (tmp_path / "old" / "checkpoints" / "3").mkdir(parents=True)
+    where = {"JAXTERN_COORDINATOR": f"127.0.0.1:{free_port}", "JAXTERN_NUM_PROCESSES": "2"}
+    processes = [
+        train(folder, environment=where | {"JAXTERN_PROCESS_ID": str(number)})
+        for number, folder in enumerate(["new", "old"])
+    ]
+    for process in processes:
+        status, _, err = end_of(process)
+        (line,) = (line for line in err if line.startswith("error:"))
+        assert status == 2
+        assert "process 1 (host " in line
+        assert "has checkpoints there, and process 0 (host " in line
+    assert not (tmp_path / "new").exists()
+
+
 def test_source_of_a_method_is_told_by_its_file():
     assert list(describe_source([functools.partial(jaxtern.low_rank, 2)])) == ["low_rank.py"]
     assert describe_source([None]) == {}

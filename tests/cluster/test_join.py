@@ -7,7 +7,10 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import jax
 import pytest
+
+from jaxtern import cluster
 
 Open = Callable[..., subprocess.Popen]
 EndOf = Callable[[subprocess.Popen], tuple[int, list[str], list[str]]]
@@ -72,7 +75,7 @@ def test_join_with_one_missing_names_it_in_all_that_are_there(open_script: Open,
     ("second", "rule"),
     [
         ((1, 3), "num_processes=3 in process 1, 2 in process 0: must be the same in all"),
-        ((0, 2), "another program listens there"),
+        ((0, 2), "another program listens there, or another process with process_id=0"),
     ],
     ids=["number", "index"],
 )
@@ -183,3 +186,14 @@ def _wait_for_listener(port: int) -> None:
         else:
             return
     pytest.fail("nobody listens")
+
+
+def test_a_name_that_others_cannot_reach_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "vm")
+    monkeypatch.setattr(socket, "gethostbyname", {"vm": "127.0.1.1"}.__getitem__)
+    with pytest.raises(cluster.StartError) as caught, cluster.explaining_addresses():
+        raise jax.errors.JaxRuntimeError("Gloo context initialization failed\nand more")
+    assert str(caught.value) == (
+        "processes cannot connect; the name of this host, vm, is 127.0.1.1 here, which other hosts cannot reach:"
+        " put its own address into /etc/hosts"
+    )

@@ -260,7 +260,8 @@ def test_torchrun_comes_after_tf_config_and_before_open_mpi():
 @pytest.mark.parametrize(
     ("wrong", "rule"),
     [
-        ({"MASTER_ADDR": ""}, "MASTER_ADDR:MASTER_PORT=':29500': must be HOST:PORT"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR: must be set too, as RANK and WORLD_SIZE are"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT: must be set too, as RANK and WORLD_SIZE are"),
         ({"MASTER_PORT": "http"}, "MASTER_ADDR:MASTER_PORT='a:http': must be HOST:PORT"),
         ({"RANK": "4"}, "RANK=4: must be below WORLD_SIZE=4"),
         ({"RANK": "one"}, "RANK='one': must be a whole number"),

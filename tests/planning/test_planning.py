@@ -156,6 +156,18 @@ def test_the_recommendation_is_the_fastest(rate: float, devices: int):
     assert ("unbiased but not exact" in said) == (two_way < min(base, exact[best]))
 
 
+def test_the_recommendation_says_so_where_one_worker_is_faster():
+    rare = forecast(Network(1e-4, 1e6))
+    speed = 8 * 0.1 / rare.here[rare.best_exact()].total
+    assert f" and {speed:.2f} times that of one worker, which is faster alone" in rare.recommendation()
+    assert "try 10 to 30 steps first, as more cost accuracy" in rare.recommendation()
+    assert "faster alone" not in forecast(Network(1e-4, 1e10)).recommendation()
+
+
+def test_the_forecast_has_a_row_of_the_cluster_itself():
+    assert list(forecast(hosts=3).scaling)[:4] == [1, 2, 3, 4]
+
+
 def test_the_forecast_scales_from_one_worker_by_whole_hosts():
     found = forecast(devices=4)
     assert list(found.scaling) == [1, *(2**k for k in range(2, 11))]

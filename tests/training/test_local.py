@@ -137,7 +137,7 @@ def test_frozen_slices_averages_and_decay_go_together(prepare: Callable):
     ("fields", "message"),
     [
         ({"local.steps": 5}, "local.fragments=2: must divide steps=5"),
-        ({"local.steps": 8}, "local.steps=8: must divide run.num_steps=12"),
+        ({"local.steps": 8}, "local.steps=8: must divide run.num_steps=12, as 6 and 12 would"),
         ({"local.delay": 2}, "local.delay=2: must be below steps / fragments = 2"),
         ({"local.mixing": 2.0}, "local.mixing=2.0: must be from 0 to 1"),
         ({"local.outer_momentum": 1.0}, "local.outer_momentum=1.0: must be 0 or more, and below 1"),

@@ -32,7 +32,9 @@ def test_workdir_keeps_its_recipe(taken: Path, small_recipe: Callable[..., Recip
     claim(taken, small_recipe(), allow_change=False)
 
 
-def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(taken: Path, small_recipe: Callable[..., Recipe]):
+def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(
+    taken: Path, small_recipe: Callable[..., Recipe], caplog: pytest.LogCaptureFixture
+):
     other = small_recipe(num_steps=3, method="float")
     with pytest.raises(ValueError, match="holds a run with another config") as caught:
         claim(taken, other, allow_change=False)
@@ -44,7 +46,10 @@ def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(taken: Path,
         assert words in str(caught.value)
     assert "seed" not in str(caught.value)
     assert read_recipe(taken) == small_recipe()
-    claim(taken, other, allow_change=True)
+    with caplog.at_level("INFO", "jaxtern"):
+        claim(taken, other, allow_change=True)
+    assert "goes on with another config: " in caplog.text
+    assert "num_steps is 6 there and 3 here" in caplog.text
     write_recipe(taken, other)
     assert read_recipe(taken) == other
 

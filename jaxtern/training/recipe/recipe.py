@@ -44,8 +44,9 @@ class Recipe:
     def _require_local_steps(self) -> None:
         """Raises ValueError for fields that need an exchange in every step."""
         where = f"where local.steps={self.local.steps}, as workers exchange nothing in between"
-        whole = self.run.num_steps % self.local.steps == 0
-        self.local.require(whole, "steps", f"must divide run.num_steps={self.run.num_steps}")
+        total, steps = self.run.num_steps, self.local.steps
+        need = f"must divide run.num_steps={total}, as {_nearest_divisors(total, steps)} would"
+        self.local.require(total % steps == 0, "steps", need)
         self.model.require(self.model.precision != "float16", "precision", f"must be another {where}")
         self.model.require(self.model.batch_norm != "sync", "batch_norm", f"must be another {where}")
         self.run.require(self.run.virtual_workers == "unrolled", "virtual_workers", f"must be 'unrolled' {where}")
@@ -77,6 +78,13 @@ class Recipe:
     def by_name(self) -> dict[str, Any]:
         """The fields by full name, "run.num_workers", as in JSON."""
         return {f"{name}.{field}": value for name, own in self.to_dict().items() for field, value in own.items()}
+
+
+def _nearest_divisors(total: int, number: int) -> str:
+    """The divisors of `total` next to a number that is none: "25 and 40"."""
+    below = next(each for each in range(min(number, total), 0, -1) if total % each == 0)
+    above = next((each for each in range(number, min(total, 10 * number)) if total % each == 0), total)
+    return " and ".join(map(str, sorted({below, above})))
 
 
 @functools.cache

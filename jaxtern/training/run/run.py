@@ -23,6 +23,7 @@ from jaxtern.data.fingerprint import fingerprint
 from jaxtern.data.records import require_apart
 from jaxtern.data.rendering import Share
 from jaxtern.hosts import agreement, messages
+from jaxtern.hosts.heartbeats import named
 from jaxtern.models import functions_of
 from jaxtern.training import LOSSES
 from jaxtern.training.recipe.mean import MeanSection
@@ -121,6 +122,7 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     require_apart(inputs.dataset)
     if jax.process_count() > 1:
         _require_agreement(given, inputs.dataset)
+        _require_run_of_first(workdir)
     feed = Feed(recipe.data, recipe.run, inputs, mesh)
     begins = is_first and recipe.model.init_from is not None and not Checkpoints.exist(workdir)
     create = initialize if begins else create_network
@@ -167,6 +169,17 @@ def _require_agreement(given: Recipe, dataset: Dataset) -> None:
     facts["method"] = agreement.describe_source([METHODS.get(given.mean.method)])
     facts["loss"] = agreement.describe_source([LOSSES.get(given.model.loss)])
     agreement.require_same(facts)
+
+
+def _require_run_of_first(workdir: Path) -> None:
+    """Raises ValueError if another process has checkpoints in the run's folder and process 0, which reads it, none."""
+    found = messages.gather_json([Checkpoints.exist(workdir), socket.gethostname()])
+    holder = next((number for number, (has, _) in enumerate(found) if has), 0)
+    if holder:
+        raise ValueError(
+            f"workdir={str(workdir)!r}: {named(holder, found[holder][1])} has checkpoints there, and"
+            f" {named(0, found[0][1])}, which reads them for all, has none; copy the folder, or take another --workdir"
+        )
 
 
 def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:

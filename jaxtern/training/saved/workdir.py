@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from jaxtern.data.json_files import read_json
 from jaxtern.training.recipe.optimizer import OVER_ALL_STEPS
 from jaxtern.training.recipe.recipe import Recipe
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 WITHOUT_EFFECT = (  # fields that change no bit of a run
     "run.compare_every", "run.log_every", "run.histograms_every", "run.evaluate_every", "run.checkpoint_every",
@@ -53,12 +55,26 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> Iterator
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None
-        if (workdir / "config.json").exists() and not allow_change:
-            before = read_recipe(workdir)
-            if recipe.optimizer.schedule not in OVER_ALL_STEPS and recipe.run.num_steps > before.run.num_steps:
-                before = before.replace(run={"num_steps": recipe.run.num_steps})  # which changes no earlier step
-            _require_same(workdir, "config", before.by_name(), recipe.by_name())
+        if (workdir / "config.json").exists():
+            _take_over(workdir, recipe, allow_change)
         yield
+
+
+def _take_over(workdir: Path, recipe: Recipe, allow_change: bool) -> None:
+    """Raises ValueError if the folder's run has another recipe; with `allow_change` it tells what changes."""
+    try:
+        before = read_recipe(workdir)
+    except ValueError:
+        if allow_change:
+            return
+        raise
+    if recipe.optimizer.schedule not in OVER_ALL_STEPS and recipe.run.num_steps > before.run.num_steps:
+        before = before.replace(run={"num_steps": recipe.run.num_steps})  # which changes no earlier step
+    changes = _find_changes(before.by_name(), recipe.by_name())
+    if not allow_change:
+        _require_none(workdir, "config", changes)
+    elif changes:
+        logger.info("the run goes on with another config: %s", changes)
 
 
 def write_recipe(workdir: Path, recipe: Recipe) -> None:
@@ -79,7 +95,7 @@ def keep_facts(workdir: Path, facts: Facts, allow_change: bool) -> None:
     """
     kept = None if allow_change else read_facts(workdir)
     if kept is not None:
-        _require_same(workdir, "dataset", kept.to_dict(), facts.to_dict())
+        _require_none(workdir, "dataset", _find_changes(kept.to_dict(), facts.to_dict()))
     _write_json(workdir / "dataset.json", facts.to_dict())
 
 
@@ -108,11 +124,14 @@ def _write_json(path: Path, content: dict) -> None:
     replace_durably(path, json.dumps(content, indent=2) + "\n")
 
 
-def _require_same(workdir: Path, kind: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+def _find_changes(before: dict[str, Any], after: dict[str, Any]) -> str:
     changed = [name for name in before if before[name] != after[name] and name not in WITHOUT_EFFECT]
-    if changed:
-        changes = [f"{name} is {before[name]!r} there and {after[name]!r} here" for name in changed]
+    return "; ".join(f"{name} is {before[name]!r} there and {after[name]!r} here" for name in changed)
+
+
+def _require_none(workdir: Path, kind: str, changes: str) -> None:
+    if changes:
         raise ValueError(
-            f"workdir={str(workdir)!r}: holds a run with another {kind} ({'; '.join(changes)});"
+            f"workdir={str(workdir)!r}: holds a run with another {kind} ({changes});"
             f" take another --workdir, or continue it with this {kind} by --allow_config_change"
         )
