@@ -212,6 +212,7 @@ def test_sizes_beyond_memory_are_refused_or_left_out(
     assert command.parse().elements == [2**20, 2**24]
 
 
+@pytest.mark.newest
 @pytest.mark.skipif(dispatch.jax_version() < dispatch.MIN_JAX, reason="the kernels need a newer JAX")
 def test_the_default_recipe_lowers_each_kernel_once():
     assert lowering.lower(lowering.shapes_of("digits"), 4, "mosaic")[0] == 3

@@ -1,5 +1,6 @@
 """The commands of docs/hosts.md, as they are written, on one machine that has the addresses of all hosts."""
 
+import functools
 import json
 import os
 import re
@@ -31,13 +32,15 @@ while [[ $1 == -* ]]; do shift; done
 shift
 cd /shared/home && exec bash -c "$*"
 """
+STEPS, FEW_STEPS = 1000, 200  # of the default recipe, and of most commands here, to be quicker
 pytestmark = pytest.mark.slow
 
 
-def blocks(heading: str) -> list[str]:
-    """What a section's code blocks hold."""
+def blocks(heading: str, steps: int = FEW_STEPS) -> list[str]:
+    """What a section's code blocks hold, where each run is of so many steps."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
+    found = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
+    return [text.replace("--workdir=", f"--config.run.num_steps={steps} --workdir=") for text in found]
 
 
 def make_environment(**more: str) -> dict[str, str]:
@@ -63,12 +66,23 @@ def hosts(tmp_path: Path) -> Iterator[Sandbox]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, digests: Callable) -> str:
-    """Of the last checkpoint of the same run in one process."""
-    workdir = tmp_path_factory.mktemp("alone") / "run"
-    command = [sys.executable, "-m", "jaxtern.train", f"--workdir={workdir}"]
-    subprocess.run(command, env=make_environment(), check=True, capture_output=True, timeout=PATIENCE)
-    return digests(workdir)[1000]
+def alone(tmp_path_factory: pytest.TempPathFactory, digests: Callable) -> Callable[[int], str]:
+    """Of the last checkpoint of the same run of so many steps in one process."""
+
+    @functools.cache
+    def digest(steps: int) -> str:
+        workdir = tmp_path_factory.mktemp("alone") / "run"
+        command = [sys.executable, "-m", "jaxtern.train", f"--config.run.num_steps={steps}", f"--workdir={workdir}"]
+        subprocess.run(command, env=make_environment(), check=True, capture_output=True, timeout=PATIENCE)
+        return digests(workdir)[steps]
+
+    return digest
+
+
+@pytest.fixture
+def same_as_alone(alone: Callable[[int], str], digests: Callable) -> Callable[..., bool]:
+    """Whether a run ended with the bits of the one in one process."""
+    return lambda workdir, steps=FEW_STEPS: digests(workdir)[steps] == alone(steps)
 
 
 def start(hosts: Sandbox, command: str) -> subprocess.Popen:
@@ -82,18 +96,20 @@ def end(*processes: subprocess.Popen, status: int = 0) -> list[str]:
     return printed
 
 
-def test_page_s_launcher(hosts: Sandbox, alone: str, digests: Callable):
-    (commands,) = blocks("On one machine")
+def test_page_s_launcher(hosts: Sandbox, same_as_alone: Callable):
+    commands, by_hand = blocks("On one machine")
     (out,) = end(start(hosts, commands))
     assert out.count("[0] test accuracy") == 2  # the second command finds the run finished
-    assert digests(hosts.shared / "runs" / "four")[1000] == alone
+    assert same_as_alone(hosts.shared / "runs" / "four")
+    end(*(start(hosts, command) for command in by_hand.splitlines()))
+    assert same_as_alone(hosts.shared / "runs" / "two")
 
 
-def test_page_s_script_for_ssh(hosts: Sandbox, alone: str, digests: Callable):
+def test_page_s_script_for_ssh(hosts: Sandbox, same_as_alone: Callable):
     (script,) = blocks("By flags, over ssh")
     (out,) = end(start(hosts, script))
     assert "4 workers in 4 processes" in out
-    assert digests(hosts.shared / "run")[1000] == alone
+    assert same_as_alone(hosts.shared / "run")
 
 
 def test_page_s_script_for_ssh_fails_where_training_fails(hosts: Sandbox):
@@ -102,7 +118,7 @@ def test_page_s_script_for_ssh_fails_where_training_fails(hosts: Sandbox):
     end(start(hosts, script), status=2)
 
 
-def test_page_s_tf_config_with_an_evaluator(hosts: Sandbox, alone: str, digests: Callable):
+def test_page_s_tf_config_with_an_evaluator(hosts: Sandbox, same_as_alone: Callable):
     (script,) = blocks("By TF_CONFIG")
     written = '"type": "worker", "index": 0'
     assert script.count(written) == 1
@@ -110,35 +126,33 @@ def test_page_s_tf_config_with_an_evaluator(hosts: Sandbox, alone: str, digests:
     scripts = [script.replace(written, f'"type": "{kind}", "index": {index}') for kind, index in tasks]
     assert script in scripts
     followed, *_ = end(*(start(hosts, each) for each in scripts))
-    assert digests(hosts.shared / "run")[1000] == alone
+    assert same_as_alone(hosts.shared / "run")
     records = (hosts.shared / "run" / "evaluations.jsonl").read_text().splitlines()
     evaluated = [json.loads(record)["step"] for record in records]
-    assert evaluated[-1] == 1000
+    assert evaluated[-1] == FEW_STEPS
     assert followed.count("precision@1") == len(evaluated)
 
 
 @pytest.mark.skipif(shutil.which("torchrun") is None, reason="needs torchrun, of PyTorch")
-def test_page_s_torchrun(hosts: Sandbox, alone: str, digests: Callable):
+def test_page_s_torchrun(hosts: Sandbox, same_as_alone: Callable):
     (command,) = blocks("torchrun")
     assert "--node-rank=0" in command
     first, _ = end(start(hosts, command), start(hosts, command.replace("--node-rank=0", "--node-rank=1")))
     assert "4 workers in 4 processes" in first
-    assert digests(hosts.shared / "run")[1000] == alone
+    assert same_as_alone(hosts.shared / "run")
 
 
-def test_page_s_slurm_script_starts_again_after_a_kill_and_not_after_a_stop(
-    tmp_path: Path, alone: str, digests: Callable
-):
+def test_page_s_slurm_script_starts_again_after_a_kill_and_not_after_a_stop(tmp_path: Path, same_as_alone: Callable):
     if reason := slurm.why_not():
         pytest.skip(reason)
-    (script,) = blocks("SLURM")
+    (script,) = blocks("SLURM", STEPS)
     with Slurm(tmp_path, 4, make_environment()) as cluster:
         workdir, job = cluster.sandbox.shared / "run", cluster.submit(script)
         wait_for_checkpoint(workdir, 250, lambda: cluster.log(job))
         assert cluster.kill(2)
         assert cluster.wait(job, PATIENCE)["JobState"] == "COMPLETED", cluster.log(job)
         assert re.search(r"from step [1-9]", cluster.log(job))
-        assert digests(workdir)[1000] == alone
+        assert same_as_alone(workdir, STEPS)
 
         shutil.rmtree(workdir)
         job = cluster.submit(script)
@@ -162,26 +176,26 @@ needs_open_mpi = pytest.mark.skipif(
 
 
 @needs_open_mpi
-def test_page_s_mpirun_on_one_host_and_its_stop(hosts: Sandbox, alone: str, digests: Callable):
-    command, _, stop = blocks("Open MPI")
+def test_page_s_mpirun_on_one_host_and_its_stop(hosts: Sandbox, same_as_alone: Callable):
+    command, _, stop = blocks("Open MPI", STEPS)
     running = start(hosts, command)
     wait_for_checkpoint(hosts.shared / "runs" / "two", 250, lambda: "")
     hosts.run(stop)
     assert "stopped by SIGTERM" in end(running, status=128 + signal.SIGTERM)[0]
     assert "2 processes" in end(start(hosts, command))[0]
-    assert digests(hosts.shared / "runs" / "two")[1000] == alone
+    assert same_as_alone(hosts.shared / "runs" / "two", STEPS)
 
 
 @needs_open_mpi
-def test_page_s_mpirun_with_a_coordinator(hosts: Sandbox, alone: str, digests: Callable):
+def test_page_s_mpirun_with_a_coordinator(hosts: Sandbox, same_as_alone: Callable):
     _, written, _ = blocks("Open MPI")
     command = written.replace("--host 10.0.0.1,10.0.0.2", "-n 2")  # mpirun sees that both are this machine
     assert command != written
     assert "2 processes" in end(start(hosts, command))[0]
-    assert digests(hosts.shared / "run")[1000] == alone
+    assert same_as_alone(hosts.shared / "run")
 
 
-def test_page_s_job_set_of_kubernetes(hosts: Sandbox, alone: str, digests: Callable):
+def test_page_s_job_set_of_kubernetes(hosts: Sandbox, same_as_alone: Callable):
     (text,) = blocks("Kubernetes")
     job_set = yaml.safe_load(text)
     (workers,) = job_set["spec"]["replicatedJobs"]
@@ -193,7 +207,7 @@ def test_page_s_job_set_of_kubernetes(hosts: Sandbox, alone: str, digests: Calla
     assert job["parallelism"] == job["completions"]
     indices = range(job["completions"])
     end(*(start(hosts, f"export JOB_COMPLETION_INDEX={index}; sh -c '{command}'") for index in indices))
-    assert digests(hosts.shared / "run")[1000] == alone
+    assert same_as_alone(hosts.shared / "run")
 
 
 def test_page_s_remaining_commands_are_settings():

@@ -39,6 +39,7 @@ from jaxtern.kernels.mosaic.shard_sum import shard_sum_mgpu
 from jaxtern.kernels.mosaic.ternary_decode import ternary_decode_mgpu
 from jaxtern.kernels.mosaic.ternary_encode import ternary_encode_mgpu
 
+pytestmark = pytest.mark.newest
 DTYPES = ["float32", "bfloat16", "float16"]
 DEFAULT = Tuning(2, 1)
 TUNINGS = [Tuning(1, 1), Tuning(2, 1), Tuning(1, 3), Tuning(2, 2)]
