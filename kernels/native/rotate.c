@@ -3,7 +3,9 @@
 
 #include "native.h"
 
-enum { BLOCK = 4096, LANES_OF_BLOCK = 16, ROWS = BLOCK / LANES_OF_BLOCK, GROUP = 64, BLOCKS_PER_ITEM = 4 };
+enum { BLOCK = 4096, WAYS = 16, ROWS = BLOCK / WAYS, GROUP = 64, BLOCKS_PER_ITEM = 4 };
+
+typedef float Lanes __attribute__((vector_size(4 * WAYS), may_alias)); /* a row of a block */
 
 typedef struct Rotate {
   const XLA_FFI_CallFrame* frame;
@@ -25,83 +27,96 @@ static void draw_signs(const uint32_t* key, uint32_t group, uint32_t halves[2]) 
   halves[1] = right;
 }
 
-/* Flips signs of `size` elements, the first of which is number `place` of those whose draws begin at `group`. */
-INLINE void flip(const uint32_t* key, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
+/* Flips signs of `size` elements, the first of which is number `place` of those whose draws begin at `group`. Rotated back,
+ * zeros become positive, as an all-reduce may lose their sign: +0 is added; -0 changes nothing. */
+static void flip(const Rotate* job, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
+  const float zero = job->is_inverse ? 0.0f : -0.0f;
   while (size > 0) {
     uint32_t halves[2];
-    draw_signs(key, (uint32_t)(group + place / GROUP), halves);
+    draw_signs(job->key, (uint32_t)(group + place / GROUP), halves);
     int64_t first = place % GROUP, count = minimum(GROUP - first, size);
     if (count == GROUP) {
-      for (int half = 0; half < 2; half++)
-        for (int j = 0; j < GROUP / 2; j++)
-          to[half * (GROUP / 2) + j] = float_of(bits_of(from[half * (GROUP / 2) + j]) ^ halves[half] >> j << 31);
+      for (int half = 0; half < 2; half++, from += GROUP / 2, to += GROUP / 2)
+        for (int j = 0; j < GROUP / 2; j++) to[j] = float_of(bits_of(from[j]) ^ halves[half] >> j << 31) + zero;
     } else {
-      for (int64_t j = 0; j < count; j++)
-        to[j] = float_of(bits_of(from[j]) ^ halves[(first + j) / 32] >> (first + j) % 32 << 31);
+      for (int64_t j = first; j < first + count; j++)
+        *to++ = float_of(bits_of(*from++) ^ halves[j / 32] >> j % 32 << 31) + zero;
     }
-    from += count, to += count, place += count, size -= count;
+    place += count, size -= count;
   }
 }
 
-/* The Walsh-Hadamard transform over rows, four at a time; multiplies the sums by a factor at the end. */
-INLINE void mix(float* x, int rows, int columns, float factor) {
-  for (int step = 1; step < rows; step *= 4) {
-    const float scale = 4 * step == rows ? factor : 1.0f;
-    const int next = step * columns;
-    for (int base = 0; base < rows; base += 4 * step)
-      for (int row = base; row < base + step; row++) {
-        float* at = x + row * columns;
-        for (int j = 0; j < columns; j++) {
-          float a = at[j] + at[next + j], b = at[j] - at[next + j];
-          float c = at[2 * next + j] + at[3 * next + j], d = at[2 * next + j] - at[3 * next + j];
-          at[j] = (a + c) * scale, at[next + j] = (b + d) * scale;
-          at[2 * next + j] = (a - c) * scale, at[3 * next + j] = (b - d) * scale;
-        }
+/* The Walsh-Hadamard transform of a small block, four elements at a time; multiplies the sums by a factor at the end. */
+static void mix(float* x, int size, float factor) {
+  for (int step = 1; step < size; step *= 4) {
+    const float scale = 4 * step == size ? factor : 1.0f;
+    for (int base = 0; base < size; base += 4 * step)
+      for (float* at = x + base; at < x + base + step; at++) {
+        float a = at[0] + at[step], b = at[0] - at[step];
+        float c = at[2 * step] + at[3 * step], d = at[2 * step] - at[3 * step];
+        at[0] = (a + c) * scale, at[step] = (b + d) * scale;
+        at[2 * step] = (a - c) * scale, at[3 * step] = (b - d) * scale;
       }
   }
 }
 
+INLINE void mix_four(Lanes* x, int step) {
+  Lanes a = x[0] + x[step], b = x[0] - x[step], c = x[2 * step] + x[3 * step], d = x[2 * step] - x[3 * step];
+  x[0] = a + c, x[step] = b + d, x[2 * step] = a - c, x[3 * step] = b - d;
+}
+
+/* The transform over 16 rows, `stride` rows apart, in registers: as `mix` has it over two steps. */
+INLINE void mix_rows(Lanes* rows, int stride, float factor) {
+  Lanes x[WAYS];
+#pragma GCC unroll 16
+  for (int row = 0; row < WAYS; row++) x[row] = rows[row * stride];
+#pragma GCC unroll 4
+  for (int row = 0; row < WAYS; row += 4) mix_four(x + row, 1);
+#pragma GCC unroll 4
+  for (int row = 0; row < 4; row++) mix_four(x + row, 4);
+#pragma GCC unroll 16
+  for (int row = 0; row < WAYS; row++) rows[row * stride] = x[row] * factor;
+}
+
 /* Rotates row r of 16 by r columns to the left, or back. */
-INLINE void shift_rows(float* rows, int is_back) {
-  float twice[LANES_OF_BLOCK][2 * LANES_OF_BLOCK] ALIGNED;
-  for (int row = 0; row < LANES_OF_BLOCK; row++)
-    for (int j = 0; j < LANES_OF_BLOCK; j++)
-      twice[row][j] = twice[row][LANES_OF_BLOCK + j] = rows[row * LANES_OF_BLOCK + j];
-  for (int row = 0; row < LANES_OF_BLOCK; row++) {
-    const float* from = twice[row] + (is_back ? LANES_OF_BLOCK - row : row);
-    for (int j = 0; j < LANES_OF_BLOCK; j++) rows[row * LANES_OF_BLOCK + j] = from[j];
+INLINE void shift_rows(Lanes* rows, int is_back) {
+  float twice[WAYS][2 * WAYS] ALIGNED;
+  for (int row = 0; row < WAYS; row++) {
+    memcpy(twice[row], rows + row, sizeof *rows);
+    memcpy(twice[row] + WAYS, rows + row, sizeof *rows);
   }
+  for (int row = 0; row < WAYS; row++) memcpy(rows + row, twice[row] + (is_back ? WAYS - row : row), sizeof *rows);
 }
 
 /* See _transform of rotation.py. */
 static void transform(float* block, int64_t size, int is_inverse) {
+  const float factor = 1.0f / sqrtf((float)size);
   if (size < BLOCK) {
-    mix(block, (int)size, 1, 1.0f / sqrtf((float)size));
+    mix(block, (int)size, factor);
     return;
   }
-  const float factor = 1.0f / 64;
-  if (!is_inverse) mix(block, ROWS, LANES_OF_BLOCK, 1.0f);
-  for (float* rows = block; rows < block + BLOCK; rows += LANES_OF_BLOCK * LANES_OF_BLOCK) {
-    if (!is_inverse) shift_rows(rows, 0);
-    mix(rows, LANES_OF_BLOCK, LANES_OF_BLOCK, is_inverse ? 1.0f : factor);
-    if (is_inverse) shift_rows(rows, 1);
+  Lanes* rows = (Lanes*)block;
+  for (int turn = 0; turn < 2; turn++) {
+    if (turn == is_inverse) {
+      for (int group = 0; group < ROWS; group += WAYS) mix_rows(rows + group, 1, 1.0f);
+      for (int row = 0; row < WAYS; row++) mix_rows(rows + row, WAYS, is_inverse ? factor : 1.0f);
+    } else {
+      for (int group = 0; group < ROWS; group += WAYS) {
+        if (!is_inverse) shift_rows(rows + group, 0);
+        mix_rows(rows + group, 1, is_inverse ? 1.0f : factor);
+        if (is_inverse) shift_rows(rows + group, 1);
+      }
+    }
   }
-  if (is_inverse) mix(block, ROWS, LANES_OF_BLOCK, factor);
-}
-
-/* Flips signs back; makes zeros positive, as an all-reduce may lose their sign. */
-INLINE void flip_back(const Rotate* job, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
-  flip(job->key, group, place, size, from, to);
-  for (int64_t j = 0; j < size; j++) to[j] += 0.0f;
 }
 
 /* Rotates a block; its first element is number `place` of those whose draws begin at `group`. */
 static void turn(const Rotate* job, int64_t size, int64_t group, int64_t place, const float* from, float* to) {
   float block[BLOCK] ALIGNED;
   if (job->is_inverse) memcpy(block, from, (size_t)size * sizeof *block);
-  else flip(job->key, group, place, size, from, block);
+  else flip(job, group, place, size, from, block);
   transform(block, size, job->is_inverse);
-  if (job->is_inverse) flip_back(job, group, place, size, block, to);
+  if (job->is_inverse) flip(job, group, place, size, block, to);
   else memcpy(to, block, (size_t)size * sizeof *block);
 }
 
@@ -120,14 +135,14 @@ static void rotate_item(const void* data, int64_t item) {
     int64_t last = whole - block;
     memmove(to + last, from + last, (size_t)(start - last) * sizeof *to);
     turn(job, block, last_group, 0, from + start, to + start);
-    flip_back(job, 0, whole, size - whole, to + whole, to + whole);
+    flip(job, 0, whole, size - whole, to + whole, to + whole);
   }
   for (int64_t place = begin; place < end; place += block) {
     int is_waiting = has_rest && job->is_inverse && place + block == end;
     turn(job, block, 0, place, (is_waiting ? to : from) + place, to + place);
   }
   if (has_rest && !job->is_inverse) {
-    flip(job->key, 0, whole, size - whole, from + whole, to + whole);
+    flip(job, 0, whole, size - whole, from + whole, to + whole);
     turn(job, block, last_group, 0, to + start, to + start);
   }
 }
