@@ -198,12 +198,14 @@ def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
         print(json.dumps(forecast.to_json() | given, indent=2))
     else:
         devices = f" of {scenario.devices} devices" if scenario.devices > 1 else ""
+        steps = scenario.timing.steps
+        every = f"; an exchange in {steps} steps, beside float's in every step" if steps > 1 else ""
         print(
             f"{job.name}: {compressed:,} elements compressed, {job.num_floats:,} float\n"
             f"{scenario.hosts:,} hosts{devices}, {scenario.network.bandwidth / 125e6:.4g} Gbit/s,"
             f" {seconds(scenario.network.latency)} a message; a step without exchange takes"
             f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}"
-            f"{f'; an exchange in {scenario.timing.steps} steps' if scenario.timing.steps > 1 else ''}\n\n"
+            f"{every}\n\n"
             f"{forecast}\n\n{forecast.recommendation()}"
         )
     if OUT.value:

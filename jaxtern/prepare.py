@@ -56,7 +56,7 @@ def main(source: str, out: str) -> int:
         report = run(source, Path(out))
         print(report)
         dataset = out if "/" in out else f"./{out}"  # a slash tells a path from a name
-        print(f"to train: python -m jaxtern.train --config=image_folder --config.data.name={dataset}", flush=True)
+        print(f"to train: python -m jaxtern.train --config=RECIPE --config.data.name={dataset}", flush=True)
         if SHEET.value:
             test_split = "train" if set(TEST_SPLITS).isdisjoint(report.splits) else None
             command_line.tell("drawing the sheet")

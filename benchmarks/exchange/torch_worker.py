@@ -49,6 +49,30 @@ class Module(torch.nn.Module):
         return Ready.apply(self.gradients, *self.weights)
 
 
+def options_of(variant: str, num_bytes: int) -> dict[str, Any]:
+    """DDP's options for gradients of so many bytes: with more than one bucket PowerSGD's hook deadlocks on gloo."""
+    return {"bucket_cap_mb": num_bytes / 2**20 + 1} if variant.startswith("PowerSGD") else {}
+
+
+def register_hook(model: DistributedDataParallel, variant: str) -> None:
+    """The hook of a variant: "fp16" or "PowerSGD RANK"; none for another name."""
+    if variant == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif variant.startswith("PowerSGD"):
+        rank = int(variant.removeprefix("PowerSGD "))
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def join() -> tuple[int, int]:
+    """Joins the hosts of the laboratory; this host's number, and how many there are."""
+    hosts, host = int(os.environ["NETLAB_HOSTS"]), int(os.environ["NETLAB_HOST"])
+    address, _, port = os.environ["NETLAB_COORDINATOR"].partition(":")
+    where = f"tcp://{address}:{int(port) + 1}"  # beside JAX's
+    dist.init_process_group("gloo", init_method=where, rank=host, world_size=hosts)
+    return host, hosts
+
+
 class Worker:
     """Gradients of one host, and at most one model at a time."""
 
@@ -64,17 +88,10 @@ class Worker:
 
     def prepare(self, variant: str) -> dict:
         """Builds the model, and runs until the hook is what it will be."""
-        options: dict[str, Any] = {}
-        if variant.startswith("PowerSGD"):
-            options["bucket_cap_mb"] = self.bytes / 2**20 + 1  # with more than one bucket the hook deadlocks on gloo
+        options: dict[str, Any] = {"gradient_as_bucket_view": True, "init_sync": False}
         module = Module(self.gradients)
-        self.model = model = DistributedDataParallel(module, gradient_as_bucket_view=True, init_sync=False, **options)
-        if variant == "fp16":
-            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        elif variant.startswith("PowerSGD"):
-            rank = int(variant.removeprefix("PowerSGD "))
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        self.model = DistributedDataParallel(module, **options, **options_of(variant, self.bytes))
+        register_hook(self.model, variant)
         for _ in range(WARM_UP):
             self.refill()
             self.backward()
@@ -109,10 +126,7 @@ class Worker:
 
 
 def main(size: str) -> None:
-    hosts, host = int(os.environ["NETLAB_HOSTS"]), int(os.environ["NETLAB_HOST"])
-    address, _, port = os.environ["NETLAB_COORDINATOR"].partition(":")
-    where = f"tcp://{address}:{int(port) + 1}"  # beside JAX's
-    dist.init_process_group("gloo", init_method=where, rank=host, world_size=hosts)
+    join()
     worker = Worker(shapes_of(size))
     serve({"prepare": worker.prepare, "time": worker.time, "drop": worker.drop})
 

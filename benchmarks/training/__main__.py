@@ -3,6 +3,7 @@
     python -m benchmarks.training [--models lenet cifarnet alexnet] [--hosts 2 4] [--rates 100mbit 1gbit]
         [--batch 32] [--repeats 9] [--json training.json] [--plot training.png]
     python -m benchmarks.training --time_to 0.97 --data_dir FOLDER [--hosts 2] [--rates 100mbit] [--every 20]
+        [--torch PYTHON]
 
 Hosts are those of benchmarks.netlab: network namespaces on this machine, every link shaped both ways; needs root
 and iproute2. Each runs one process over gloo, jax.distributed joins them, and their devices make a mesh of one axis. N
@@ -30,24 +31,28 @@ the status is 1.
 
 --time_to trains LeNet on MNIST (FOLDER holds its four idx files) until so much of the test split is right: the same
 weights to begin with, the same batches in the same order whatever the variant, of 32 examples a host. The clock runs
-while steps do, reading examples included, and stands still in evaluations, every --every steps.
+while steps do, reading examples included, and stands still in evaluations, every --every steps. --torch adds the same
+network, weights and batches in torch, by DistributedDataParallel: as it is, and with its hooks fp16 and PowerSGD.
 """
 
 import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 
 from benchmarks.commands import at_least, create_parser, output_file, say
+from benchmarks.exchange.__main__ import torch_version
 from benchmarks.netlab import Lab, LabError, measuring, parse_latency, parse_rate
 from benchmarks.netlab.measuring import START_SECONDS, has_memory
 from benchmarks.netlab.team import Team, WorkerError, combine
 from benchmarks.timing import machine
 from benchmarks.training import time_to
 from benchmarks.training.plot import plot
-from benchmarks.training.step import LOCAL_STEPS, SHAPES, VARIANTS
+from benchmarks.training.step import LOCAL_STEPS, MOMENTUM, RATE, SHAPES, VARIANTS
 
 BATCHES = {"lenet": 32, "cifarnet": 32, "alexnet": 8}  # of a host
 MIN_REPEATS = 9
@@ -90,6 +95,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the weights and the order of examples")
     parser.add_argument("--time_to", type=float, metavar="ACCURACY", help="train to this share, such as 0.97")
     parser.add_argument("--data_dir", help="folder of the idx files of MNIST")
+    parser.add_argument("--torch", help="a Python with torch, for --time_to; left out: no rows of torch")
     parser.add_argument("--every", type=at_least(1), default=20, help="steps between evaluations")
     parser.add_argument("--max_steps", type=at_least(1), default=3000, help="after which a run has failed")
     parser.add_argument("--json", type=output_file, help="file for the figures, written after every row")
@@ -109,6 +115,11 @@ def complete(arguments: argparse.Namespace) -> None:
     if not to_accuracy and set(wanted) & set(LOCAL_STEPS):
         raise ValueError("--variants: local steps are measured with --time_to, as few of them exchange")
     arguments.variants = [each for each in VARIANTS if each in wanted]  # what others are compared with is first
+    if arguments.torch:
+        if not to_accuracy:
+            raise ValueError("--torch: must be given with --time_to")
+        torch_version(arguments.torch)
+        arguments.variants += time_to.TORCH
     if to_accuracy and not 0 < arguments.time_to <= 1:
         raise ValueError(f"--time_to={arguments.time_to}: must be above 0 and at most 1")
     if to_accuracy != (arguments.data_dir is not None):
@@ -123,15 +134,28 @@ def measure_all(arguments: argparse.Namespace) -> Iterator[dict]:
     for hosts in arguments.hosts:
         needed = {model: hosts * (PROCESS_BYTES + WEIGHTS_BYTES[model]) for model in models}
         fitting = [model for model in models if has_memory(needed[model], f"{hosts} hosts, {model}", HEADING)]
-        with Lab(hosts, latency=arguments.latency) as lab:
+        with Lab(hosts, latency=arguments.latency) as lab, tempfile.TemporaryDirectory() as folder:
             own = [str(arguments.seed), *([str(Path(arguments.data_dir).resolve())] if arguments.data_dir else [])]
             team = Team(lab, [sys.executable, "-m", "benchmarks.training.worker", *own], {"JAX_PLATFORMS": "cpu"})
+            torch = start_torch(lab, Path(folder), arguments) if arguments.torch else team
             for model in fitting:
                 for rate in arguments.rates:
-                    yield from measure_rate(lab, team, model, rate, arguments)
+                    yield from measure_rate(lab, team, torch, model, rate, arguments)
 
 
-def measure_rate(lab: Lab, team: Team, model: str, rate: str, arguments: argparse.Namespace) -> Iterator[dict]:
+def start_torch(lab: Lab, folder: Path, arguments: argparse.Namespace) -> Team:
+    """The team of torch, whose threads share the cores."""
+    batch = arguments.batch or BATCHES["lenet"]
+    most = (arguments.max_steps + arguments.every) * lab.hosts * batch
+    time_to.save_task(folder / "task.npz", arguments.data_dir, arguments.seed, most)
+    command = [arguments.torch, "-m", "benchmarks.training.torch_worker", str(folder / "task.npz")]
+    threads = max(1, len(os.sched_getaffinity(0)) // lab.hosts)
+    return Team(lab, [*command, str(RATE), str(MOMENTUM)], {"OMP_NUM_THREADS": str(threads)})
+
+
+def measure_rate(
+    lab: Lab, team: Team, torch: Team, model: str, rate: str, arguments: argparse.Namespace
+) -> Iterator[dict]:
     """Rows of one model and rate, until one fails, whose hosts then wait for one that is gone."""
     batch = arguments.batch or BATCHES[model]
     same = {"hosts": lab.hosts, "rate": rate, "model": model, "batch": batch}
@@ -140,9 +164,10 @@ def measure_rate(lab: Lab, team: Team, model: str, rate: str, arguments: argpars
         lab.shape(rate)
         same["network"] = team.ask("calibrate", START_SECONDS)[0]
         for variant in arguments.variants:
-            row = same | {"variant": variant} | prepare(lab, team, same, variant)
+            asked = torch if variant in time_to.TORCH else team
+            row = same | {"variant": variant} | prepare(lab, asked, same, variant)
             if arguments.time_to is not None:
-                yield row | time_to.measure_accuracy(team, row, arguments)
+                yield row | time_to.measure_accuracy(asked, row, arguments)
                 continue
             row |= measure_step(team, row, arguments.repeats)
             bases[variant] = row["milliseconds"]

@@ -6,7 +6,8 @@ from typing import Any
 from benchmarks.netlab import parse_rate
 
 COLORS = {"none": "#999999", "float": "#000000", "ternary": "#0072B2", "two_way": "#56B4E9", "delayed": "#D55E00"}
-COLORS |= {"local_10": "#009E73", "local_30": "#CC79A7"}
+COLORS |= {"local_10": "#009E73", "local_30": "#CC79A7", "torch fp32": "#E69F00", "torch fp16": "#F0E442"}
+COLORS |= {"torch PowerSGD 4": "#8C564B"}
 NAMES = {"lenet": "LeNet", "cifarnet": "CifarNet", "alexnet": "AlexNet"}
 
 

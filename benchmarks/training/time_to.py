@@ -1,11 +1,18 @@
 """Time to an accuracy, for benchmarks.training: a run of training, part by part, with evaluations between them."""
 
 import argparse
+from pathlib import Path
+
+import numpy as np
 
 from benchmarks.netlab import parse_rate
 from benchmarks.netlab.measuring import START_SECONDS
 from benchmarks.netlab.team import Team
+from benchmarks.training.step import create_network
+from benchmarks.training.worker import load_splits
+from jaxtern.data.order import ExampleOrder
 
+TORCH = ("torch fp32", "torch fp16", "torch PowerSGD 4")  # DistributedDataParallel, and its hooks
 STEP_SECONDS = 10.0  # that a step may take without the network, before its host is given up
 
 HEADING = """| hosts | rate | model | batch a host | mean | exchange | steps | seconds | accuracy | ms a step |
@@ -34,6 +41,16 @@ def measure_accuracy(team: Team, row: dict, arguments: argparse.Namespace) -> di
     if accuracy < arguments.time_to:
         found["error"] = f"did not reach {arguments.time_to:.1%}"
     return found
+
+
+def save_task(file: Path, data_dir: str, seed: int, num_examples: int) -> None:
+    """Writes LeNet's first weights, MNIST, and the order of so many examples, for workers that may have no JAX."""
+    train, test = load_splits(data_dir)
+    layers = create_network("lenet", seed)[1]
+    task = {f"{layer}/{name}": np.asarray(leaf) for layer, own in layers.items() for name, leaf in own.items()}
+    task |= {"order": ExampleOrder(train.size, seed).batch(0, num_examples)}
+    task |= {"images": train.images, "labels": train.labels, "test_images": test.images, "test_labels": test.labels}
+    np.savez(file, **task)
 
 
 def as_line(row: dict) -> str:

@@ -27,8 +27,8 @@ static void draw_signs(const uint32_t* key, uint32_t group, uint32_t halves[2]) 
   halves[1] = right;
 }
 
-/* Flips signs of `size` elements, the first of which is number `place` of those whose draws begin at `group`. Rotated back,
- * zeros become positive, as an all-reduce may lose their sign: +0 is added; -0 changes nothing. */
+/* Flips signs of `size` elements, the first of which is number `place` of those whose draws begin at `group`. Where it
+ * rotates back, zeros become positive, as an all-reduce may lose their sign: +0 is added; -0 changes nothing. */
 static void flip(const Rotate* job, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
   const float zero = job->is_inverse ? 0.0f : -0.0f;
   while (size > 0) {
@@ -46,7 +46,7 @@ static void flip(const Rotate* job, int64_t group, int64_t place, int64_t size, 
   }
 }
 
-/* The Walsh-Hadamard transform of a small block, four elements at a time; multiplies the sums by a factor at the end. */
+/* The Walsh-Hadamard transform of a small block, four elements at a time; the sums are multiplied by a factor. */
 static void mix(float* x, int size, float factor) {
   for (int step = 1; step < size; step *= 4) {
     const float scale = 4 * step == size ? factor : 1.0f;
@@ -78,6 +78,12 @@ INLINE void mix_rows(Lanes* rows, int stride, float factor) {
   for (int row = 0; row < WAYS; row++) rows[row * stride] = x[row] * factor;
 }
 
+/* The transform over all rows. */
+INLINE void mix_all(Lanes* rows, float factor) {
+  for (int row = 0; row < ROWS; row += WAYS) mix_rows(rows + row, 1, 1.0f);
+  for (int row = 0; row < WAYS; row++) mix_rows(rows + row, WAYS, factor);
+}
+
 /* Rotates row r of 16 by r columns to the left, or back. */
 INLINE void shift_rows(Lanes* rows, int is_back) {
   float twice[WAYS][2 * WAYS] ALIGNED;
@@ -96,18 +102,13 @@ static void transform(float* block, int64_t size, int is_inverse) {
     return;
   }
   Lanes* rows = (Lanes*)block;
-  for (int turn = 0; turn < 2; turn++) {
-    if (turn == is_inverse) {
-      for (int group = 0; group < ROWS; group += WAYS) mix_rows(rows + group, 1, 1.0f);
-      for (int row = 0; row < WAYS; row++) mix_rows(rows + row, WAYS, is_inverse ? factor : 1.0f);
-    } else {
-      for (int group = 0; group < ROWS; group += WAYS) {
-        if (!is_inverse) shift_rows(rows + group, 0);
-        mix_rows(rows + group, 1, is_inverse ? 1.0f : factor);
-        if (is_inverse) shift_rows(rows + group, 1);
-      }
-    }
+  if (!is_inverse) mix_all(rows, 1.0f);
+  for (int row = 0; row < ROWS; row += WAYS) {
+    if (!is_inverse) shift_rows(rows + row, 0);
+    mix_rows(rows + row, 1, is_inverse ? 1.0f : factor);
+    if (is_inverse) shift_rows(rows + row, 1);
   }
+  if (is_inverse) mix_all(rows, factor);
 }
 
 /* Rotates a block; its first element is number `place` of those whose draws begin at `group`. */

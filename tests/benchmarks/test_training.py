@@ -74,6 +74,21 @@ def test_training_ends_at_the_accuracy_or_says_that_it_did_not_reach_it(netlab: 
     assert figure.stat().st_size > 10_000
 
 
+@pytest.mark.netlab
+def test_torch_trains_the_same_network_on_the_same_batches(netlab: ModuleType, tmp_path: Path):
+    pytest.importorskip("torch")
+    del netlab
+    write_mnist(tmp_path, 50)
+    file = tmp_path / "training.json"
+    what = ("--data_dir", str(tmp_path), "--every", "4", "--json", str(file), "--torch", sys.executable)
+    done = run("--time_to", "0.2", *SMALL, "--variants", "float", *what, timeout=300)
+    assert done.returncode == 0, done
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["variant"] for row in rows] == ["float", *time_to.TORCH]
+    assert len({row["elements"] for row in rows}) == 1
+    assert rows[1]["evaluations"][0][2] == rows[0]["evaluations"][0][2]
+
+
 def test_accuracy_that_is_not_reached_is_an_error_after_the_most_steps():
     class Team:
         orders: ClassVar[list] = []
@@ -100,6 +115,8 @@ def test_accuracy_that_is_not_reached_is_an_error_after_the_most_steps():
         (["--models", "vgg"], "invalid choice: 'vgg'"),
         (["--time_to", "97", "--data_dir", "."], "--time_to=97.0: must be above 0 and at most 1"),
         (["--time_to", "0.97"], "--data_dir: must be given with --time_to"),
+        (["--torch", sys.executable], "--torch: must be given with --time_to"),
+        (["--time_to", "0.97", "--data_dir", ".", "--torch", "/bin/false"], "--torch=/bin/false: must be a Python with"),
         (["--variants", "local_10"], "--variants: local steps are measured with --time_to"),
         (["--time_to", "0.97", "--data_dir", "/nonexistent"], "--data_dir=/nonexistent: must be a folder"),
     ],
