@@ -116,7 +116,7 @@ def test_accuracy_that_is_not_reached_is_an_error_after_the_most_steps():
         (["--time_to", "97", "--data_dir", "."], "--time_to=97.0: must be above 0 and at most 1"),
         (["--time_to", "0.97"], "--data_dir: must be given with --time_to"),
         (["--torch", sys.executable], "--torch: must be given with --time_to"),
-        (["--time_to", "0.97", "--data_dir", ".", "--torch", "/bin/false"], "--torch=/bin/false: must be a Python with"),
+        (["--time_to", "0.97", "--data_dir", ".", "--torch", "/bin/false"], "--torch=/bin/false: must be a Python"),
         (["--variants", "local_10"], "--variants: local steps are measured with --time_to"),
         (["--time_to", "0.97", "--data_dir", "/nonexistent"], "--data_dir=/nonexistent: must be a folder"),
     ],
