@@ -165,7 +165,7 @@ def measure_rate(
         same["network"] = team.ask("calibrate", START_SECONDS)[0]
         for variant in arguments.variants:
             asked = torch if variant in time_to.TORCH else team
-            row = same | {"variant": variant} | prepare(lab, asked, same, variant)
+            row: dict = same | {"variant": variant} | prepare(lab, asked, same, variant)
             if arguments.time_to is not None:
                 yield row | time_to.measure_accuracy(asked, row, arguments)
                 continue

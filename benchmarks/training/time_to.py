@@ -50,7 +50,7 @@ def save_task(file: Path, data_dir: str, seed: int, num_examples: int) -> None:
     task = {f"{layer}/{name}": np.asarray(leaf) for layer, own in layers.items() for name, leaf in own.items()}
     task |= {"order": ExampleOrder(train.size, seed).batch(0, num_examples)}
     task |= {"images": train.images, "labels": train.labels, "test_images": test.images, "test_labels": test.labels}
-    np.savez(file, **task)
+    np.savez(file, allow_pickle=False, **task)
 
 
 def as_line(row: dict) -> str:

@@ -7,6 +7,7 @@ It takes them from a file of the parent's (`time_to.save_task`), as its Python m
 
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,8 +47,8 @@ class Worker:
             self.task = dict(found)
         self.host, self.hosts = join()
         self.rate, self.momentum = rate, momentum
-        self.model: DistributedDataParallel | None = None
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.model: Any = None  # DistributedDataParallel, and its optimizer
+        self.optimizer: Any = None
 
     def prepare(self, model: str, variant: str, batch: int) -> dict:
         """Fresh weights, a hook and an optimiser; a backward pass without an exchange warms torch up."""
@@ -71,8 +72,6 @@ class Worker:
 
     def train(self, first: int, steps: int, batch: int) -> dict:
         """Seconds of so many steps on the training split, from the examples in memory to the last weights."""
-        assert self.model
-        assert self.optimizer
         dist.barrier()
         start = time.perf_counter()
         for step in range(first, first + steps):
@@ -84,7 +83,6 @@ class Worker:
 
     def evaluate(self) -> dict:
         """How many of this host's part of the test split are right."""
-        assert self.model
         images, labels = (self.task[name][self.host :: self.hosts] for name in ("test_images", "test_labels"))
         with torch.no_grad():
             found = self.model.module(standardize(images)).argmax(1).numpy()
