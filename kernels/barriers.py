@@ -33,7 +33,9 @@ def concatenate(parts: Sequence[jax.Array], *, implementation: str = "auto") -> 
     return jnp.concatenate([part.reshape(-1) for part in parts])
 
 
-def follow(words: jax.Array, after: Sequence[jax.Array], *, implementation: str = "auto") -> jax.Array:
+def follow(
+    words: jax.Array, after: Sequence[jax.Array], *, apart: bool = False, implementation: str = "auto"
+) -> jax.Array:
     """Returns the words once `after` is computed.
 
     XLA merges collectives that do not depend on one another; the first would then wait for the words of the last.
@@ -41,12 +43,14 @@ def follow(words: jax.Array, after: Sequence[jax.Array], *, implementation: str 
     Args:
       words: uint32 of any shape; "native" does not copy them.
       after: uint32 arrays of any shapes.
+      apart: whether another thread is to do what waits for the words. A thread of XLA does all that becomes ready at
+        once, one after another; so what is not urgent could hold up a collective. "reference" ignores it.
       implementation: "auto", "reference" or "native"; on GPUs XLA's code is used.
     """
     after = [each for each in after if each.size]
     if not after or not words.size:
         return words
     if pick_implementation("follow", implementation, words.size) == "native":
-        return follow_native(words, after)
+        return follow_native(words, after, apart)
     firsts = jnp.stack([each.reshape(-1)[0] for each in after])
     return words + (jnp.max(firsts) >> 31 >> 1)  # adds zero, but the compiler cannot know that

@@ -12,13 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtern.kernels import follow
 from jaxtern.kernels.segments import fill_up, split
 
 AxisNames = tuple[str, ...]
-
-_RUN = 2**20  # floats that are sent together, while others are rounded or averaged
-_PAIRED_BYTES = 2**17  # for each worker; from this size on, rounds of pairs take less time than an all-to-all
 
 
 class Axes(NamedTuple):
@@ -110,7 +106,7 @@ def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
     if not width:  # nothing to exchange
         return jnp.zeros((words.shape[0] * count_workers(names), 0), words.dtype)
     if is_mutual(names):
-        return jnp.concatenate(_both(words, _reduce(lax.psum, words, names), names))
+        return jnp.concatenate(both_words(words, _reduce(lax.psum, words, names), names))
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
         words = lax.all_gather(words, name, to=to)
     return words.reshape(-1, width)
@@ -125,7 +121,7 @@ def is_mutual(names: AxisNames) -> bool:
     return not checked_axes(names) and count_workers(_shared_axes(names)) == 2
 
 
-def _both(words: jax.Array, total: jax.Array, names: AxisNames) -> list[jax.Array]:
+def both_words(words: jax.Array, total: jax.Array, names: AxisNames) -> list[jax.Array]:
     """The words of two devices, from this one's and their sum modulo 2^32."""
     other, is_first = total - words, worker_index(names) == 0
     return [jnp.where(is_first, words, other), jnp.where(is_first, other, words)]
@@ -207,83 +203,13 @@ def pmean(tree: Any, names: AxisNames) -> Any:
     return _reduce(lax.pmean, tree, names)
 
 
-def start_mean(values: jax.Array, axes: Axes, after: Sequence[jax.Array]) -> tuple[list[jax.Array], Callable]:
-    """Begins the mean of floats of 16 or 32 bits, added as float32 in the order of the workers.
-
-    Each device averages a shard, and all gather the shards, which sends as much as a ring all-reduce. Between two
-    workers, and for a word or two, all values are gathered at once. The mean of more than two workers is rounded to the
-    dtype, in which it may be sent.
-
-    Args:
-      values: [V, n] of the workers on this device.
-      axes: axes of the workers.
-      after: words to compute before anything is sent.
-
-    Returns:
-      Words that exist once the first collective has ended, and a function that ends the mean. That takes words to
-      compute before a second collective; it returns the mean, float32[n], and words that the next collective follows.
-    """
-    words = follow(jax.vmap(_bits)(values), after)
-    width, num_workers = words.shape[-1], count_workers(axes.workers) * words.shape[0]
-
-    def to_floats(own: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(own, values.dtype).reshape(own.shape[0], -1).astype(jnp.float32)
-
-    if num_workers == 2 and width and words.shape[0] == 1 and not axes.fast and is_mutual(axes.workers):
-        total = add_words(words[0], axes.workers)  # XLA would copy the words of both to make rows of them
-        both = [to_floats(row) for row in _both(words, total, axes.workers)]
-        return [total], lambda after: (mean_in_order(both)[0, : values.shape[1]], after)
-    if gathers_mean(width, num_workers):
-        rows = through_fast(lambda own: gather_words(own, axes.workers), words, axes)
-        mean = mean_in_order(to_floats(rows)[:, : values.shape[1]])
-        mean = mean.astype(values.dtype).astype(jnp.float32) if num_workers > 2 else mean
-        return [rows], lambda after: (mean, after)
-    places = axes.fast + axes.workers
-    filled = fill_up(words, count_workers(places))
-    own = own_slice(filled, axes.fast)
-    in_pairs = 4 * own.shape[-1] // count_workers(axes.workers) > _PAIRED_BYTES
-    rows = scatter_words(own, axes.workers, in_pairs=in_pairs)
-
-    def end(after: Sequence[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-        mean = _bits(mean_in_order(to_floats(rows)).astype(values.dtype))
-        joined = gather_words(follow(mean, after)[None], places)
-        return to_floats(joined.reshape(1, -1))[0, : values.shape[1]], [joined]
-
-    return [rows], end
-
-
-def gathers_mean(num_words: int, num_workers: int) -> bool:
-    """Whether `start_mean` gathers all words, which sends no more than averaging them shard by shard."""
-    return num_words <= 2 * -(-num_words // num_workers)
-
-
-def runs_of(sizes: Sequence[int]) -> list[list[int]]:
-    """Places of float tensors that are sent together: neighbours, up to `_RUN` elements."""
-    runs, elements = [], _RUN
-    for place, size in enumerate(sizes):
-        if elements >= _RUN:
-            runs.append([])
-            elements = 0
-        runs[-1].append(place)
-        elements += size
-    return runs
-
-
-def mean_in_order(rows: Any) -> jax.Array:
-    """The mean of float32[N, ...], or of N float32[...], over N, added one worker after the other."""
-    if len(rows) <= 2:
-        return (rows[0] + rows[-1]) / 2 if len(rows) == 2 else rows[0] / 1
-    total, _ = lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(rows[0]), rows)
-    return total / len(rows)
-
-
 def as_words(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     """Joins the bits of all leaves, of 1, 2 or 4 bytes an element; only integers are sure to be sent unchanged.
 
     Returns uint32[W], and the inverse, which turns uint32[..., W] into leaves [..., *shape].
     """
     leaves, treedef = jax.tree.flatten(tree)
-    parts = [_bits(leaf) for leaf in leaves]
+    parts = [as_bits(leaf) for leaf in leaves]
 
     def restore(words: jax.Array) -> Any:
         own = split(words, tuple(part.size for part in parts))
@@ -292,7 +218,8 @@ def as_words(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     return (jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.uint32)), restore
 
 
-def _bits(leaf: jax.Array) -> jax.Array:
+def as_bits(leaf: jax.Array) -> jax.Array:
+    """uint32[W], the bits of all elements, of 1, 2 or 4 bytes each; zeros fill the last word."""
     flat = leaf.reshape(-1)
     per_word = 4 // leaf.dtype.itemsize
     if per_word == 1:

@@ -14,9 +14,10 @@ from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.collectives import Axes
+from jaxtern.compression.float_runs import mean_in_order
 from jaxtern.compression.network.links import Traffic
 from jaxtern.kernels import derive_key
-from jaxtern.kernels.segments import fill_up, split
+from jaxtern.kernels.segments import fill_up
 
 SHARED = ("mean", "dither", "rotation")  # noise that all workers share; its keys are those of the last worker numbers
 
@@ -194,21 +195,7 @@ class Group:
         workers.
         """
 
-        def send(trees: Sequence[list[jax.Array]]) -> list[jax.Array]:
-            sizes, found, before = [leaf.size for leaf in trees[0]], [], []
-            started: list[tuple[list[int], Callable]] = []
-            for turn, run in enumerate([*collectives.runs_of(sizes), []]):
-                if run:
-                    vectors = [jnp.concatenate([own[at].reshape(-1).astype(dtype) for at in run]) for own in trees]
-                    before, end = collectives.start_mean(jnp.stack(vectors), self.axes, before)
-                    started.append((run, end))
-                if turn:  # the run before ends while this one is on its way
-                    places, end = started[turn - 1]
-                    mean, before = end(before)
-                    found += split(mean, tuple(sizes[at] for at in places))
-            return [part.reshape(leaf.shape) for part, leaf in zip(found, trees[0], strict=True)]
-
-        return self._by_kind(trees, send)
+        return self._by_kind(trees, lambda own: mean_in_order(own, self.axes, dtype))
 
     def pmean(self, trees: Sequence[Any]) -> Any:
         """The mean by `lax.pmean`, an all-reduce of floats whose order the backend decides."""

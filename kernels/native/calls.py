@@ -76,9 +76,9 @@ def ternary_decode_native(
     return _call("ternary_decode", shapes, [words, units, own.bits, total, *into, *after], aliases, **numbers, **layout)
 
 
-def follow_native(words: jax.Array, after: Sequence[jax.Array]) -> jax.Array:
+def follow_native(words: jax.Array, after: Sequence[jax.Array], apart: bool) -> jax.Array:
     """`follow`; no array may be empty."""
-    return _call("follow", [(words.shape, words.dtype)], [words, *after], {0: 0})[0]
+    return _call("follow", [(words.shape, words.dtype)], [words, *after], {0: 0}, apart=int(apart))[0]
 
 
 def shard_sum_native(words: jax.Array, num_elements: int, levels: int, radix: int) -> jax.Array:

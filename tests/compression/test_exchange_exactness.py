@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from jax import lax
 
 from jaxtern import Network, compressed_mean, float_mean, ternary_mean
-from jaxtern.compression import collectives
+from jaxtern.compression import float_runs
 from jaxtern.compression.radix.exchanges import choose_exchange
 from jaxtern.compression.radix.quantizer import Quantizer
 
@@ -161,8 +161,8 @@ def test_float_means_in_many_runs_are_those_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, workers: Callable, layout: str, dtype: str
 ):
     """Rounded, added one worker after the other, and of more than two rounded again."""
-    for name, value in (("_RUN", 60), ("_PAIRED_BYTES", 0)):
-        monkeypatch.setattr(collectives, name, value)
+    for name, value in (("_RUN", 60), ("_PIECE", 90), ("_PAIRED_BYTES", 0), ("_APART_BYTES", 0)):
+        monkeypatch.setattr(float_runs, name, value)
     placed = workers(layout)
     unrolled = {} if placed.virtual_workers is None else {"virtual_workers": placed.virtual_workers}
     gradients = {name: _normal(size, placed.size, size) for name, size in {"a": 70, "b": 1, "c": 59, "d": 200}.items()}

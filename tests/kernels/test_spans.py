@@ -157,9 +157,11 @@ def test_many_programs_at_once_do_not_disturb_one_another():
 
 
 @both
-def test_words_that_follow_others_stay_as_they_are(implementation: str):
+@pytest.mark.parametrize("apart", [False, True])
+def test_words_that_follow_others_stay_as_they_are(implementation: str, apart: bool):
     words, after = jnp.arange(300, dtype=jnp.uint32), [jnp.full((2, 3), 2**32 - 1, jnp.uint32)]
-    found = jax.jit(lambda words, *after: follow(words, after, implementation=implementation))(words, *after)
+    options = {"apart": apart, "implementation": implementation}
+    found = jax.jit(lambda words, *after: follow(words, after, **options))(words, *after)
     np.testing.assert_array_equal(found, words)
     assert follow(words, [jnp.zeros((0,), jnp.uint32)], implementation=implementation) is words
 

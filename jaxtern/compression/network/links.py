@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxtern.compression.arguments import require_number
-from jaxtern.compression.collectives import gathers_mean, runs_of
+from jaxtern.compression.float_runs import gathers_mean, runs_of
 
 
 class Traffic(NamedTuple):
@@ -85,7 +85,7 @@ def mean_in_order(sizes: Sequence[int], num_workers: int, itemsize: int = 4) -> 
     """Traffic of `Group.mean` of float tensors with these sizes."""
     total = Traffic()
     for run in runs_of(sizes):
-        num_words = -(-sum(sizes[place] for place in run) * itemsize // 4)
+        num_words = -(-sum(end - start for _, start, end in run) * itemsize // 4)
         shard = -(-num_words // num_workers)
         if gathers_mean(num_words, num_workers):
             total += all_gather(num_words, num_workers)
