@@ -156,7 +156,7 @@ def test_all_workers_share_the_largest_of_their_scales(updates_over: Callable):
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("layout", ["mesh:2", "mesh:4", "mesh:2 mesh:2", "mesh:2 unrolled:2"])
+@pytest.mark.parametrize("layout", ["mesh:2", "mesh:4", "mesh:8", "mesh:2 mesh:2", "mesh:2 unrolled:2"])
 def test_float_means_in_many_runs_are_those_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, workers: Callable, layout: str, dtype: str
 ):
