@@ -113,10 +113,17 @@ def _as_matrix(tensor: jax.Array) -> jax.Array:
     return tensor.astype(jnp.float32).reshape(_sides(tensor.shape, 1)[:2])
 
 
-@jax.custom_batching.sequential_vmap
+@jax.custom_batching.custom_vmap
 def _multiply(left: jax.Array, right: jax.Array) -> jax.Array:
     """The product, kept apart: fused with code around it, its sums would depend on how workers lie on devices."""
     return settle(jnp.matmul(*lax.optimization_barrier((left, right)), precision=lax.Precision.HIGHEST))
+
+
+@_multiply.def_vmap
+def _multiply_each(size: int, batched: list[bool], *factors: jax.Array) -> tuple[jax.Array, bool]:
+    """One by one: as a batch or in a loop, XLA may add in another order."""
+    own = [[x[at] if is_batched else x for x, is_batched in zip(factors, batched, strict=True)] for at in range(size)]
+    return jnp.stack([_multiply(*pair) for pair in own]), True
 
 
 def _orthonormalise(matrix: jax.Array) -> jax.Array:
