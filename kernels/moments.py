@@ -70,7 +70,8 @@ def moments(
         partials = partials_mgpu(gradient, segments, DEFAULTS["moments"])
     else:
         partials = partials_reference(gradient, segments)
-    return finish(partials, centres_of(gradient, segments), segments)
+    bounds = segments.bounds()
+    return finish(partials, centres_of(gradient, bounds[:-1], bounds[1:]), segments)
 
 
 def finish(partials: Partials, centres: jax.Array, segments: Segments) -> Moments:

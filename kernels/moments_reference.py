@@ -6,7 +6,7 @@ integers, which give the same sum in any order. So the result depends only on th
 """
 
 import functools
-import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,13 @@ from jax import lax
 
 from .radix import RUN
 from .rounding import settle, to_12_bits
-from .segments import Segments, split
+from .segments import Segments, fill_up
 
 FAN_IN = 16  # runs of a group, added in halves; groups are added in sequence, even and odd ones apart
 CHUNK_RUNS = 128
 CHUNK = CHUNK_RUNS * RUN
 
-_LARGE = 2**20  # elements from which a tensor is read in place
+_LENGTHS = np.array([2 * RUN, 8 * RUN, 32 * RUN, CHUNK - 1, CHUNK])  # of chunks that are filled up to as many runs
 
 Partials = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -30,21 +30,35 @@ def partials_reference(gradient: jax.Array, segments: Segments) -> Partials:
     """max|g|, and sum and sum of squares of the deviations, of every chunk; float32[num_chunks] each.
 
     Deviations are from the median of the segment's first, middle and last elements. This keeps the one-pass variance
-    accurate for a large mean, even if one of the three is an outlier.
+    accurate for a large mean, even if one of the three is an outlier. Chunks of about equal length share a program, as
+    programs are slow to compile.
     """
-    tensors = [tensor for tensor in split(gradient, segments.sizes) if tensor.size]
-    if not tensors:
+    tables = chunk_tables(segments)
+    if not tables[0].size:
         return (jnp.zeros((0,), jnp.float32),) * 3
-    is_small = [segments.block_size is None and tensor.size < _LARGE for tensor in tensors]
-    counts = [int(chunk_counts(Segments((tensor.size,), segments.block_size)).sum()) for tensor in tensors]
-    firsts = np.cumsum(counts) - counts
-    parts, numbers = _small_tensors([(t, first) for t, first, s in zip(tensors, firsts, is_small, strict=True) if s])
-    for tensor, first, count, small in zip(tensors, firsts, counts, is_small, strict=True):
-        if not small:
-            parts += _tensor(tensor, segments)
-            numbers += range(first, first + count)
-    in_order = np.argsort(np.asarray(numbers))
-    return tuple(jnp.concatenate(column)[in_order] for column in zip(*parts, strict=True))
+    gradient = fill_up(gradient, RUN) if gradient.size < RUN else gradient
+    kinds = np.searchsorted(_LENGTHS, np.minimum(tables[1] - tables[2], CHUNK))
+    order = np.argsort(kinds, kind="stable")
+    starts, ends, firsts = (table[order] for table in tables)
+    centres = centres_of(gradient, starts, ends)
+    parts = []
+    for kind in np.unique(kinds):
+        own = slice(*np.searchsorted(kinds[order], [kind, kind + 1]))
+        width = -(-int(_LENGTHS[kind]) // RUN)
+        parts.append(_add_runs(*_read(gradient, firsts[own], ends[own], width), centres[own, None, None]))
+    back = np.argsort(order)
+    largest, first, second = (jnp.concatenate(column)[back] for column in zip(*parts, strict=True))
+    largest = jnp.maximum(jnp.max(largest, axis=1), magnitude_bits(centres)[back])
+    return lax.bitcast_convert_type(largest, jnp.float32), sum_in_any_order(first), sum_in_any_order(second)
+
+
+def chunk_tables(segments: Segments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Start and end of every chunk's segment, and start of the chunk; int32[num_chunks] each."""
+    bounds, counts = segments.bounds(), chunk_counts(segments)
+    owner = np.repeat(np.arange(counts.size), counts)
+    number = np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    tables = bounds[owner], bounds[owner + 1], bounds[owner] + number * CHUNK
+    return tuple(table.astype(np.int32) for table in tables)
 
 
 def chunk_counts(segments: Segments) -> np.ndarray:
@@ -52,11 +66,10 @@ def chunk_counts(segments: Segments) -> np.ndarray:
     return -(-np.diff(segments.bounds()) // CHUNK)
 
 
-def centres_of(gradient: jax.Array, segments: Segments) -> jax.Array:
-    """float32[num_scales]: the centre of each segment, from which its deviations are measured."""
-    bounds = segments.bounds()
-    first, last = bounds[:-1], bounds[1:] - 1
-    return middle(*(settle(gradient[place].astype(jnp.float32)) for place in (first, middle_place(first, last), last)))
+def centres_of(gradient: jax.Array, starts: np.ndarray, ends: np.ndarray) -> jax.Array:
+    """float32: the centre of each segment with these bounds, from which its deviations are measured."""
+    places = starts, middle_place(starts, ends - 1), ends - 1
+    return middle(*(settle(gradient[place].astype(jnp.float32)) for place in places))
 
 
 def middle_place(first: int, last: int) -> int:
@@ -87,102 +100,46 @@ def add_runs(runs: list[jax.Array]) -> jax.Array:
     return runs[0]
 
 
-def _small_tensors(tensors: list[tuple[jax.Array, int]]) -> tuple[list[Partials], list[int]]:
-    """Partials of small tensors and their chunks' numbers; chunks of about equal length share one program."""
-    rows: dict[int, list[tuple[int, jax.Array, jax.Array]]] = {}  # number, runs and centre of chunks, by length
-    for tensor, first in tensors:
-        centre = centres_of(tensor, Segments((tensor.size,)))[0]
-        for i, start in enumerate(range(0, tensor.size, CHUNK)):
-            chunk = tensor[start : start + CHUNK]
-            runs = 1 << (-(-chunk.size // RUN) - 1).bit_length()
-            rows.setdefault(runs, []).append((first + i, _fill(chunk, centre, runs), centre))
-    parts, numbers = [], []
-    for members in rows.values():
-        own, chunks, centres = zip(*members, strict=True)
-        centre = jnp.stack(centres)[:, None]
-        parts.append(_chunks(_as_slices(jnp.stack(chunks)[:, None], centre), centre))
-        numbers += own
-    return [tuple(column.reshape(-1) for column in part) for part in parts], numbers
+def _read(gradient: jax.Array, firsts: np.ndarray, ends: np.ndarray, width: int) -> tuple[jax.Array, jax.Array]:
+    """Chunks of up to `width` runs as [chunks, width, RUN], and which of these elements are their own.
 
-
-def _tensor(tensor: jax.Array, segments: Segments) -> list[Partials]:
-    """Partials of one tensor's chunks, in order."""
-    own = Segments((tensor.size,), segments.block_size)
-    centres = centres_of(tensor, own)
-    width = segments.block_size or tensor.size
-    if width >= tensor.size:
-        return _segment(tensor, centres)
-    blocks = tensor.size // width
-    parts = [_blocks(tensor[: blocks * width].reshape(blocks, width), centres[:blocks])]
-    if blocks * width < tensor.size:
-        parts += _segment(tensor[blocks * width :], centres[blocks:])
-    return parts
-
-
-def _segment(segment: jax.Array, centre: jax.Array) -> list[Partials]:
-    """Partials of one segment's chunks; all but the last one or two are read in place, by slices of the segment."""
-    group = FAN_IN * RUN
-    chunks = max(segment.size - group + RUN, 0) // CHUNK
-    parts = []
-    if chunks:
-        slices = [segment[i : i + chunks * CHUNK].reshape(-1, group)[:, :RUN] for i in range(0, group, RUN)]
-        columns = _chunks([x.reshape(1, chunks, -1, RUN) for x in slices], centre[:, None])
-        parts.append(tuple(column.reshape(-1) for column in columns))
-    if chunks * CHUNK < segment.size:
-        parts.append(_blocks(segment[None, chunks * CHUNK :], centre))
-    return parts
-
-
-def _blocks(blocks: jax.Array, centres: jax.Array) -> Partials:
-    """Partials of the chunks of float[rows, width] segments."""
-    rows, width = blocks.shape
-    whole = width // CHUNK * CHUNK
-    cut = [blocks[:, :whole].reshape(rows, -1, CHUNK), blocks[:, None, whole:]]
-    centre = centres[:, None]
-    parts = [_chunks(_as_slices(chunks, centre), centre) for chunks in cut if chunks.size]
-    return tuple(jnp.concatenate(column, axis=1).reshape(-1) for column in zip(*parts, strict=True))
-
-
-def _as_slices(chunk: jax.Array, centre: jax.Array) -> list[jax.Array]:
-    """Cuts [..., m] into up to FAN_IN slices [..., groups, RUN], filled up with centres, whose deviation is zero."""
-    runs = -(-chunk.shape[-1] // RUN)
-    fan_in = min(FAN_IN, 1 << (runs - 1).bit_length())
-    groups = _fill(chunk, centre, -(-runs // fan_in) * fan_in).reshape(*chunk.shape[:-1], -1, fan_in, RUN)
-    return [groups[..., i, :] for i in range(fan_in)]
-
-
-def _fill(chunk: jax.Array, centre: jax.Array, runs: int) -> jax.Array:
-    """Fills [..., m] up to [..., runs * RUN] with centres; a short last run goes to the end of its places."""
-    size = chunk.shape[-1]
-    whole = size // RUN * RUN
-    counts = -size % RUN, runs * RUN - size - -size % RUN
-    if not any(counts):
-        return chunk
-    before, behind = (jnp.broadcast_to(centre[..., None].astype(chunk.dtype), (*chunk.shape[:-1], n)) for n in counts)
-    return jnp.concatenate([chunk[..., :whole], before, chunk[..., whole:], behind], axis=-1)
-
-
-def _chunks(slices: list[jax.Array], centre: jax.Array) -> Partials:
-    """Partials of chunks, cut into up to FAN_IN slices float[rows, chunks, groups, RUN]; float32[rows, chunks].
-
-    It works slice by slice, as the compiler would write out the results of elementwise work on the whole.
+    A short last run goes to the end of its places.
     """
-    slices = [x.astype(jnp.float32) for x in slices]
-    deviations = [deviation(x, centre[..., None, None]) for x in slices]
 
-    largest = jnp.max(functools.reduce(jnp.maximum, [magnitude_bits(x) for x in slices]), axis=(-2, -1))
-    largest = jnp.maximum(largest, magnitude_bits(centre))  # in every chunk, as some are filled up with it
-    return lax.bitcast_convert_type(largest, jnp.float32), _total(deviations), _total([x * x for x in deviations])
+    def slices(starts: Any, size: int) -> jax.Array:
+        return jax.vmap(lambda start: lax.dynamic_slice(gradient, (start,), (size,)))(starts).reshape(-1, width, RUN)
+
+    size = width * RUN
+    if np.all(np.append(firsts[1:], ends[-1]) - firsts == size):  # neighbours
+        return gradient[firsts[0] : ends[-1]].reshape(-1, width, RUN), jnp.ones((), bool)
+    if np.all(firsts + size <= ends):
+        return slices(firsts, size), jnp.ones((), bool)
+    nominal, end = (firsts[:, None] + np.arange(width, dtype=np.int32) * RUN)[..., None], ends[:, None, None]
+    begin = np.maximum(np.minimum(nominal, end - RUN), 0)
+    place = jnp.arange(RUN)[None, None]
+    return slices(begin.reshape(-1), RUN), (place >= nominal - begin) & (place < end - begin)
 
 
-def _total(slices: list[jax.Array]) -> jax.Array:
-    """The sum of each chunk: of the even and of the odd groups, then of both (in any order), then of the places."""
-    sums = add_runs(slices)
-    if sums.shape[2] == 1:
-        return sum_in_any_order(sums[:, :, 0])
-    sums = jnp.pad(sums, [(0, 0), (0, 0), (0, sums.shape[2] % 2), (0, 0)])
-    even_and_odd = functools.reduce(operator.add, [sums[:, :, i : i + 2] for i in range(0, sums.shape[2], 2)])
-    return sum_in_any_order(lax.reduce(even_and_odd, np.float32(0), lax.add, (2,)))
+def _add_runs(x: jax.Array, is_own: jax.Array, centres: jax.Array) -> Partials:
+    """Bits of the largest magnitude, and both sums, at every place of a run; [chunks, runs, RUN] to [chunks, RUN].
+
+    It works slice by slice, as the compiler would write out the results of elementwise work on the whole. The barrier
+    keeps what is to be compiled at once small.
+    """
+    groups = x.shape[0], -1, min(FAN_IN, x.shape[1]), RUN
+    x, is_own = x.reshape(groups), jnp.broadcast_to(is_own, x.shape).reshape(groups)
+    slices = [(x[:, :, i].astype(jnp.float32), is_own[:, :, i]) for i in range(groups[2])]
+    bits = [jnp.where(own, magnitude_bits(x), 0) for x, own in slices]
+    deviations = [jnp.where(own, deviation(x, centres), 0.0) for x, own in slices]
+    sums = functools.reduce(jnp.maximum, bits), add_runs(deviations), add_runs([x * x for x in deviations])
+    largest, first, second = lax.optimization_barrier(sums)
+    return jnp.max(largest, axis=1), _add_groups(first), _add_groups(second)
+
+
+def _add_groups(sums: jax.Array) -> jax.Array:
+    """The sums of even and of odd groups, then of both; [chunks, groups, RUN] to [chunks, RUN]."""
+    even, odd = (sum(sums[:, i] for i in range(first, sums.shape[1], 2)) for first in (0, 1))
+    return even + odd
 
 
 def sum_in_any_order(x: jax.Array, count: int | None = None) -> jax.Array:

@@ -19,7 +19,7 @@ from ..moments_reference import (
     add_runs,
     as_float,
     as_multiples,
-    chunk_counts,
+    chunk_tables,
     deviation,
     magnitude_bits,
     middle,
@@ -35,7 +35,7 @@ from . import mgpu
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))  # lowered once for all workers of a device
 def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, interpret: Any = None) -> Partials:
     """As `partials_reference`."""
-    starts, ends, firsts = (jnp.asarray(table) for table in _chunk_tables(segments))
+    starts, ends, firsts = (jnp.asarray(table) for table in chunk_tables(segments))
 
     def moments(chunk, gradient, starts, ends, firsts, max_abs, *sums_out) -> None:
         start, end, first = starts[chunk], ends[chunk], firsts[chunk]
@@ -84,12 +84,3 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
     max_abs, *sums = mgpu.launch(moments, operands, outputs, starts.size, tuning, interpret)
     first, second = (as_float(largest, total, RUN) for largest, total in zip(sums[::2], sums[1::2], strict=True))
     return lax.bitcast_convert_type(max_abs, jnp.float32), first, second
-
-
-def _chunk_tables(segments: Segments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Start and end of every chunk's segment, and start of the chunk; int32[num_chunks] each."""
-    bounds, counts = segments.bounds(), chunk_counts(segments)
-    owner = np.repeat(np.arange(counts.size), counts)
-    number = np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    tables = bounds[owner], bounds[owner + 1], bounds[owner] + number * CHUNK
-    return tuple(table.astype(np.int32) for table in tables)

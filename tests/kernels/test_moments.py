@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from jaxtern.kernels import Moments, Segments, dispatch, moments, moments_reference
+from jaxtern.kernels import Moments, Segments, dispatch, moments
 
 ROUNDING = 2.0**-11  # how far 12-bit deviations may move a variance, of itself
 LOOP = 2**14  # elements of a chunk
@@ -20,13 +20,12 @@ IMPLEMENTATIONS = ["reference"] if dispatch.why_not_native() else ["reference", 
 
 
 @functools.cache
-def _compiled(segments: Segments, implementation: str, large: int) -> Callable:
-    del large  # is read where the program is traced
+def _compiled(segments: Segments, implementation: str) -> Callable:
     return jax.jit(lambda g: moments(g, segments, implementation=implementation))
 
 
 def _moments(gradient: np.ndarray, segments: Segments, implementation: str = "reference") -> Moments:
-    run = _compiled(segments, implementation, moments_reference._LARGE)
+    run = _compiled(segments, implementation)
     return Moments(*(np.asarray(x) for x in run(gradient)))
 
 
@@ -163,11 +162,9 @@ def test_moments_are_the_same_bits_alone_unrolled_and_batched(n: int, block_size
             np.testing.assert_array_equal(again, part)
 
 
-@pytest.mark.parametrize("large", [20_000, *(pytest.param(large, marks=pytest.mark.slow) for large in (1, 2**20))])
-def test_moments_of_a_bucket_are_those_of_its_tensors_alone(monkeypatch: pytest.MonkeyPatch, large: int):
-    monkeypatch.setattr(moments_reference, "_LARGE", large)  # from where tensors are read in place
+def test_moments_of_a_bucket_are_those_of_its_tensors_alone():
     sizes = (40_000, 5, 0, 16_384, 300, 33_000)
-    gradient = np.random.default_rng(large).standard_normal(sum(sizes), np.float32)
+    gradient = np.random.default_rng(0).standard_normal(sum(sizes), np.float32)
     gradient *= np.repeat(np.arange(1, 7, dtype=np.float32), sizes)  # the last has the largest maximum
     together = _moments(gradient, Segments(sizes))
     starts = np.cumsum(sizes) - sizes
