@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxtern.compression.collectives import pmean
 from jaxtern.training.recipe import masks
 from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.step import precision
@@ -74,7 +75,7 @@ def _join_moments(batch_norm: str, local: list[Local]) -> Any:
     if batch_norm == "first":
         is_first = jax.lax.axis_index(DEVICE_AXIS) == 0
         return jax.lax.psum(jax.tree.map(lambda leaf: jnp.where(is_first, leaf, 0), moments[0]), DEVICE_AXIS)
-    return jax.lax.pmean(jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *moments), DEVICE_AXIS)
+    return pmean(jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *moments), (DEVICE_AXIS,))
 
 
 def move_averages(state: TrainState, decay: float) -> TrainState:
