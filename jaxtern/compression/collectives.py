@@ -17,7 +17,7 @@ from jaxtern.kernels.segments import fill_up, split
 
 AxisNames = tuple[str, ...]
 
-_SMALL = 2**18  # elements; fewer take less time to copy than a message takes to arrive
+_SMALL = 2**21  # elements; fewer take less time to copy than a message takes to arrive
 
 
 class Axes(NamedTuple):
