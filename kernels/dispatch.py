@@ -4,6 +4,7 @@ import functools
 import logging
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +24,8 @@ _logger = logging.getLogger(__name__)
 def pick_implementation(op: str, implementation: str, size: int, not_native: str = "") -> str:
     """Picks "reference" (plain jnp, for any device), "native" (C, for CPUs) or "mosaic" (for NVIDIA GPUs).
 
-    "auto" picks Mosaic if the default device is an NVIDIA GPU of compute capability 9.0 or more, JAX is 0.11 or newer,
-    and arrays have at most 2^30 elements. It picks native if that device is a CPU, there is a C compiler, and the op
+    "auto" picks Mosaic if the program is for an NVIDIA GPU of compute capability 9.0 or more, JAX is 0.11 or newer, and
+    arrays have at most 2^30 elements. It picks native if the program is for a CPU, there is a C compiler, and the op
     gives no reason against it, `not_native`. Otherwise, and for `size` 0, it picks the reference.
 
     Raises:
@@ -34,7 +35,7 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
         raise ValueError(f"{op}: implementation={implementation!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
     if implementation == "reference" or not size:
         return "reference"
-    platform = jax.devices()[0].platform
+    platform = device().platform
     wanted = implementation if implementation != "auto" else "native" if platform == "cpu" else "mosaic"
     if wanted == "native":
         reason = not_native or why_not_native()
@@ -49,25 +50,32 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
     return "reference" if reason else wanted
 
 
+def device() -> Any:
+    """A device that the program which is traced is for: of its mesh, or without one the default device."""
+    described = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    try:
+        return jax.devices(described.platform)[0] if described else jax.devices()[0]
+    except RuntimeError:  # a program that is compiled elsewhere than it runs
+        return described
+
+
 def why_not_mosaic() -> str:
-    """Why Mosaic kernels cannot run on the default device; "" if they can."""
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", None)
-    if device.platform != "gpu" or capability is None or not re.fullmatch(r"\d+\.\d+", capability):
-        return f"the default device is {device.device_kind!r}, no NVIDIA GPU"
+    """Why Mosaic kernels cannot run in the program that is traced; "" if they can."""
+    own = device()
+    capability = getattr(own, "compute_capability", None)
+    if own.platform != "gpu" or capability is None or not re.fullmatch(r"\d+\.\d+", capability):
+        return f"the device is {own.device_kind!r}, no NVIDIA GPU"
     if float(capability) < MIN_CAPABILITY:
-        return f"{device.device_kind} has compute capability {capability}, below {MIN_CAPABILITY}"
+        return f"{own.device_kind} has compute capability {capability}, below {MIN_CAPABILITY}"
     if jax_version() < MIN_JAX:
         return f"JAX is {jax.__version__}, older than {'.'.join(map(str, MIN_JAX))}"
     return ""
 
 
 def why_not_native() -> str:
-    """Why C cannot run on the default device; "" if it can. The first call may run a compiler."""
-    device = jax.devices()[0]
-    if device.platform != "cpu":
-        return f"the default device is {device.device_kind!r}, no CPU"
-    return native_library.why_not_native()
+    """Why C cannot run in the program that is traced; "" if it can. The first call may run a compiler."""
+    own = device()
+    return f"the device is {own.device_kind!r}, no CPU" if own.platform != "cpu" else native_library.why_not_native()
 
 
 def jax_version() -> tuple[int, ...]:

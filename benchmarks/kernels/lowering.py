@@ -10,6 +10,7 @@ plain JAX, and counts the kernels that are lowered. Needs JAX 0.11 or newer.
 import importlib
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -56,7 +57,7 @@ def lower(gradients: Any, num_workers: int, implementation: str) -> tuple[int, f
     everywhere = PartitionSpec()
     step = jax.jit(jax.shard_map(mean.update, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False))
     as_on_a_gpu = mock.patch.object(dispatch, "why_not_mosaic", return_value="")
-    with as_on_a_gpu, mock.patch.object(jax, "default_backend", return_value="gpu"):
+    with as_on_a_gpu, mock.patch.object(dispatch, "device", return_value=SimpleNamespace(platform="gpu")):
         start = time.perf_counter()
         traced = step.trace([gradients] * num_workers, mean.init(gradients))
         middle = time.perf_counter()

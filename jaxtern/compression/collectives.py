@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
+from jaxtern.kernels import concatenate, dispatch
 from jaxtern.kernels.segments import fill_up, split
 
 AxisNames = tuple[str, ...]
@@ -180,7 +180,7 @@ def tournament(devices: int) -> list[list[list[int]]]:
 def _can_pair(names: AxisNames) -> bool:
     """Whether the backend is a CPU, with one mesh axis that `shard_map` does not track."""
     mesh_axes = jax.sharding.get_abstract_mesh().axis_names
-    return jax.default_backend() == "cpu" and len(names) == 1 and names[0] in mesh_axes and not checked_axes(names)
+    return dispatch.device().platform == "cpu" and len(names) == 1 and names[0] in mesh_axes and not checked_axes(names)
 
 
 def own_slice(words: jax.Array, names: AxisNames) -> jax.Array:
@@ -206,13 +206,14 @@ def pmean(tree: Any, names: AxisNames) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
     kinds: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
-        is_small = leaf.size < _SMALL and jax.default_backend() == "cpu"
-        kinds.setdefault((leaf.dtype, varying_axes(leaf)) if is_small else place, []).append(place)
+        is_small = leaf.size < _SMALL and leaf.dtype == jnp.float32 and not dispatch.why_not_native()
+        kinds.setdefault(varying_axes(leaf) if is_small else place, []).append(place)
     for places in kinds.values():
         own = [leaves[place] for place in places]
-        joined, restore = ravel_pytree(own) if len(own) > 1 else (own[0], lambda mean: [mean])
-        for place, mean in zip(places, restore(_reduce(lax.pmean, joined, names)), strict=True):
-            leaves[place] = mean
+        joined = _reduce(lax.pmean, concatenate(own) if len(own) > 1 else own[0], names)
+        parts = split(joined, tuple(leaf.size for leaf in own)) if len(own) > 1 else [joined]
+        for place, part in zip(places, parts, strict=True):
+            leaves[place] = part.reshape(leaves[place].shape)
     return treedef.unflatten(leaves)
 
 

@@ -161,7 +161,7 @@ def test_tune_prints_the_best_and_leaves_the_defaults(monkeypatch: pytest.Monkey
 
 
 def test_without_mosaic_tune_is_refused_and_check_says_so(run: Callable, capsys: pytest.CaptureFixture):
-    reason = "the default device is 'cpu', no NVIDIA GPU"
+    reason = "the device is 'cpu', no NVIDIA GPU"
     assert run("--tune") == f"--tune: {reason}"
     assert run("--check", "--elements", "10", "--dtypes", "float32", "--repeats", "1") == 0
     assert f"check: nothing to compare: {reason}\n" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
 
 from jaxtern.kernels import Segments, dispatch, moments
 from jaxtern.kernels.native import library as native_library
@@ -45,7 +46,7 @@ def test_auto_takes_mosaic_on_new_nvidia_gpus_with_a_new_jax(
 @pytest.mark.parametrize(
     ("device", "version", "reason"),
     [
-        (CPU, "0.11.2", "the default device is 'cpu', no NVIDIA GPU"),
+        (CPU, "0.11.2", "the device is 'cpu', no NVIDIA GPU"),
         (_device(capability="7.5", kind="T4"), "0.11.2", "T4 has compute capability 7.5, below 9.0"),
         (_device(), "0.10.2", r"JAX is 0.10.2, older than 0\.11"),
     ],
@@ -80,7 +81,7 @@ def test_arrays_too_large_to_count_in_int32_take_the_reference(monkeypatch: pyte
         (
             _device(platform="tpu", capability=None, kind="TPU v5"),
             logging.DEBUG,
-            "kernels: reference, as the default device is 'TPU v5', no NVIDIA GPU",
+            "kernels: reference, as the device is 'TPU v5', no NVIDIA GPU",
         ),
     ],
 )
@@ -124,9 +125,18 @@ def test_auto_takes_native_on_a_cpu_with_a_compiler(
         assert dispatch.pick_implementation("moments", "native", size, not_native) == "native"
 
 
+def test_a_program_over_a_mesh_is_for_its_devices_whatever_the_default_one_is(monkeypatch: pytest.MonkeyPatch):
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    monkeypatch.setattr(jax, "devices", lambda platform=None: [CPU if platform == "cpu" else _device()])
+    found = []
+    own = jax.shard_map(lambda: found.append(dispatch.device()), mesh=mesh, in_specs=(), out_specs=None)
+    jax.jit(own).lower()
+    assert (found, dispatch.device()) == ([CPU], _device())
+
+
 def test_native_is_refused_where_the_device_is_no_cpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(jax, "devices", lambda: [_device()])
-    with pytest.raises(ValueError, match="implementation='native': the default device is 'NVIDIA H200', no CPU"):
+    with pytest.raises(ValueError, match="implementation='native': the device is 'NVIDIA H200', no CPU"):
         dispatch.pick_implementation("moments", "native", 2**20)
 
 
