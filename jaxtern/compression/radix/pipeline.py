@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.network.links import Network
@@ -87,7 +88,10 @@ class Buckets:
         quantizer, (places, sizes, position) = self._plan.quantizer, self._plan.buckets[piece.number]
         flats = [concatenate([own[place] for place in places]) for own in self._workers]
         measured = [quantizer.measure(flat, sizes) for flat in flats]
-        scales = quantizer.share_scales(measured, self._group)
+        # One after the other, as XLA would join the maxima of all buckets, and the first would wait for the last.
+        before = [lax.bitcast_convert_type(scales, jnp.uint32) for scales in [*self._scales.values()][-1:]]
+        before = collectives.that_vary_no_more(before, measured[0].scales)
+        scales = quantizer.share_scales(measured, self._group, before)
         self._scales[piece.number] = scales
         added = self._plan.exchanges[piece.number].num_added(self._group.size)
         own_scales = [quantizer.own_scales(scales, own) for own in measured]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.core import Tracer
 
 from jaxtern.compression.arguments import as_integer, require_number
@@ -20,6 +21,7 @@ from jaxtern.kernels import (
     decode_span,
     digits_per_word,
     encode_span,
+    follow,
     num_words,
     shard_mean,
     shard_sum,
@@ -109,9 +111,13 @@ class Quantizer:
         clip = self.code.scale if self.code else 2.5 if self.clip_sigmas is None else self.clip_sigmas
         return scales_lib.measure(gradient, self._segments(sizes), clip, self.rotation, self.implementation)
 
-    def share_scales(self, measured: Sequence[Measured], group: Group) -> jax.Array:
-        """The scales that all decode with: the largest of all workers'; NaN if one of them is not finite."""
-        shared = group.maximum([own.scales for own in measured])
+    def share_scales(self, measured: Sequence[Measured], group: Group, after: Sequence[jax.Array] = ()) -> jax.Array:
+        """The scales that all decode with: the largest of all workers'; NaN if one of them is not finite.
+
+        They are sent once the words `after` are computed.
+        """
+        own = [follow(lax.bitcast_convert_type(own.scales, jnp.uint32), after) for own in measured]
+        shared = group.maximum([lax.bitcast_convert_type(words, jnp.float32) for words in own])
         return jnp.where(jnp.isfinite(shared), shared, jnp.nan)
 
     def own_scales(self, shared: jax.Array, measured: Measured) -> jax.Array:

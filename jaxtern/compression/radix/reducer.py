@@ -3,8 +3,8 @@
 import functools
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.arguments import as_integer
@@ -15,7 +15,7 @@ from jaxtern.compression.radix.cpu_chain import Memory
 from jaxtern.compression.radix.exchanges import EXCHANGES, choose_exchange
 from jaxtern.compression.radix.quantizer import Quantizer
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put, stateless
-from jaxtern.kernels import rotate
+from jaxtern.kernels import dispatch, rotate
 
 _IN_PLACE_SIZE = 2**16  # elements; smaller trees are better left to XLA as a whole
 
@@ -126,7 +126,7 @@ def quantized(
 
 
 def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group: Group) -> Reduced:
-    turn = functools.partial(_turn, planned.quantizer, group)
+    turn = functools.partial(_turn, planned, group)
     workers = turn([[jnp.asarray(tensor, jnp.float32) for tensor in own] for own in workers])
     is_chained = planned.piece_size is not None
     store = Memory(planned, workers[0], group) if is_chained else pipeline.Buckets(planned, workers, group)
@@ -135,12 +135,15 @@ def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group:
     return Reduced(turn([store.tensors], is_inverse=True)[0], state, sent)
 
 
-def _turn(quantizer: Quantizer, group: Group, trees: Sequence[Tensors], is_inverse: bool = False) -> list[Tensors]:
-    """Rotates all tensors if the quantizer does; tensors that vary over different axes are not joined."""
-    turned = [list(tensors) for tensors in trees]
-    for places in group.layout.kinds if quantizer.rotation else ():
-        key, own = group.shared_key("rotation"), [tensors[place] for tensors in trees for place in places]
-        parts = rotate(own, key, is_inverse=is_inverse, implementation=quantizer.implementation)
+def _turn(plan: pipeline.Plan, group: Group, trees: Sequence[Tensors], is_inverse: bool = False) -> list[Tensors]:
+    """Rotates all tensors if the quantizer does, bucket by bucket, so that none waits for another's gradients."""
+    turned, keys = [list(tensors) for tensors in trees], {}
+    for places in [bucket.places for bucket in plan.buckets] if plan.quantizer.rotation else ():
+        own, varying = [tensors[place] for tensors in trees for place in places], group.layout.varying[places[0]]
+        # A GPU's compiler would join what uses the same signs, and the first bucket would wait for the last.
+        key, own = lax.optimization_barrier((keys.get(varying, group.shared_key("rotation")), own))
+        keys[varying] = key
+        parts = rotate(own, key, is_inverse=is_inverse, implementation=plan.quantizer.implementation)
         for number, tensors in enumerate(turned):
             put(tensors, places, parts[number * len(places) : (number + 1) * len(places)])
     return turned
@@ -158,6 +161,6 @@ def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> 
     """Works in place, and with one worker in pieces, on CPUs if the tree is large and `shard_map` tracks nothing."""
     is_tracked = bool(collectives.checked_axes(group.axes.workers + group.axes.fast))
     is_large = sum(bucket.size for bucket in plan.buckets) >= _IN_PLACE_SIZE
-    is_in_place = jax.default_backend() == "cpu" and not is_tracked and is_large and not group.tracks
+    is_in_place = dispatch.device().platform == "cpu" and not is_tracked and is_large and not group.tracks
     is_chained = is_in_place and group.local_workers == 1
     return plan._replace(is_in_place=is_in_place, piece_size=(bucket_size or 2**62) if is_chained else None)
