@@ -18,8 +18,7 @@ from .rounding import settle, to_12_bits
 from .segments import Segments, fill_up
 
 FAN_IN = 16  # runs of a group, added in halves; groups are added in sequence, even and odd ones apart
-CHUNK_RUNS = 128
-CHUNK = CHUNK_RUNS * RUN
+CHUNK = 128 * RUN
 
 _LENGTHS = np.array([2 * RUN, 8 * RUN, 32 * RUN, CHUNK - 1, CHUNK])  # of chunks that are filled up to as many runs
 
@@ -57,8 +56,7 @@ def chunk_tables(segments: Segments) -> tuple[np.ndarray, np.ndarray, np.ndarray
     bounds, counts = segments.bounds(), chunk_counts(segments)
     owner = np.repeat(np.arange(counts.size), counts)
     number = np.arange(owner.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    tables = bounds[owner], bounds[owner + 1], bounds[owner] + number * CHUNK
-    return tuple(table.astype(np.int32) for table in tables)
+    return tuple(table.astype(np.int32) for table in (bounds[owner], bounds[owner + 1], bounds[owner] + number * CHUNK))
 
 
 def chunk_counts(segments: Segments) -> np.ndarray:

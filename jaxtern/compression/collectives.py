@@ -93,7 +93,9 @@ def that_vary_no_more(arrays: Sequence[jax.Array], x: jax.Array) -> list[jax.Arr
 
 
 def maximum(x: jax.Array, names: AxisNames) -> jax.Array:
-    """Elementwise maximum over all workers."""
+    """Elementwise maximum over all workers; of two devices by an all-gather, which waits for half of the messages."""
+    if is_mutual(names):
+        return jnp.max(gather_words(x.reshape(1, -1), names, mutual=False), axis=0).reshape(x.shape)
     return _reduce(lax.pmax, x, names)
 
 
@@ -102,13 +104,13 @@ def add_words(words: jax.Array, names: AxisNames) -> jax.Array:
     return (_reduce(lax.psum, words, names) if words.size else words)[None]
 
 
-def gather_words(words: jax.Array, names: AxisNames) -> jax.Array:
-    """Gathers uint32[V, W] words of the workers of each device as uint32[N, W]."""
+def gather_words(words: jax.Array, names: AxisNames, *, mutual: bool = True) -> jax.Array:
+    """Gathers uint32[V, W] words of the workers of each device as uint32[N, W]; `mutual` as in `is_mutual`."""
     to = "invarying" if checked_axes(names) else "varying"
     width = words.shape[-1]
     if not width:  # nothing to exchange
         return jnp.zeros((words.shape[0] * count_workers(names), 0), words.dtype)
-    if is_mutual(names):
+    if mutual and is_mutual(names):
         return jnp.concatenate(both_words(words, _reduce(lax.psum, words, names), names))
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
         words = lax.all_gather(words, name, to=to)
@@ -119,6 +121,7 @@ def is_mutual(names: AxisNames) -> bool:
     """Whether there are two devices, between which an all-reduce can replace an all-gather.
 
     It sends as much but, over gloo, uses both directions of a link; all-gathers in a row take up to 1.5 times as long.
+    But it waits for two more messages.
     JAX cannot know that the result is the same on both, so `shard_map` must not track what varies.
     """
     return not checked_axes(names) and count_workers(_shared_axes(names)) == 2

@@ -199,9 +199,7 @@ class Group:
 
     def pmean(self, trees: Sequence[Any]) -> Any:
         """The mean by `lax.pmean`, an all-reduce of floats whose order the backend decides."""
-        own = trees[0]
-        if len(trees) > 1:
-            own = jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]) / len(leaves), *trees)
+        own = jax.tree.map(lambda *leaves: functools.reduce(operator.add, leaves) / len(leaves), *trees)
         return collectives.pmean(own, self.axes.fast + self.axes.workers)
 
     def _by_kind(self, trees: Sequence[Any], send: Callable[[Sequence[list[jax.Array]]], list[jax.Array]]) -> Any:

@@ -16,6 +16,7 @@ from jaxtern.compression.reducer import Group
 from jaxtern.kernels import follow
 from jaxtern.kernels.segments import fill_up
 
+_MUTUAL_LATENCIES = 4  # words of two workers must take so many for an all-reduce, which waits for two more messages
 _PAIR_LATENCIES = 20  # a message of a round of pairs must take so many, to be worth that all hosts wait
 
 
@@ -62,11 +63,17 @@ class Gather(Exchange):
     name = "gather"
 
     def send(self, quantizer: Quantizer, words: jax.Array, group: Group, links: Network) -> Received:
-        axes = group.axes
-        if group.size == 2 and words.shape[0] == 1 and not axes.fast and collectives.is_mutual(axes.workers):
+        axes, is_near = group.axes, 4 * words.shape[-1] / links.bandwidth > _MUTUAL_LATENCIES * links.latency
+        if (
+            group.size == 2
+            and words.shape[0] == 1
+            and not axes.fast
+            and collectives.is_mutual(axes.workers)
+            and is_near
+        ):
             total = collectives.add_words(words[0], axes.workers)
             return Received(words, 1, 2, total, kept=(words,))
-        rows = through_fast(lambda own: collectives.gather_words(own, axes.workers), words, axes)
+        rows = through_fast(lambda own: collectives.gather_words(own, axes.workers, mutual=is_near), words, axes)
         return Received(rows, 1, group.size, kept=(words,))
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:

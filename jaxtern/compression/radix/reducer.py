@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.arguments import as_integer
-from jaxtern.compression.network.links import Network, Traffic, all_reduce
+from jaxtern.compression.network.links import Network, Traffic, all_gather, all_reduce
 from jaxtern.compression.radix import pipeline
 from jaxtern.compression.radix.buckets import BUCKET_SIZE, plan_buckets
 from jaxtern.compression.radix.cpu_chain import Memory
@@ -152,7 +152,8 @@ def _turn(plan: pipeline.Plan, group: Group, trees: Sequence[Tensors], is_invers
 def _traffic(plan: pipeline.Plan, num_workers: int) -> Traffic:
     total = Traffic()
     for bucket, way in zip(plan.buckets, plan.exchanges, strict=True):
-        scales = all_reduce(plan.quantizer.num_scales(bucket.sizes), num_workers)
+        maximum = all_gather if num_workers == 2 else all_reduce  # as `collectives.maximum` does it
+        scales = maximum(plan.quantizer.num_scales(bucket.sizes), num_workers)
         total += scales + way.traffic(plan.quantizer, bucket.size, num_workers)._replace(ways=(way.name,))
     return total
 
