@@ -50,16 +50,18 @@ def create_reducer(variant: str, exchange: str, network: Network | None = None) 
     return float_mean() if variant == "float" else ternary(exchange=exchange, network=network)
 
 
-def create_optimizer(variant: str, exchange: str) -> tuple[optax.GradientTransformation | LocalSteps, Any]:
+def create_optimizer(
+    variant: str, exchange: str, network: Network | None = None
+) -> tuple[optax.GradientTransformation | LocalSteps, Any]:
     """Momentum after a variant's mean, after none at all, or in local steps; and where the state lies on the mesh."""
     rule, everywhere = optax.sgd(RATE, momentum=MOMENTUM), PartitionSpec()
     if variant in LOCAL_STEPS:
-        local = local_steps(AXIS, rule, LOCAL_STEPS[variant], reducer=create_reducer(variant, exchange))
+        local = local_steps(AXIS, rule, LOCAL_STEPS[variant], reducer=create_reducer(variant, exchange, network))
         return local, local.specs
     if variant == "none":
         return rule, everywhere
     is_delayed = variant == "delayed"
-    mean = compressed_mean(AXIS, create_reducer(variant, exchange), delayed=is_delayed)
+    mean = compressed_mean(AXIS, create_reducer(variant, exchange, network), delayed=is_delayed)
     return optax.chain(mean, rule), (state_specs(AXIS), everywhere) if is_delayed else everywhere
 
 

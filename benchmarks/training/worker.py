@@ -50,10 +50,10 @@ class Worker:
         self.graph, params, moments = create_network(model, self.seed)
         wire = report(variant, params, self.hosts, self.network)
         exchange = next(iter(wire.traffic.ways), "")
-        optimizer, specs = create_optimizer(variant, exchange)
+        optimizer, specs = create_optimizer(variant, exchange, self.network)
         self.state, state_specs = create_state(params, moments, optimizer, specs, self.mesh)
         del params, moments
-        key = (model, variant, exchange, str(batch))
+        key = (model, variant, exchange, str(batch), str(self.network))  # "auto" goes by the links
         if key not in self.programs:
             images, labels = self.distribute(*draw_batch(model, batch, self.host))
             step = create_step(self.graph, optimizer, state_specs, self.mesh)

@@ -121,7 +121,7 @@ def is_mutual(names: AxisNames) -> bool:
     """Whether there are two devices, between which an all-reduce can replace an all-gather.
 
     It sends as much but, over gloo, uses both directions of a link; all-gathers in a row take up to 1.5 times as long.
-    But it waits for two more messages.
+    But it waits for one more message.
     JAX cannot know that the result is the same on both, so `shard_map` must not track what varies.
     """
     return not checked_axes(names) and count_workers(_shared_axes(names)) == 2
@@ -205,7 +205,7 @@ def through_fast(send: Callable[[jax.Array], jax.Array], words: jax.Array, axes:
 
 
 def pmean(tree: Any, names: AxisNames) -> Any:
-    """`lax.pmean`; the backend decides the order of additions. On CPUs, small leaves travel in one message."""
+    """`lax.pmean`; the backend decides the order of additions. On CPUs, C joins small leaves to one message."""
     leaves, treedef = jax.tree.flatten(tree)
     kinds: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):

@@ -10,10 +10,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern.compression import collectives
-from jaxtern.compression.network.links import Network, all_gather, all_reduce
+from jaxtern.compression.network.links import Network, all_gather
 
 SECONDS = 1.5  # for all measurements, without compilation
-FIRST_WORDS, MAX_WORDS = 2**14, 2**22  # of each worker
+LEAST_WORDS, FIRST_WORDS, MAX_WORDS = 2**10, 2**14, 2**22  # of each worker
 ENOUGH_SECONDS = 0.1  # a collective that takes longer is large enough
 
 
@@ -22,8 +22,8 @@ def calibrate(
 ) -> Network:
     """Measures the links between the workers of a mesh, in less than two seconds plus compilation.
 
-    The latency is that of a message of a tiny all-reduce; the bandwidth is that of an all-gather of about 0.1 s. All
-    hosts return the values of the slowest link. Every process of the mesh must call it.
+    The latency is that of a message of a tiny all-gather, over gloo the way there and back; the bandwidth is that of an
+    all-gather of about 0.1 s. All hosts return the values of the slowest link. Every process of the mesh must call it.
 
     Args:
       mesh: mesh of the devices.
@@ -45,22 +45,22 @@ def calibrate(
         return given
     # Measured even if it is given here, as another host may need it, and collectives take all hosts.
     one_word = _rows(mesh, names, np.zeros(1, np.uint32))
-    alpha = _median_seconds(_over(mesh, names, lambda x: collectives.maximum(x, names)), one_word)
-    alpha /= all_reduce(1, num_workers).messages
-    beta = _measure_bandwidth(mesh, names, num_workers, alpha)
+    gather = _over(mesh, names, lambda x: collectives.gather_words(x, names, mutual=False).sum(axis=0))
+    alpha = _median_seconds(gather, one_word) / all_gather(1, num_workers).messages
+    beta = _measure_bandwidth(mesh, names, num_workers)
     own = [alpha if latency is None else latency, 1 / (beta if bandwidth is None else bandwidth)]
     slowest = _slowest(mesh, names, own)
     return Network(float(slowest[0]), 1 / float(slowest[1]))
 
 
-def _measure_bandwidth(mesh: Mesh, names: tuple[str, ...], num_workers: int, alpha: float) -> float:
-    """Bytes a second of the largest all-gather that the time allows."""
+def _measure_bandwidth(mesh: Mesh, names: tuple[str, ...], num_workers: int) -> float:
+    """Bytes a second of the largest all-gather that the time allows, less what a small one takes."""
     gather = _over(mesh, names, lambda x: collectives.gather_words(x, names).sum(axis=0))
     begin, width, bandwidth = time.perf_counter(), FIRST_WORDS, 0.0
+    latency = _median_seconds(gather, _rows(mesh, names, np.zeros(LEAST_WORDS, np.uint32)))
     while True:
         seconds = _median_seconds(gather, _rows(mesh, names, np.zeros(width, np.uint32)))
-        traffic = all_gather(width, num_workers)
-        bandwidth = traffic.bytes / max(seconds - traffic.messages * alpha, 0.1 * seconds)
+        bandwidth = all_gather(width - LEAST_WORDS, num_workers).bytes / max(seconds - latency, 0.1 * seconds)
         spent = time.perf_counter() - begin
         # All processes must agree to go on, so they use the times of the slowest.
         seconds, spent = (float(x) for x in _slowest(mesh, names, [seconds, spent]))

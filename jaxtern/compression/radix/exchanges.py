@@ -16,8 +16,8 @@ from jaxtern.compression.reducer import Group
 from jaxtern.kernels import follow
 from jaxtern.kernels.segments import fill_up
 
-_MUTUAL_LATENCIES = 4  # words of two workers must take so many for an all-reduce, which waits for two more messages
-_PAIR_LATENCIES = 20  # a message of a round of pairs must take so many, to be worth that all hosts wait
+_MUTUAL_LATENCIES = 2  # words of two workers must take so many for an all-reduce, which waits for one more message
+_PAIR_LATENCIES = 10  # a message of a round of pairs must take so many, to be worth that all hosts wait
 
 
 class Exchange:
@@ -64,13 +64,8 @@ class Gather(Exchange):
 
     def send(self, quantizer: Quantizer, words: jax.Array, group: Group, links: Network) -> Received:
         axes, is_near = group.axes, 4 * words.shape[-1] / links.bandwidth > _MUTUAL_LATENCIES * links.latency
-        if (
-            group.size == 2
-            and words.shape[0] == 1
-            and not axes.fast
-            and collectives.is_mutual(axes.workers)
-            and is_near
-        ):
+        is_pair = group.size == 2 and words.shape[0] == 1 and not axes.fast
+        if is_pair and is_near and collectives.is_mutual(axes.workers):
             total = collectives.add_words(words[0], axes.workers)
             return Received(words, 1, 2, total, kept=(words,))
         rows = through_fast(lambda own: collectives.gather_words(own, axes.workers, mutual=is_near), words, axes)
