@@ -47,7 +47,7 @@ PARAMETERS = flags.DEFINE_string("parameters", None, "size of a gradient of one 
 HOSTS = flags.DEFINE_integer("hosts", 2, "number of hosts", lower_bound=1)
 DEVICES = flags.DEFINE_integer("devices_per_host", 1, "devices of each host", lower_bound=1)
 RATE = flags.DEFINE_string("rate", None, "bandwidth of a host's link: 1gbit, 100mbit, or bytes a second [1gbit]")
-LATENCY = flags.DEFINE_string("latency", None, "of a message: 100us, 1ms, or seconds [100us]")
+LATENCY = flags.DEFINE_string("latency", None, "of a message, over gloo as of a ping: 100us, 1ms, or seconds [100us]")
 FAST_RATE = flags.DEFINE_string("fast_rate", "80gbit", "bandwidth of the links between a host's devices")
 NETWORK = flags.DEFINE_string("network", None, "network.json of a run, or the run's folder, for latency and rate")
 STEP_SECONDS = flags.DEFINE_string("step_seconds", None, "time of a step without exchange [a recipe's is measured]")

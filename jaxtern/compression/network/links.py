@@ -49,7 +49,7 @@ class Network:
     """The links between workers.
 
     Attributes:
-      latency: alpha, seconds that a message takes, whatever its size.
+      latency: alpha, seconds that a message takes, whatever its size; over gloo there and back, as a ping does.
       bandwidth: bytes a second that a worker can send while it receives as many.
     """
 
