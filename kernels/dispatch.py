@@ -53,10 +53,13 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
 def device() -> Any:
     """A device that the program which is traced is for: of its mesh, or without one the default device."""
     described = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    if described is None:
+        return jax.devices()[0]
     try:
-        return jax.devices(described.platform)[0] if described else jax.devices()[0]
+        here = jax.devices(described.platform)
     except RuntimeError:  # a program that is compiled elsewhere than it runs
         return described
+    return next((each for each in here if each.device_kind == described.device_kind), described)
 
 
 def why_not_mosaic() -> str:

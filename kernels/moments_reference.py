@@ -20,7 +20,7 @@ from .segments import Segments, fill_up
 FAN_IN = 16  # runs of a group, added in halves; groups are added in sequence, even and odd ones apart
 CHUNK = 128 * RUN
 
-_LENGTHS = np.array([2 * RUN, 8 * RUN, 32 * RUN, CHUNK - 1, CHUNK])  # of chunks that are filled up to as many runs
+_LENGTHS = np.array([2 * RUN, 8 * RUN, 32 * RUN, CHUNK - 1, CHUNK])  # the longest chunk of each kind, filled up to
 
 Partials = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -108,9 +108,9 @@ def _read(gradient: jax.Array, firsts: np.ndarray, ends: np.ndarray, width: int)
         return jax.vmap(lambda start: lax.dynamic_slice(gradient, (start,), (size,)))(starts).reshape(-1, width, RUN)
 
     size = width * RUN
-    if np.all(np.append(firsts[1:], ends[-1]) - firsts == size):  # neighbours
-        return gradient[firsts[0] : ends[-1]].reshape(-1, width, RUN), jnp.ones((), bool)
     if np.all(firsts + size <= ends):
+        if np.all(np.diff(firsts) == size):  # neighbours
+            return gradient[firsts[0] : firsts[-1] + size].reshape(-1, width, RUN), jnp.ones((), bool)
         return slices(firsts, size), jnp.ones((), bool)
     nominal, end = (firsts[:, None] + np.arange(width, dtype=np.int32) * RUN)[..., None], ends[:, None, None]
     begin = np.maximum(np.minimum(nominal, end - RUN), 0)

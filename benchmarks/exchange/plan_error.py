@@ -42,7 +42,7 @@ from benchmarks.exchange.shapes import count_elements, parse_size, shapes_of
 from benchmarks.netlab import parse_rate
 from benchmarks.training.step import create_network
 from jaxtern import Network
-from jaxtern.compression.network.links import all_reduce
+from jaxtern.compression.network.links import maximum
 from jaxtern.compression.radix.buckets import BUCKET_SIZE
 from jaxtern.compression.radix.exchanges import EXCHANGES
 from jaxtern.compression.radix.quantizer import Quantizer
@@ -163,7 +163,7 @@ def fit(rows: list[dict], arguments: argparse.Namespace) -> QuantizerSpeed:
         return max(0.0, milliseconds / 1e3 - wire(of[exchange], arguments) + scales) / elements
 
     codecs = [name for name in of if name != "float"]
-    own_scales = links(rows[0], arguments).seconds(all_reduce(len(sizes_of(rows[0])), hosts))
+    own_scales = links(rows[0], arguments).seconds(maximum(len(sizes_of(rows[0])), hosts))
     one_row, many_rows = stage("decode", "scatter", "two_way"), stage("decode", "gather")
     row = max(0.0, (many_rows - one_row) / (hosts - 1))
     speed = QuantizerSpeed(

@@ -59,7 +59,8 @@ def main() -> None:
     if ptxas is None:
         sys.exit(f"--ptxas={arguments.ptxas}: must be a program; it is not found")
     toolkit = Path(ptxas).resolve().parents[1]
-    os.environ |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "XLA_FLAGS": f"--xla_gpu_cuda_data_dir={toolkit}"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_cuda_data_dir={toolkit}"
+    os.environ |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "XLA_FLAGS": flags}
     jax.config.update("jax_enable_compilation_cache", False)
     found = read(compile_step(arguments.hosts, arguments.gpus, arguments.method))
     if arguments.json:
@@ -103,7 +104,7 @@ def compile_step(hosts: int, gpus: int, method: str) -> str:
 
 
 def read(program: str) -> list[Collective]:
-    """The collectives of a scheduled program, in its order."""
+    """The collectives of a scheduled program, in its order; of loops, which this step has not, none."""
     bodies = {found["name"]: found["body"] for found in INSTRUCTION.finditer(program[program.index("\nENTRY") :])}
     order = {name: number for number, name in enumerate(bodies)}
     products = {name for name, body in bodies.items() if name.startswith("gemm_fusion") or "__cublas$gemm" in body}

@@ -53,7 +53,7 @@ class Worker:
         optimizer, specs = create_optimizer(variant, exchange, self.network)
         self.state, state_specs = create_state(params, moments, optimizer, specs, self.mesh)
         del params, moments
-        key = (model, variant, exchange, str(batch), str(self.network))  # "auto" goes by the links
+        key = (model, variant, exchange, str(batch), str(self.network))  # by which an exchange picks collectives
         if key not in self.programs:
             images, labels = self.distribute(*draw_batch(model, batch, self.host))
             step = create_step(self.graph, optimizer, state_specs, self.mesh)

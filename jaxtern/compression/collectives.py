@@ -17,7 +17,7 @@ from jaxtern.kernels.segments import fill_up, split
 
 AxisNames = tuple[str, ...]
 
-_SMALL = 2**21  # elements; fewer take less time to copy than a message takes to arrive
+_SMALL = 2**21  # elements; to copy them takes some milliseconds, less than a message over a far link
 
 
 class Axes(NamedTuple):
@@ -205,17 +205,19 @@ def through_fast(send: Callable[[jax.Array], jax.Array], words: jax.Array, axes:
 
 
 def pmean(tree: Any, names: AxisNames) -> Any:
-    """`lax.pmean`; the backend decides the order of additions. On CPUs, C joins small leaves to one message."""
+    """`lax.pmean`; the backend decides the order of additions. Between CPU processes, small leaves are one message."""
+    if jax.process_count() == 1 or dispatch.device().platform != "cpu" or not _shared_axes(names):
+        return _reduce(lax.pmean, tree, names)
     leaves, treedef = jax.tree.flatten(tree)
     kinds: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
-        is_small = leaf.size < _SMALL and leaf.dtype == jnp.float32 and not dispatch.why_not_native()
+        is_small = 0 < leaf.size < _SMALL and leaf.dtype == jnp.float32
         kinds.setdefault(varying_axes(leaf) if is_small else place, []).append(place)
     for places in kinds.values():
         own = [leaves[place] for place in places]
-        joined = _reduce(lax.pmean, concatenate(own) if len(own) > 1 else own[0], names)
-        parts = split(joined, tuple(leaf.size for leaf in own)) if len(own) > 1 else [joined]
-        for place, part in zip(places, parts, strict=True):
+        flat = concatenate(own) if len(own) > 1 else own[0].reshape(-1)
+        mean = _reduce(lax.pmean, flat, names)
+        for place, part in zip(places, split(mean, tuple(leaf.size for leaf in own)), strict=True):
             leaves[place] = part.reshape(leaves[place].shape)
     return treedef.unflatten(leaves)
 

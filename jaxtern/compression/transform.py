@@ -257,7 +257,7 @@ def _require_local(workers: Sequence[Any], paths: tuple[str, ...], axes: Axes) -
                 raise ValueError(
                     f"gradient {path!r} is the same on all workers of axis {'/'.join(sorted(checked))!r}: shard_map has"
                     " summed it already. Differentiate with respect to jax.lax.pcast(params, axis, to='varying'), or"
-                    " pass check_vma=False to shard_map. optax.MultiSteps must stand behind the mean, not around it."
+                    " pass check_vma=False to shard_map. optax.MultiSteps must come after the mean, not around it."
                 )
 
 

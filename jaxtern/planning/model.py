@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from jaxtern.compression.arguments import require_number
 from jaxtern.compression.fragments import EVERY_STEP, Timing
-from jaxtern.compression.network.links import Network, Traffic, all_gather, all_reduce, mean_in_order
+from jaxtern.compression.network.links import Network, Traffic, all_gather, all_reduce, maximum, mean_in_order
 from jaxtern.compression.radix.buckets import plan_buckets
 from jaxtern.compression.radix.exchanges import EXCHANGES, Exchange
 from jaxtern.compression.radix.pipeline import cut
@@ -142,7 +142,7 @@ def _exchange_method(
     def traffic(placement: Placement) -> Traffic:
         workers = placement.num_workers
         scales = quantizer.num_scales(layout.sizes) * placement.sharing if n else 0  # each device sends all of them
-        total = all_reduce(scales, workers) + way.traffic(quantizer, n, workers)
+        total = maximum(scales, workers) + way.traffic(quantizer, n, workers)
         return total + mean_in_order([num_floats], workers)
 
     def work(placement: Placement) -> float:

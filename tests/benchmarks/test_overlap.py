@@ -16,11 +16,14 @@ FORWARD, PRODUCTS = 6, 17  # products of matrices in the forward pass, and in al
 
 def _compiler() -> Path:
     """ptxas of the wheels; skips the test where they, XLA's plug-in or a JAX that the kernels need are not there."""
-    if importlib.util.find_spec("jax_cuda13_plugin") is None or importlib.util.find_spec("nvidia") is None:
+    wheels = importlib.util.find_spec("nvidia")
+    folders = map(Path, wheels.submodule_search_locations or () if wheels else ())
+    found = [path for folder in folders if (path := folder / "cu13" / "bin" / "ptxas").exists()]
+    if importlib.util.find_spec("jax_cuda13_plugin") is None or not found:
         pytest.skip("XLA's plug-in for GPUs and nvidia-cuda-nvcc are not installed")
     if tuple(map(int, jax.__version__.split(".")[:2])) < (0, 11):
         pytest.skip("the kernels need a newer JAX")
-    return Path(importlib.util.find_spec("nvidia").submodule_search_locations[0]) / "cu13" / "bin" / "ptxas"
+    return found[0]
 
 
 def _collectives(*options: str) -> list[dict]:
@@ -37,9 +40,7 @@ def test_on_a_host_of_8_gpus_the_first_layer_of_the_backward_pass_is_on_its_way_
     found = _collectives("--gpus=8")
     assert {each["axes"] for each in found} == {"gpu"}
     assert all(each["is_async"] for each in found)
-    assert found[0] == {
-        "kind": "all-reduce", "axes": "gpu", "is_async": True, "waits_for": FORWARD + 1, "before": found[0]["before"]
-    }  # fmt: skip
+    assert (found[0]["kind"], found[0]["waits_for"]) == ("all-reduce", FORWARD + 1)
     assert found[0]["before"] >= 4
     # Scales, words there and back of each layer: a layer waits for no gradients but those of the layers behind it.
     waits = sorted(each["waits_for"] for each in found if each["kind"] == "all-reduce")

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.exchange import plan_error
 from benchmarks.exchange.shapes import count_elements, shapes_of
 from jaxtern import Network
-from jaxtern.compression.network.links import all_reduce
+from jaxtern.compression.network.links import maximum
 from jaxtern.compression.radix.buckets import BUCKET_SIZE
 from jaxtern.planning.model import Placement, QuantizerSpeed, StepTime, predict_step
 
@@ -36,7 +36,7 @@ def make_row(hosts: int, rate: str, size: str, exchange: str) -> dict:
     row["milliseconds"] = 1e3 * whole.total
     if exchange == "float":
         return row
-    scales = network.seconds(all_reduce(len(sizes), hosts))
+    scales = network.seconds(maximum(len(sizes), hosts))
     shard = n * {"scatter": speed.sum_row, "two_way": speed.mean_row}.get(exchange, 0.0)
     rows = hosts if exchange == "gather" else 1
     seconds = {

@@ -76,9 +76,12 @@ def test_sum_is_one_maximum_and_one_integer_all_reduce_of_packed_words(
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_small_floats_are_one_message_and_a_large_tensor_is_its_own(workers: Callable, wire: Callable, check_vma: bool):
+def test_between_processes_small_floats_are_one_message_and_a_large_tensor_is_its_own(
+    workers: Callable, wire: Callable, check_vma: bool, monkeypatch: pytest.MonkeyPatch
+):
     """XLA joins all-reduces into one operation, but gloo sends each of its arrays by itself."""
     update, *arguments = _program(workers, "mesh:2", float_mean(), check_vma, SHAPES | {"large": (2**21,)})
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert update.lower(*arguments).as_text().count("all_reduce") == 2
     assert [each.size for each in wire(update, *arguments)] == [2**21 + sum(_sizes("abc"))]
 

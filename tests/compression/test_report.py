@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 import jaxtern
 from jaxtern import Network, calibrate, wire_report
+from jaxtern.compression.network import calibration
 from jaxtern.compression.network.links import all_gather, all_reduce, all_to_all
 from jaxtern.compression.transform import describe
 
@@ -117,6 +118,19 @@ def test_calibration_measures_links_and_takes_what_it_is_given():
     given = calibrate(_mesh(4), "host", latency=0.5, bandwidth=2.0**20)
     assert given == Network(0.5, 2.0**20)
     assert calibrate(_mesh(1), "host") == Network()
+
+
+@pytest.mark.parametrize("num_workers", [2, 4])
+def test_calibration_finds_latency_and_bandwidth_of_links_that_have_both(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int
+):
+    links = Network(latency=0.04, bandwidth=12.5e6)
+    monkeypatch.setattr(
+        calibration, "_median_seconds", lambda _, rows: links.seconds(all_gather(rows.shape[1], num_workers))
+    )
+    found = calibrate(_mesh(num_workers), "host")
+    assert found.latency == pytest.approx(links.latency, rel=1e-4)
+    assert found.bandwidth == pytest.approx(links.bandwidth, rel=0.01)
 
 
 def test_calibration_refuses_an_axis_that_is_not_there():

@@ -162,10 +162,10 @@ def test_moments_are_the_same_bits_alone_unrolled_and_batched(n: int, block_size
             np.testing.assert_array_equal(again, part)
 
 
-def test_moments_of_a_bucket_are_those_of_its_tensors_alone():
-    sizes = (40_000, 5, 0, 16_384, 300, 33_000)
+@pytest.mark.parametrize("sizes", [(40_000, 5, 0, 16_384, 300, 33_000), (900, 124, 1024), (3904, 192, 4096)])
+def test_moments_of_a_bucket_are_those_of_its_tensors_alone(sizes: tuple[int, ...]):
     gradient = np.random.default_rng(0).standard_normal(sum(sizes), np.float32)
-    gradient *= np.repeat(np.arange(1, 7, dtype=np.float32), sizes)  # the last has the largest maximum
+    gradient *= np.repeat(np.arange(1, len(sizes) + 1, dtype=np.float32), sizes)  # the last has the largest maximum
     together = _moments(gradient, Segments(sizes))
     starts = np.cumsum(sizes) - sizes
     alone = [_moments(gradient[a : a + size], Segments((size,))) for a, size in zip(starts, sizes, strict=True) if size]

@@ -79,7 +79,7 @@ def test_a_codec_without_cost_leaves_the_wire(exchange: str):
 def test_a_known_step_on_two_hosts_of_one_gigabit():
     time = predict("gather", 2, Network(1e-3, 125e6), QuantizerSpeed())
     words = math.ceil(ELEMENTS / 20 / 128) * 128  # in whole runs of lanes
-    assert time.wire == pytest.approx(1e-3 + 4 * words / 125e6 + 2e-3 + 4 * math.ceil(ELEMENTS / 4096) / 125e6)
+    assert time.wire == pytest.approx(1e-3 + 4 * words / 125e6 + 1e-3 + 4 * math.ceil(ELEMENTS / 4096) / 125e6)
     assert predict("float", 2, Network(1e-3, 125e6)).wire == pytest.approx(2e-3 + 4 * ELEMENTS / 125e6)
 
 

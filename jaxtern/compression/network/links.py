@@ -81,6 +81,11 @@ def all_to_all(num_words: float, num_workers: int) -> Traffic:
     return total._replace(direct=total.bytes)
 
 
+def maximum(num_words: float, num_workers: int) -> Traffic:
+    """Traffic of a maximum: an all-reduce, between two workers an all-gather."""
+    return (all_gather if num_workers == 2 else all_reduce)(num_words, num_workers)
+
+
 def mean_in_order(sizes: Sequence[int], num_workers: int, itemsize: int = 4) -> Traffic:
     """Traffic of `Group.mean` of float tensors with these sizes."""
     total = Traffic()

@@ -63,12 +63,12 @@ class Gather(Exchange):
     name = "gather"
 
     def send(self, quantizer: Quantizer, words: jax.Array, group: Group, links: Network) -> Received:
-        axes, is_near = group.axes, 4 * words.shape[-1] / links.bandwidth > _MUTUAL_LATENCIES * links.latency
+        axes, is_long = group.axes, 4 * words.size / links.bandwidth > _MUTUAL_LATENCIES * links.latency
         is_pair = group.size == 2 and words.shape[0] == 1 and not axes.fast
-        if is_pair and is_near and collectives.is_mutual(axes.workers):
+        if is_pair and is_long and collectives.is_mutual(axes.workers):
             total = collectives.add_words(words[0], axes.workers)
             return Received(words, 1, 2, total, kept=(words,))
-        rows = through_fast(lambda own: collectives.gather_words(own, axes.workers, mutual=is_near), words, axes)
+        rows = through_fast(lambda own: collectives.gather_words(own, axes.workers, mutual=is_long), words, axes)
         return Received(rows, 1, group.size, kept=(words,))
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.arguments import as_integer
-from jaxtern.compression.network.links import Network, Traffic, all_gather, all_reduce
+from jaxtern.compression.network.links import Network, Traffic, maximum
 from jaxtern.compression.radix import pipeline
 from jaxtern.compression.radix.buckets import BUCKET_SIZE, plan_buckets
 from jaxtern.compression.radix.cpu_chain import Memory
@@ -136,14 +136,13 @@ def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group:
 
 
 def _turn(plan: pipeline.Plan, group: Group, trees: Sequence[Tensors], is_inverse: bool = False) -> list[Tensors]:
-    """Rotates all tensors if the quantizer does, bucket by bucket, so that none waits for another's gradients."""
-    turned, keys = [list(tensors) for tensors in trees], {}
+    """Rotates all tensors if the quantizer does, bucket by bucket, so that none waits for those after it."""
+    turned, keys, first = [list(tensors) for tensors in trees], {}, group.shared_key("rotation")
     for places in [bucket.places for bucket in plan.buckets] if plan.quantizer.rotation else ():
         own, varying = [tensors[place] for tensors in trees for place in places], group.layout.varying[places[0]]
         # A GPU's compiler would join what uses the same signs, and the first bucket would wait for the last.
-        key, own = lax.optimization_barrier((keys.get(varying, group.shared_key("rotation")), own))
-        keys[varying] = key
-        parts = rotate(own, key, is_inverse=is_inverse, implementation=plan.quantizer.implementation)
+        keys[varying], own = lax.optimization_barrier((keys.get(varying, first), own))
+        parts = rotate(own, keys[varying], is_inverse=is_inverse, implementation=plan.quantizer.implementation)
         for number, tensors in enumerate(turned):
             put(tensors, places, parts[number * len(places) : (number + 1) * len(places)])
     return turned
@@ -152,7 +151,6 @@ def _turn(plan: pipeline.Plan, group: Group, trees: Sequence[Tensors], is_invers
 def _traffic(plan: pipeline.Plan, num_workers: int) -> Traffic:
     total = Traffic()
     for bucket, way in zip(plan.buckets, plan.exchanges, strict=True):
-        maximum = all_gather if num_workers == 2 else all_reduce  # as `collectives.maximum` does it
         scales = maximum(plan.quantizer.num_scales(bucket.sizes), num_workers)
         total += scales + way.traffic(plan.quantizer, bucket.size, num_workers)._replace(ways=(way.name,))
     return total
