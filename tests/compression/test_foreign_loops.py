@@ -243,7 +243,7 @@ def test_around_the_mean_multi_steps_is_refused_by_name_where_shard_map_checks()
     optimizer = optax.MultiSteps(TX, 2).gradient_transformation()
     (code,) = ROWS["shard_map, check_vma=True"]
     step = eval(code, names(MESH=MESH, varying_step=step_of(optimizer, varying=True)))
-    with pytest.raises(ValueError, match=r"optax\.MultiSteps must stand behind the mean, not around it\."):
+    with pytest.raises(ValueError, match=r"optax\.MultiSteps must come after the mean, not around it\."):
         jax.eval_shape(step, first_params(), optimizer.init(first_params()), BATCH)
 
 
