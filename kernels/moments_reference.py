@@ -20,7 +20,7 @@ from .segments import Segments, fill_up
 FAN_IN = 16  # runs of a group, added in halves; groups are added in sequence, even and odd ones apart
 CHUNK = 128 * RUN
 
-_LENGTHS = np.array([2 * RUN, 8 * RUN, 32 * RUN, CHUNK - 1, CHUNK])  # the longest chunk of each kind, filled up to
+_LENGTHS = np.array([2 * RUN, 8 * RUN, 32 * RUN, CHUNK - 1, CHUNK])  # elements; shorter chunks are filled up to them
 
 Partials = tuple[jax.Array, jax.Array, jax.Array]
 

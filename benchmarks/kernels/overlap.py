@@ -44,7 +44,7 @@ class Collective(NamedTuple):
     axes: str  # of the mesh, over which it goes
     is_async: bool  # whether other work may run beside it
     waits_for: int  # matrix products
-    before: int  # matrix products that begin after it
+    followed_by: int  # matrix products that begin after it
 
 
 def main() -> None:

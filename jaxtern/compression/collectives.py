@@ -105,7 +105,7 @@ def add_words(words: jax.Array, names: AxisNames) -> jax.Array:
 
 
 def gather_words(words: jax.Array, names: AxisNames, *, mutual: bool = True) -> jax.Array:
-    """Gathers uint32[V, W] words of the workers of each device as uint32[N, W]; `mutual` as in `is_mutual`."""
+    """Gathers uint32[V, W] words of the workers of each device as uint32[N, W]; `mutual`: as `is_mutual` says."""
     to = "invarying" if checked_axes(names) else "varying"
     width = words.shape[-1]
     if not width:  # nothing to exchange

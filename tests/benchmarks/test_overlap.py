@@ -41,7 +41,7 @@ def test_on_a_host_of_8_gpus_the_first_layer_of_the_backward_pass_is_on_its_way_
     assert {each["axes"] for each in found} == {"gpu"}
     assert all(each["is_async"] for each in found)
     assert (found[0]["kind"], found[0]["waits_for"]) == ("all-reduce", FORWARD + 1)
-    assert found[0]["before"] >= 4
+    assert found[0]["followed_by"] >= 4
     # Scales, words there and back of each layer: a layer waits for no gradients but those of the layers behind it.
     waits = sorted(each["waits_for"] for each in found if each["kind"] == "all-reduce")
     assert waits == [7, 9, 11, 13, 15, PRODUCTS]
@@ -57,4 +57,4 @@ def test_of_2_hosts_floats_go_between_the_gpus_of_one_and_words_between_hosts_be
     first = of_hosts[0]
     assert first["is_async"]
     assert first["waits_for"] == FORWARD + 1
-    assert sum(each["before"] > 0 for each in of_hosts) >= 4
+    assert sum(each["followed_by"] > 0 for each in of_hosts) >= 4

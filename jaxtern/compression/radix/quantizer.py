@@ -112,7 +112,7 @@ class Quantizer:
         return scales_lib.measure(gradient, self._segments(sizes), clip, self.rotation, self.implementation)
 
     def share_scales(self, measured: Sequence[Measured], group: Group, after: Sequence[jax.Array] = ()) -> jax.Array:
-        """The scales that all decode with, the largest or NaN; sent once the words `after` are computed."""
+        """The scales that all decode with: the largest of all workers', or NaN; sent once `after` is computed."""
         own = [follow(lax.bitcast_convert_type(own.scales, jnp.uint32), after) for own in measured]
         shared = group.maximum([lax.bitcast_convert_type(words, jnp.float32) for words in own])
         return jnp.where(jnp.isfinite(shared), shared, jnp.nan)
