@@ -43,7 +43,7 @@ def rotate(
       tensors: float32 of any shapes.
       key: uint32[2], from `derive_key`.
       is_inverse: whether to rotate back.
-      implementation: "auto", "reference" or "native"; on GPUs XLA's code is used.
+      implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
       float32 of the same shapes; "native" works in place if nothing else needs the tensors.
@@ -58,48 +58,54 @@ def rotate(
     for each in tensors:
         require_shape("tensor", each, each.shape, jnp.float32)
     blocks = [block_of(each.size) for each in tensors]
-    if pick_implementation("rotate", implementation, sum(each.size for each in tensors)) == "native":
+    picked = pick_implementation("rotate", implementation, sum(each.size for each in tensors))
+    if picked == "native":
         return rotate_native(tensors, key, blocks, is_inverse)
+    turn = _turn_by_mosaic if picked == "mosaic" else _turn
     vectors = [each.reshape(-1) for each in tensors]
-    for turn in (_turn_last, _turn_whole) if is_inverse else (_turn_whole, _turn_last):
-        vectors = turn(vectors, blocks, key, is_inverse)
+    if is_inverse:
+        vectors = turn(_turn_last(vectors, blocks, key, is_inverse), blocks, key, is_inverse)
+    else:
+        vectors = _turn_last(turn(vectors, blocks, key, is_inverse), blocks, key, is_inverse)
     return [vector.reshape(each.shape) for vector, each in zip(vectors, tensors, strict=True)]
 
 
-def _turn_whole(vectors: list[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool) -> list[jax.Array]:
-    """Turns the signs of all elements, and applies the transform to all whole blocks."""
-    most = max((vector.size for vector in vectors), default=0)
-    signs = _signs(key, jnp.arange(-(-most // _GROUP), dtype=jnp.uint32))
-    return _turn(vectors, blocks, [signs[: vector.size] for vector in vectors], is_inverse)
-
-
 def _turn_last(vectors: list[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool) -> list[jax.Array]:
-    """Turns the last block of each vector that is no number of whole blocks, with signs that follow its own."""
+    """Turns the last block of each vector that is no number of whole blocks, with signs that follow its own.
+
+    These few elements are not worth another Mosaic kernel, as lowering it takes the host half a second.
+    """
     vectors = list(vectors)
     places = [i for i, block in enumerate(blocks) if vectors[i].size % block]
-    if not places:
-        return vectors
     sizes = [blocks[i] for i in places]
     lasts = [vectors[i][vectors[i].size - size :] for i, size in zip(places, sizes, strict=True)]
-    firsts = [-(-vectors[i].size // _GROUP) for i in places]  # groups, behind those of the whole vector
-    groups = [first + np.arange(-(-size // _GROUP)) for first, size in zip(firsts, sizes, strict=True)]
-    drawn = split(
-        _signs(key, jnp.asarray(np.concatenate(groups), jnp.uint32)), tuple(_GROUP * own.size for own in groups)
-    )
-    signs = [own[:size] for own, size in zip(drawn, sizes, strict=True)]
-    for i, last in zip(places, _turn(lasts, sizes, signs, is_inverse), strict=True):
+    firsts = [-(-vectors[i].size // _GROUP) for i in places]
+    for i, last in zip(places, _turn(lasts, sizes, key, is_inverse, firsts), strict=True):
         vectors[i] = jnp.concatenate([vectors[i][: -last.size], last])
     return vectors
 
 
-def _signs(key: jax.Array, groups: jax.Array) -> jax.Array:
-    """uint32[64 G], the random sign bits of groups of elements."""
-    halves = jnp.stack(noise.draw(key, groups), axis=1)[:, :, None]
-    return (halves >> jnp.arange(_GROUP // 2, dtype=jnp.uint32)[None, None]).reshape(-1) << 31
+def _turn_by_mosaic(vectors: list[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool) -> list[jax.Array]:
+    """As `_turn`; the kernel turns all blocks of BLOCK elements in one launch."""
+    wholes = [vector.size // BLOCK * BLOCK for vector in vectors]
+    if not sum(wholes):
+        return _turn(vectors, blocks, key, is_inverse)
+    from .mosaic.rotation import rotate_blocks_mgpu
+
+    firsts = np.concatenate([np.arange(0, whole, BLOCK) // _GROUP for whole in wholes]).astype(np.uint32)
+    joined = jnp.concatenate([vector[:whole] for vector, whole in zip(vectors, wholes, strict=True)])
+    turned = rotate_blocks_mgpu(joined.reshape(-1, BLOCK), key, jnp.asarray(firsts), is_inverse).reshape(-1)
+    rests = [vector[whole:] for vector, whole in zip(vectors, wholes, strict=True)]
+    rests = _turn(rests, blocks, key, is_inverse, [whole // _GROUP for whole in wholes])
+    return [jnp.concatenate(pair) for pair in zip(split(turned, tuple(wholes)), rests, strict=True)]
 
 
-def _turn(vectors: list[jax.Array], blocks: list[int], signs: list[jax.Array], is_inverse: bool) -> list[jax.Array]:
-    """Turns signs, and applies the transform to all whole blocks."""
+def _turn(
+    vectors: list[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool, firsts: list[int] | None = None
+) -> list[jax.Array]:
+    """Turns signs, drawn from group `firsts` on, or 0, and applies the transform to all whole blocks."""
+    firsts = firsts or [0] * len(vectors)
+    signs = _signs(key, firsts, [vector.size for vector in vectors])
 
     def flip(x: jax.Array, signs: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ signs, jnp.float32)
@@ -110,12 +116,26 @@ def _turn(vectors: list[jax.Array], blocks: list[int], signs: list[jax.Array], i
     return [jnp.where(x == 0, 0.0, x) for x in vectors]  # makes zeros positive, as an all-reduce may lose their sign
 
 
+def _signs(key: jax.Array, firsts: list[int], sizes: list[int]) -> list[jax.Array]:
+    """uint32 of each size, random sign bits from the groups `firsts` on; all are drawn at once."""
+    counts = [-(-size // _GROUP) for size in sizes]
+    groups = [
+        jnp.arange(count, dtype=jnp.uint32) + np.uint32(first) for first, count in zip(firsts, counts, strict=True)
+    ]
+    halves = jnp.stack(noise.draw(key, jnp.concatenate([*groups, jnp.arange(0, dtype=jnp.uint32)])), axis=1)[:, :, None]
+    drawn = (halves >> jnp.arange(_GROUP // 2, dtype=jnp.uint32)[None, None]).reshape(-1) << 31
+    parts = split(drawn, tuple(_GROUP * count for count in counts))
+    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+
 def _transform_all(vectors: list[jax.Array], blocks: list[int], is_inverse: bool) -> list[jax.Array]:
     """Transforms the whole blocks of all vectors, all blocks of a size at once: a GPU launches few kernels for many."""
     vectors = list(vectors)
     for block in sorted(set(blocks)):
         places = [i for i, size in enumerate(blocks) if size == block]
         wholes = [vectors[i].size // block * block for i in places]
+        if not sum(wholes):
+            continue
         joined = jnp.concatenate([vectors[i][:whole] for i, whole in zip(places, wholes, strict=True)])
         turned = split(_transform(joined.reshape(joined.size // block, block), is_inverse).reshape(-1), tuple(wholes))
         for i, whole, part in zip(places, wholes, turned, strict=True):

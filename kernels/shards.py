@@ -38,7 +38,7 @@ def shard_sum(words: jax.Array, num_elements: int, *, levels: int = 1, implement
     if picked == "native":
         return shard_sum_native(words, num_elements, levels, radix)
     if picked == "mosaic":
-        from .mosaic.shard_sum import shard_sum_mgpu
+        from .mosaic.shards import shard_sum_mgpu
 
         return shard_sum_mgpu(words, num_elements, levels, radix, DEFAULTS["shard_sum"])
     return _sum_reference(words, num_elements, levels, radix)
@@ -68,7 +68,7 @@ def shard_mean(
       key: uint32[2], from `derive_key`, the same for all shards.
       position: uint32 scalar, the place of the shard's first element in the stream of noise, a multiple of 512.
       levels: L.
-      implementation: "auto", "reference" or "native"; on GPUs XLA's code is used.
+      implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
       uint32[W] of radix 2L + 1, for `ternary_decode` as the words of one worker.
@@ -86,8 +86,13 @@ def shard_mean(
     require_shape("words", words, (num_workers, width // radix_lib.RUN * radix_lib.RUN), jnp.uint32)
     require_shape("key", key, (2,), jnp.uint32)
     require_shape("position", position, (), jnp.uint32)
-    if pick_implementation("shard_mean", implementation, words.size) == "native":
+    picked = pick_implementation("shard_mean", implementation, words.size)
+    if picked == "native":
         return shard_mean_native(words, key, position, radix)
+    if picked == "mosaic":
+        from .mosaic.shards import shard_mean_mgpu
+
+        return shard_mean_mgpu(words, key, position, levels, DEFAULTS["shard_mean"])
     return _mean_reference(words, key, position, radix)
 
 

@@ -1,7 +1,7 @@
 """Speed of every kernel on this device, beside a copy, the reference, and plain jnp with JAX's own random bits.
 
     python -m benchmarks.kernels [--elements 2**20 2**28] [--dtypes float32] [--block_size 64] [--check] [--json F]
-    python -m benchmarks.kernels --tune [--elements 2**28]
+    python -m benchmarks.kernels --tune [OP ...] [--elements 2**28]
 
 Every operation runs in turn with `jnp.copy` of as many float32 elements, so that a noisy machine disturbs both alike. A
 row shows the median time of a call; GB/s of the bytes that must move, each input read once and each output written once
@@ -19,7 +19,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -43,7 +43,7 @@ PLAIN = {"moments": "jnp", "ternary_encode": "jax.random"}  # names of what a ca
 def main() -> None:
     arguments = parse()
     why_not = why_not_mosaic()
-    if arguments.tune and why_not:
+    if arguments.tune is not None and why_not:
         sys.exit(f"--tune: {why_not}")
     record = {"machine": machine(), "device_kind": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": []}
     record |= {"workers": arguments.workers, "repeats": arguments.repeats, "block_size": arguments.block_size}
@@ -53,8 +53,9 @@ def main() -> None:
         say(f"check: nothing to compare: {why_not}")
     elif arguments.check:
         is_sound = check()
-    if arguments.tune:
-        record["rows"] = tune(max(arguments.elements), arguments.dtypes[0], arguments.workers, arguments.repeats)
+    if arguments.tune is not None:
+        ops = arguments.tune or OPS
+        record["rows"] = tune(ops, max(arguments.elements), arguments.dtypes[0], arguments.workers, arguments.repeats)
         save(record, arguments.json)
     else:
         for elements in arguments.elements:
@@ -77,7 +78,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--check", action="store_true", help="first compare with the references; status 1 if bits differ"
     )
-    parser.add_argument("--tune", action="store_true", help="not the table, but the best tunings for the largest size")
+    parser.add_argument(
+        "--tune", nargs="*", choices=OPS, metavar="OP", help="not the table, but the best tunings for the largest size"
+    )
     parser.add_argument("--json", type=output_file, help="file for the figures")
     arguments = parser.parse_args()
     if not 1 <= arguments.workers <= MAX_WORKERS:
@@ -153,12 +156,12 @@ def as_line(row: dict) -> str:
     return f"{names}| {figures} | {speed} |"
 
 
-def tune(elements: int, dtype: str, workers: int, repeats: int) -> list[dict]:
+def tune(ops: Sequence[str], elements: int, dtype: str, workers: int, repeats: int) -> list[dict]:
     """Figures of every tuning, which are printed with what to put into kernels/tuning.py."""
     copy = prepare_copy(elements)
     cases, rows, best = list(create_cases(elements, [dtype], workers)), [], {}
     say(f"\n{elements:,} elements, {dtype}; bandwidth over that of a copy, geometric mean of an op's rows\n")
-    for op in OPS:
+    for op in ops:
         own = [measure_tuning(tuning, [case for case in cases if case.op == op], copy, repeats) for tuning in TUNINGS]
         rows += own
         ranked = sorted((row for row in own if "error" not in row), key=lambda row: -row["fraction_of_copy"])

@@ -15,6 +15,7 @@ from jaxtern.kernels import (
     moments,
     num_words,
     rotate,
+    shard_mean,
     shard_sum,
     ternary_decode,
     ternary_encode,
@@ -41,7 +42,7 @@ def bytes_to_move(op: str, elements: int, dtype: str, rows: int = 1, radix: int 
 
     With n elements of b bytes and W(R) words, 20 elements each for R = 3, moments read the gradient, b n; encode reads
     it and writes 4 W(R); rotate reads and writes it; decode reads the rows, 4 W(R) each, and writes the mean, 4 n;
-    shard_sum reads the rows, 4 W(3) each, and writes 4 W(R).
+    shard_sum reads the rows, 4 W(3) each, and writes 4 W(R); shard_mean writes 4 W(3).
     """
     vector, words = elements * jnp.dtype(dtype).itemsize, 4 * num_words(elements, radix)
     return {
@@ -51,6 +52,7 @@ def bytes_to_move(op: str, elements: int, dtype: str, rows: int = 1, radix: int 
         "ternary_encode": vector + words,
         "ternary_decode": rows * words + 4 * elements,
         "shard_sum": rows * 4 * num_words(elements, 3) + words,
+        "shard_mean": (rows + 1) * 4 * num_words(elements, 3),
     }[op]
 
 
@@ -62,11 +64,18 @@ def create_cases(elements: int, dtypes: list[str], workers: int, block_size: int
         for case in gradient_cases(segments, dtype, radix):
             yield case._replace(plain=case.plain if block_size is None else None)
     moved, vector = bytes_to_move("rotate", elements, "float32"), jnp.zeros(elements)
-    yield Case("rotate", "rotate, in place", "float32", moved, turn, (vector, derive_key(0, 0, 0)), in_place=True)
+    for name, is_inverse in (("rotate", False), ("rotate back", True)):
+        run, arguments = partial(turn, is_inverse=is_inverse), (vector, derive_key(0, 0, 0))
+        yield Case("rotate", f"{name}, in place", "float32", moved, run, arguments, in_place=True)
     yield from decode_cases(rows, total, segments, radix)
     moved = bytes_to_move("shard_sum", elements, dtypes[0], workers, radix)
     run = partial(shard_sum, num_elements=elements)
     yield Case("shard_sum", f"sum {workers} workers' shards", "uint32", moved, run, (rows,))
+    moved, arguments = (
+        bytes_to_move("shard_mean", elements, dtypes[0], workers),
+        (rows, derive_key(0, 0, 0), jnp.uint32(0)),
+    )
+    yield Case("shard_mean", f"average {workers} workers' shards", "uint32", moved, shard_mean, arguments)
 
 
 def gradient_cases(segments: Segments, dtype: str, radix: int) -> Iterator[Case]:
@@ -113,8 +122,8 @@ def decode_in_place(vector: jax.Array, words: jax.Array, scales: jax.Array, **op
     return decode_span(words, scales, into=[vector], start=0, **options)[0]
 
 
-def turn(vector: jax.Array, key: jax.Array, implementation: str) -> jax.Array:
-    return rotate([vector], key, implementation=implementation)[0]
+def turn(vector: jax.Array, key: jax.Array, is_inverse: bool, implementation: str) -> jax.Array:
+    return rotate([vector], key, is_inverse=is_inverse, implementation=implementation)[0]
 
 
 def plain_moments(gradient: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -31,6 +31,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 import jaxtern
 from benchmarks.commands import create_parser, parse_elements
 from jaxtern.kernels import Segments, dispatch
+from jaxtern.kernels.rotation import BLOCK
 from jaxtern.kernels.tuning import DEFAULTS
 
 H200 = """
@@ -58,6 +59,9 @@ CASES = {  # name: elements of a thread in the counted stretch, and its loads or
     "ternary_encode": (20, 20),
     "ternary_decode": (20, 20),
     "shard_sum, 4 workers": (20, 4),
+    "shard_mean, 4 workers": (20, 4),
+    "rotate": (32, 32),
+    "rotate back": (32, 32),
 }
 
 
@@ -117,19 +121,24 @@ def describe_gpu() -> Any:
 def create_kernels(elements: int) -> Iterator[tuple[str, Callable, list[jax.ShapeDtypeStruct]]]:
     """Name, function and operands of one tensor's kernels, radix 3."""
     from jaxtern.kernels.mosaic.moments import partials_mgpu
-    from jaxtern.kernels.mosaic.shard_sum import shard_sum_mgpu
+    from jaxtern.kernels.mosaic.rotation import rotate_blocks_mgpu
+    from jaxtern.kernels.mosaic.shards import shard_mean_mgpu, shard_sum_mgpu
     from jaxtern.kernels.mosaic.ternary_decode import ternary_decode_mgpu
     from jaxtern.kernels.mosaic.ternary_encode import ternary_encode_mgpu
 
     segments = Segments((elements,))
-    vector, one, key, words, all_words = (
+    vector, one, key, half_key, place, words, all_words, blocks, firsts = (
         partial(jax.ShapeDtypeStruct, shape, dtype)
         for shape, dtype in (
             ((elements,), jnp.float32),
             ((1,), jnp.float32),
             ((4,), jnp.uint32),
+            ((2,), jnp.uint32),
+            ((), jnp.uint32),
             ((1, segments.num_words(3)), jnp.uint32),
             ((4, segments.num_words(3)), jnp.uint32),
+            ((elements // BLOCK, BLOCK), jnp.float32),
+            ((elements // BLOCK,), jnp.uint32),
         )
     )
     names = iter(CASES)
@@ -139,6 +148,11 @@ def create_kernels(elements: int) -> Iterator[tuple[str, Callable, list[jax.Shap
     meant = (segments, 1, 3, None, DEFAULTS["ternary_decode"])
     yield next(names), lambda w, u: ternary_decode_mgpu(w, u, *meant), [words(), one()]
     yield next(names), lambda w: shard_sum_mgpu(w, elements, 1, 9, DEFAULTS["shard_sum"]), [all_words()]
+    averaged = (1, DEFAULTS["shard_mean"])
+    yield next(names), lambda w, k, p: shard_mean_mgpu(w, k, p, *averaged), [all_words(), half_key(), place()]
+    for is_inverse in (False, True):
+        turned = partial(rotate_blocks_mgpu, is_inverse=is_inverse)
+        yield next(names), lambda x, k, f, turn=turned: turn(x, k, f), [blocks(), half_key(), firsts()]
 
 
 def compile_kernel(
@@ -146,7 +160,8 @@ def compile_kernel(
 ) -> tuple[str, str]:
     """Registers and barriers, as cells of the table, and the machine code."""
     os.environ |= {"MOSAIC_GPU_DUMP_TO": str(folder), "MOSAIC_GPU_DUMP_PTX": "1"}
-    placed = [operand.update(sharding=SingleDeviceSharding(describe_gpu())) for operand in operands]
+    gpu = SingleDeviceSharding(describe_gpu())
+    placed = [operand.update(sharding=gpu) for operand in operands]
     jax.jit(kernel).trace(*placed).lower(lowering_platforms=("cuda",)).compile()
     (source,) = folder.glob("*.ptx")
     binary = folder / "kernel.cubin"

@@ -33,20 +33,22 @@ _PARAMETERS = plgpu.CompilerParams(
 def launch(
     body: Callable[..., None],
     operands: Sequence[jax.Array],
-    outputs: Sequence[tuple[int, Any]],
+    outputs: Sequence[tuple[tuple[int, ...], Any]],
     items: int,
     tuning: Tuning,
     interpret: Any = None,
+    scratch: Sequence[Any] = (),
 ) -> list[jax.Array]:
-    """Runs `body(item, *operand_refs, *output_refs)` for every item, in one launch.
+    """Runs `body(item, *operand_refs, *output_refs, *scratch_refs)` for every item, in one launch.
 
     Args:
       body: of the kernel.
       operands: arrays in device memory; outputs vary over the axes of `shard_map` that the first operand varies over.
-      outputs: length and dtype of each output, a vector.
+      outputs: shape and dtype of each output.
       items: number of items.
       tuning: distribution of the items.
       interpret: `plgpu.InterpretGPUParams` to run on a CPU.
+      scratch: shared memory of a block, which must then be one warpgroup with one item.
     """
     per_block = tuning.warpgroups * tuning.items
     # A single warpgroup is no axis, as sums over all threads of a warpgroup are only made without one.
@@ -69,9 +71,10 @@ def launch(
     varying = jax.typeof(operands[0]).manual_axis_type
     kernel = plgpu.kernel(
         block,
-        out_type=[jax.ShapeDtypeStruct((size,), dtype, manual_axis_type=varying) for size, dtype in outputs],
+        out_type=[jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying) for shape, dtype in outputs],
         grid=(-(-items // per_block),),
         grid_names=("block",),
+        scratch_types=scratch,
         **threads,
         kernel_name=body.__name__,
         compiler_params=_PARAMETERS,
@@ -92,7 +95,12 @@ def load(ref: Any, start: int | jax.Array) -> jax.Array:
 
 def store(ref: Any, start: int | jax.Array, run: jax.Array) -> None:
     """Stores a run at `start`."""
-    ref[pl.ds(start, RUN)] = run
+    put(ref.at[pl.ds(start, RUN)], run)
+
+
+def put(ref: Any, values: jax.Array) -> None:
+    """Stores values in all of a window."""
+    ref[...] = values
 
 
 def places(dtype: Any) -> jax.Array:

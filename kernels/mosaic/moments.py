@@ -80,7 +80,7 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
             total_out[chunk] = jnp.sum(as_multiples(x, mgpu.filled(largest, jnp.int32), RUN))
 
     operands = [fill_up(gradient, RUN), starts, ends, firsts]  # filled up as for encode, so that both share the copy
-    outputs = [(starts.size, np.int32)] * 5
+    outputs = [((starts.size,), np.int32)] * 5
     max_abs, *sums = mgpu.launch(moments, operands, outputs, starts.size, tuning, interpret)
     first, second = (as_float(largest, total, RUN) for largest, total in zip(sums[::2], sums[1::2], strict=True))
     return lax.bitcast_convert_type(max_abs, jnp.float32), first, second

@@ -66,7 +66,7 @@ def ternary_decode_mgpu(
 
     operands = [words.reshape(-1), units, jnp.asarray(bounds_table), jnp.asarray(owner_table)]
     operands.append(dither.bits if dither else jnp.zeros((4,), jnp.uint32))
-    outputs = [(runs * RUN, np.float32)]
+    outputs = [((runs * RUN,), np.float32)]
     mean = mgpu.launch(ternary_decode, operands, outputs, len(owner_table), tuning, interpret)[0]
     return mean[: segments.num_elements]
 

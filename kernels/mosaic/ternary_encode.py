@@ -65,7 +65,7 @@ def ternary_encode_mgpu(
         mgpu.branch_by_owner(owners[item], *ways)
 
     operands = [fill_up(gradient, RUN), steps, key, jnp.asarray(bounds), jnp.asarray(owners)]
-    return mgpu.launch(ternary_encode, operands, [(tiles * RUN, np.uint32)], owners.size, tuning, interpret)[0]
+    return mgpu.launch(ternary_encode, operands, [((tiles * RUN,), np.uint32)], owners.size, tuning, interpret)[0]
 
 
 def _encode_under_one_scale(job: _Job, item: jax.Array, segment: jax.Array) -> None:

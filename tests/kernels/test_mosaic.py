@@ -19,12 +19,15 @@ from jaxtern.kernels import (
     dispatch,
     moments,
     num_words,
+    rotate,
+    shard_mean,
     shard_sum,
     ternary_decode,
     ternary_encode,
 )
 from jaxtern.kernels.dither import Dither, complete, dithered, nearest
 from jaxtern.kernels.moments_reference import partials_reference
+from jaxtern.kernels.rotation import BLOCK
 from jaxtern.kernels.ternary_decode import units_of
 from jaxtern.kernels.ternary_encode import steps_of
 from jaxtern.kernels.tuning import Tuning
@@ -35,7 +38,8 @@ if dispatch.jax_version() < dispatch.MIN_JAX:
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxtern.kernels.mosaic.moments import partials_mgpu
-from jaxtern.kernels.mosaic.shard_sum import shard_sum_mgpu
+from jaxtern.kernels.mosaic.rotation import rotate_blocks_mgpu
+from jaxtern.kernels.mosaic.shards import shard_mean_mgpu, shard_sum_mgpu
 from jaxtern.kernels.mosaic.ternary_decode import ternary_decode_mgpu
 from jaxtern.kernels.mosaic.ternary_encode import ternary_encode_mgpu
 
@@ -167,6 +171,8 @@ def test_moments_equal_their_reference(run: Callable, segments: Segments, dtype:
 @example(2560 * 13, 2, 1, DEFAULT)
 @example(2560, 2, 1, DEFAULT)  # the second tile of sums reaches beyond the words
 @example(1, 3, 7, Tuning(1, 2))
+@example(3000, 127, 1, DEFAULT)
+@example(3000, 5, 1000, DEFAULT)
 def test_shard_sum_equals_its_reference(run: Callable, n: int, num_workers: int, levels: int, tuning: Tuning):
     digits = np.random.default_rng(n).integers(0, 2 * levels + 1, (num_workers, n), dtype=np.uint32)
     words = _words(digits, 2 * levels + 1)
@@ -174,6 +180,40 @@ def test_shard_sum_equals_its_reference(run: Callable, n: int, num_workers: int,
     expected = shard_sum(words, n, levels=levels, implementation="reference")
     found = run(lambda w, interpret: shard_sum_mgpu(w, n, levels, radix, tuning, interpret), words)
     _assert_same(found, expected)
+
+
+@few_examples
+@given(st.integers(1, 6000), st.integers(1, 12), st.sampled_from([1, 2, 100]), st.sampled_from(TUNINGS))
+@example(2560 * 2, 4, 1, DEFAULT)
+@example(3000, 40, 1, DEFAULT)
+def test_shard_mean_equals_its_reference(run: Callable, n: int, num_workers: int, levels: int, tuning: Tuning):
+    digits = np.random.default_rng(n).integers(0, 2 * levels + 1, (num_workers, n), dtype=np.uint32)
+    arrays = _words(digits, 2 * levels + 1), KEY, jnp.uint32(512 * (n % 9))
+    expected = shard_mean(*arrays, levels=levels, implementation="reference")
+
+    def average(words: jax.Array, key: jax.Array, position: jax.Array, interpret: Any) -> jax.Array:
+        return shard_mean_mgpu(words, key, position, levels, tuning, interpret)
+
+    _assert_same(run(average, *arrays), expected)
+
+
+@pytest.mark.parametrize("is_inverse", [False, True])
+def test_rotation_equals_its_reference(run: Callable, is_inverse: bool):
+    """Of blocks of two tensors, the first of one block, which vary with the workers."""
+    random = np.random.default_rng(0)
+    vectors = [jnp.asarray(random.standard_t(2, (2, blocks * BLOCK)), jnp.float32) for blocks in (1, 2)]
+    expected = [
+        rotate([vector[worker] for vector in vectors], KEY, is_inverse=is_inverse, implementation="reference")
+        for worker in range(2)
+    ]
+    firsts = jnp.asarray([0, 0, BLOCK // 64], jnp.uint32)
+
+    def turn(blocks: jax.Array, key: jax.Array, firsts: jax.Array, interpret: Any) -> jax.Array:
+        return jax.vmap(lambda own: rotate_blocks_mgpu(own, key, firsts, is_inverse, interpret))(blocks)
+
+    found = run(turn, jnp.concatenate(vectors, axis=1).reshape(2, 3, BLOCK), KEY, firsts)
+    for own, parts in zip(found, expected, strict=True):
+        _assert_same(own.reshape(-1), jnp.concatenate(parts))
 
 
 def _words(digits: np.ndarray, radix: int) -> jax.Array:
@@ -226,7 +266,7 @@ def everyone_writes_the_first_run(item, vector, out):
     mgpu.store(out, 0, mgpu.load(vector, item * 128))
 
 interpret = plgpu.InterpretGPUParams(detect_races=True)
-outputs = [(128, np.float32)]
+outputs = [((128,), np.float32)]
 mgpu.launch(everyone_writes_the_first_run, [jnp.ones(512)], outputs, 4, Tuning(2, 1), interpret)[0].block_until_ready()
 """
 
@@ -269,6 +309,14 @@ TRACED = {
         lambda w, i: shard_sum_mgpu(w, 2**28, 1, 2 * LARGE_WORKERS + 1, DEFAULT, i),
         ((LARGE_WORKERS, num_words(2**28, 3)), "uint32"),
     ),
+    "shard_mean": lambda _: _traced(
+        lambda w, k, p, i: shard_mean_mgpu(w, k, p, 1, DEFAULT, i),
+        ((LARGE_WORKERS, num_words(2**28, 3)), "uint32"), ((2,), "uint32"), ((), "uint32"),
+    ),
+    "rotate": lambda _: _traced(
+        lambda x, k, f, i: rotate_blocks_mgpu(x, k, f, False, i),
+        ((2**28 // BLOCK, BLOCK), "float32"), ((2,), "uint32"), ((2**28 // BLOCK,), "uint32"),
+    ),
 }  # fmt: skip
 
 
@@ -276,8 +324,7 @@ TRACED = {
     ("op", "dtype"),
     [
         *((op, dtype) for op in ("moments", "ternary_encode") for dtype in DTYPES),
-        ("ternary_decode", ""),
-        ("shard_sum", ""),
+        *((op, "") for op in ("ternary_decode", "shard_sum", "shard_mean", "rotate")),
     ],
 )
 def test_every_op_lowers_for_cuda_to_one_launch(op: str, dtype: str):
@@ -325,7 +372,7 @@ def test_each_op_is_lowered_once_a_bucket(
     gradients = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     step = placed.replicated(transformation.update, check_vma=check_vma)
     lowered = step.trace(gradients, transformation.init(None)).lower(lowering_platforms=("cuda",))
-    assert _launches(lowered.as_text()) == 3
+    assert _launches(lowered.as_text()) == 5  # two rotations, moments, encode, decode
 
 
 @pytest.mark.gpu

@@ -1,0 +1,133 @@
+"""Shard sum and shard mean, each as one Mosaic GPU kernel, which reads every word and writes every word once.
+
+Digits of many workers are added before they are told apart. Let y be the value of a few digits of a word, each less its
+zero level. Then y / r^k, rounded to an integer, is the value of those from digit k on, as the others amount to less
+than a half. Floats from 2^23 to 2^24 are the integers, so adding y / r^k to such a float rounds, and a sum over workers
+costs one product and one addition for each digit and worker.
+"""
+
+import functools
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+
+from .. import noise, radix as radix_lib
+from ..radix import RUN
+from ..ternary_decode import UNROLLED_ROWS
+from ..tuning import Tuning
+from . import mgpu
+
+_MIDDLE = np.float32(1.5 * 2**23)  # of the floats whose steps are 1; 2^22 of them on either side
+
+
+def shard_sum_mgpu(
+    words: jax.Array, num_elements: int, levels: int, radix: int, tuning: Tuning, interpret: Any = None
+) -> jax.Array:
+    """`shard_sum`, for checked arguments. An item is the fewest tiles of words that fill whole tiles of sums."""
+    num_workers, width = words.shape
+    own_radix = 2 * levels + 1
+    own_depth, depth = radix_lib.digits_per_word(own_radix), radix_lib.digits_per_word(radix)
+    runs_per_item = math.lcm(own_depth, depth)
+    own_tiles, tiles = width // RUN, radix_lib.num_words(num_elements, radix) // RUN
+    zeros = _zeros(num_workers, own_radix)
+    offsets = (np.uint32(levels * num_workers) - zeros).tolist() * (runs_per_item // own_depth)
+    nothing = [np.uint32(zero) for zero in zeros]
+
+    def shard_sum(item, words, sums) -> None:
+        planes: list[jax.Array] = []
+        for i in range(runs_per_item // own_depth):
+            tile = item * (runs_per_item // own_depth) + i
+            found = _sum_levels(words, num_workers, width, jnp.minimum(tile, own_tiles - 1), own_radix)
+            is_there = mgpu.filled(tile, jnp.int32) < own_tiles
+            planes += [jnp.where(is_there, *pair) for pair in zip(found, nothing, strict=True)] if i else found
+            for start in range((len(planes) - len(found)) // depth * depth, len(planes) - depth + 1, depth):
+                offset = sum(own * radix**k for k, own in enumerate(offsets[start : start + depth])) % 2**32
+                packed = radix_lib.pack_planes(planes[start : start + depth], radix) + np.uint32(offset)
+                place = item * (runs_per_item // depth) + start // depth
+                pl.when(place < tiles)(functools.partial(mgpu.store, sums, place * RUN, packed))
+
+    items = -(-own_tiles * own_depth // runs_per_item)
+    return mgpu.launch(shard_sum, [words.reshape(-1)], [((tiles * RUN,), np.uint32)], items, tuning, interpret)[0]
+
+
+def shard_mean_mgpu(
+    words: jax.Array, key: jax.Array, position: jax.Array, levels: int, tuning: Tuning, interpret: Any = None
+) -> jax.Array:
+    """`shard_mean`, for checked arguments. An item is a tile."""
+    num_workers, width = words.shape
+    radix, count = 2 * levels + 1, np.uint32(num_workers)
+    depth = radix_lib.digits_per_word(radix)
+    offsets = np.uint32(levels * num_workers) - _zeros(num_workers, radix)
+
+    def shard_mean(tile, words, key, position, means) -> None:
+        planes = []
+        for k, plane in enumerate(_sum_levels(words, num_workers, width, tile, radix)):
+            run = tile * depth + k
+            group = (run // noise.LANES * RUN).astype(jnp.uint32) + position[0] // np.uint32(noise.LANES)
+            halves = noise.draw((key[0], key[1]), mgpu.places(jnp.uint32) + group)
+            drawn = noise.take(halves, mgpu.filled(run % noise.LANES, jnp.uint32)) * count >> noise.BITS
+            planes.append((plane + offsets[k] + drawn) // count)
+        mgpu.store(means, tile * RUN, radix_lib.pack_planes(planes, radix))
+
+    operands = [words.reshape(-1), key, position.reshape(1)]
+    return mgpu.launch(shard_mean, operands, [((width,), np.uint32)], width // RUN, tuning, interpret)[0]
+
+
+def _parts(rows: int, radix: int) -> list[int]:
+    """The numbers of digits that are read at once, so few that sums over rows stay within 2^22."""
+    depth = radix_lib.digits_per_word(radix)
+    most = max(k for k in range(1, depth + 1) if k == 1 or rows * radix**k < 2**23)
+    return [len(part) for part in np.array_split(np.arange(depth), -(-depth // most))]
+
+
+def _zeros(rows: int, radix: int) -> np.ndarray:
+    """uint32[D]: what `_sum_levels` gives where levels add to zero."""
+    middle = int(_MIDDLE.view(np.uint32))
+    ends = set(np.cumsum(_parts(rows, radix)).tolist())
+    found = [middle if k + 1 in ends else middle - radix * middle for k in range(radix_lib.digits_per_word(radix))]
+    return np.array([each % 2**32 for each in found], np.uint32)
+
+
+def _sum_levels(words: Any, rows: int, width: int, tile: jax.Array, radix: int) -> list[jax.Array]:
+    """Sums of the levels of a tile's planes over rows of flat words, plus `_zeros`; uint32[RUN] each."""
+    sizes = _parts(rows, radix)
+
+    def add(row: int | jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
+        values = _cut(mgpu.load(words, row * width + tile * RUN), radix, sizes)
+        shares = [
+            value * np.float32(float(radix) ** -k)
+            for value, size in zip(values, sizes, strict=True)
+            for k in range(size)
+        ]
+        return [total + share for total, share in zip(totals, shares, strict=True)]
+
+    totals = [mgpu.filled(_MIDDLE, jnp.float32)] * sum(sizes)
+    if rows > UNROLLED_ROWS:
+        totals = lax.fori_loop(0, rows, add, totals)
+    else:
+        for row in range(rows):
+            totals = add(row, totals)
+    sums = [lax.bitcast_convert_type(total, jnp.uint32) for total in totals]
+    planes = []
+    for end, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True):
+        own = sums[end - size : end]
+        planes += [this - above * np.uint32(radix) for this, above in itertools.pairwise(own)] + own[-1:]
+    return planes
+
+
+def _cut(word: jax.Array, radix: int, sizes: list[int]) -> list[jax.Array]:
+    """Cuts words into parts of so many digits; the value of each, less its zero levels, as floats."""
+    parts = []
+    for size in sizes[:-1]:
+        base = np.uint32(radix**size)
+        quotient = word // base
+        parts.append(word - quotient * base)
+        word = quotient
+    bases = [radix**size for size in sizes]
+    return [part.astype(jnp.float32) - np.float32(base // 2) for part, base in zip([*parts, word], bases, strict=True)]
