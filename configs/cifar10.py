@@ -21,12 +21,12 @@ def get_config():
     config.model.name = "cifarnet"
     config.run.num_workers = 2
     config.run.batch_size = 128
-    config.run.num_steps = 11_730
+    config.run.num_steps = 11_700
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 1e-3
     config.optimizer.schedule = "cosine"
     config.optimizer.weight_decay = 0.004  # for the kernels that the network names, fc1's and fc2's
-    config.run.log_every = 100
-    config.run.evaluate_every = 391
-    config.run.checkpoint_every = 391
+    config.run.log_every = 130
+    config.run.evaluate_every = 390
+    config.run.checkpoint_every = 390
     return config

@@ -35,7 +35,8 @@ from jaxtern.training.run.calls import Call
 from jaxtern.training.run.run import prepare_run
 from jaxtern.training.step.compiler import step_options
 
-SHAPES = {"lenet": (28, 28, 1), "cifarnet": (24, 24, 3), "resnet_20": (32, 32, 3), "alexnet": (224, 224, 3)}
+SHAPES = {"lenet": (28, 28, 1), "cifarnet": (24, 24, 3), "resnet_20": (32, 32, 3)}
+SHAPES |= dict.fromkeys(("alexnet", "resnet_50"), (224, 224, 3))
 PROGRAMS = ("plain", "plain, alike", "float", "float, again", "ternary")
 CLASSES, EXAMPLES, RATE = 10, 1024, 1e-3
 

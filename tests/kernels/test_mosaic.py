@@ -230,7 +230,7 @@ def _words(digits: np.ndarray, radix: int) -> jax.Array:
 def test_what_is_not_finite_comes_out_as_nan_in_its_own_segment(run: Callable, bad: float):
     segments = Segments((3000, 700, 3000))
     gradient = _gradient(segments, "float32").at[3100].set(bad)
-    partials = run(lambda g, interpret: partials_mgpu(g, segments, DEFAULT, interpret), gradient)
+    partials = run(lambda g, interpret: partials_mgpu(g, segments, Tuning(1), interpret), gradient)
     np.testing.assert_array_equal(np.isfinite(partials[0]), [True, False, True])
     scales = jnp.where(jnp.isfinite(jnp.asarray(partials[0])), 1.0, jnp.nan)
     words = run(_mosaic_encode(segments), gradient, scales, KEY)

@@ -76,7 +76,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     },
     "cifar10": {
         "model": "cifarnet", "preprocessing": "cifar10", "optimizer": "adam", "learning_rate": 1e-3,
-        "schedule": "cosine", "end_rate": 0.0, "batch_size": 128, "num_steps": 11_730, "num_workers": 2,
+        "schedule": "cosine", "end_rate": 0.0, "batch_size": 128, "num_steps": 11_700, "num_workers": 2,
         "clip_sigmas": None, "block_size": None, "average_decay": 0.0, "weight_decay": 0.004,
         "weight_decay_mode": "loss", "decay": [], "min_size": 1, "float_last_layer": False,
     },

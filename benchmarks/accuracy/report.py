@@ -1,0 +1,162 @@
+"""Tables and plots of the rows that the study gathered."""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.accuracy.methods import METHODS
+from benchmarks.accuracy.study import Row
+from benchmarks.commands import format_table
+from benchmarks.netlab import parse_rate
+
+TEXT = "#808080"
+COLORS = [f"C{number}" for number in range(10) if number != 7]  # without gray
+RATES = {"100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
+
+
+class Result(NamedTuple):
+    """What the runs of one method and number of workers came to."""
+
+    method: str
+    workers: int
+    bits: float  # an element, step and worker
+    coded_bits: float  # if coded perfectly; NaN where nobody counted
+    sent_bytes: float  # a step and worker
+    scores: dict[int, float]  # by seed: test accuracy in percent at the last step, or a text's loss in nats
+    curve: list[tuple[int, float]]  # step and mean score of all seeds
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.scores.values())
+
+    @property
+    def num_steps(self) -> int:
+        return self.curve[-1][0]
+
+
+def is_text(recipe: str) -> bool:
+    """Whether networks are judged by their loss."""
+    return recipe == "charlm"
+
+
+def studies(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, str, str], list[Result]]]:
+    """Recipe, optimiser and overrides of each study, and its results, in the order of METHODS."""
+    found: dict[tuple, dict[tuple, list[Row]]] = {}
+    for row in rows:
+        own = found.setdefault((row["recipe"], row["optimizer"], row["overrides"]), {})
+        own.setdefault((int(row["workers"]), list(METHODS).index(row["method"])), []).append(row)
+    for name, own in found.items():
+        yield name, [_result(own[key], is_text(name[0])) for key in sorted(own)]
+
+
+def _result(rows: list[Row], of_text: bool) -> Result:
+    column, first = "test_loss" if of_text else "test_accuracy", rows[0]
+    steps = sorted({int(row["step"]) for row in rows})
+    curve = [(step, statistics.mean(float(row[column]) for row in rows if int(row["step"]) == step)) for step in steps]
+    scores = {int(row["seed"]): float(row[column]) for row in rows if int(row["step"]) == steps[-1]}
+    bits, coded, sent = (float(first[name] or "nan") for name in ("sent_bits", "coded_bits", "sent_bytes"))
+    return Result(first["method"], int(first["workers"]), bits, coded, sent, scores, curve)
+
+
+def make_tables(rows: Iterable[Row]) -> str:
+    """Markdown: a table for each study."""
+    return "\n".join(_make_table(name, results) for name, results in studies(rows))
+
+
+def _make_table(name: Sequence[str], results: list[Result]) -> str:
+    digits = 4 if is_text(name[0]) else 2
+    score = "loss, nats" if is_text(name[0]) else "accuracy, %"
+    table = [["method", "workers", "bits", "coded", "seeds", score, "deviation", "less float", "error"]]
+    for result in results:
+        numbers = list(result.scores.values())
+        deviation = f"{statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+        bits = f"{result.bits:.2f}", "" if math.isnan(result.coded_bits) else f"{result.coded_bits:.2f}"
+        cells = [METHODS[result.method].label, str(result.workers), *bits, str(len(numbers))]
+        table.append([*cells, f"{result.mean:.{digits}f}", deviation, *_beside_float(result, results, digits)])
+    num_steps = max(result.num_steps for result in results)
+    return f"{' '.join(filter(None, name))}, {num_steps:,} steps\n\n{format_table(table)}"
+
+
+def _beside_float(result: Result, results: list[Result], digits: int) -> tuple[str, str]:
+    """The mean difference to float of the seeds that both have, and its standard error."""
+    floats = [each for each in results if (each.method, each.workers) == ("float", result.workers)]
+    seeds = [seed for each in floats for seed in each.scores if seed in result.scores]
+    if not seeds or result.method == "float":
+        return "", ""
+    differences = [result.scores[seed] - floats[0].scores[seed] for seed in seeds]
+    error = f"{statistics.stdev(differences) / math.sqrt(len(seeds)):.{digits}f}" if len(seeds) > 1 else ""
+    return f"{statistics.mean(differences):+.{digits}f}", error
+
+
+def plot_all(rows: Iterable[Row], step_seconds: dict[str, float], folder: Path) -> None:
+    """Draws each study: its scores over bits, and over minutes on slow links where a step's seconds are known."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, results in studies(rows):
+        seconds = step_seconds.get(name[0])
+        counts = [result.workers for result in results]
+        workers = sorted({count for count in counts if counts.count(count) > 1})
+        if not workers:
+            continue  # one method is no comparison
+        columns = 1 if seconds is None else 1 + len(RATES)
+        figure = create_figure(5.2 * columns, 3.6 * len(workers))
+        panels = figure.subplots(len(workers), columns, squeeze=False)
+        for count, (first, *others) in zip(workers, panels, strict=True):
+            own = [result for result in results if result.workers == count]
+            _draw(first, own, [result.bits for result in own], f"bits an element and step, {count} workers", name[0])
+            _use_logarithms(first)
+            for panel, (rate, label) in zip(others, RATES.items(), strict=False):
+                minutes = [minutes_of(result, seconds or 0, rate) for result in own]
+                _draw(panel, own, minutes, f"minutes on links of {label}, {count} workers", name[0])
+                panel.set_xlim(left=0)
+        figure.savefig(folder / f"{'_'.join(name[:2])}.svg", transparent=True, metadata={"Date": None})
+
+
+def minutes_of(result: Result, step_seconds: float, rate: str) -> float:
+    """Of a whole run: its steps, and what each sends on a link of that rate."""
+    return result.num_steps * (step_seconds + 8 * result.sent_bytes / parse_rate(rate)) / 60
+
+
+def _draw(panel: Any, results: list[Result], costs: list[float], label: str, recipe: str) -> None:
+    """Scores over costs, one mark for each seed and one for the mean, and the line of those that none surpasses."""
+    sign = -1 if is_text(recipe) else 1
+    for result, cost in zip(results, costs, strict=True):
+        color = COLORS[list(METHODS).index(result.method) % len(COLORS)]
+        panel.plot([cost] * len(result.scores), result.scores.values(), ".", color=color, alpha=0.45)
+        panel.plot([cost], [result.mean], "o", color=color)
+        panel.annotate(
+            METHODS[result.method].label, (cost, result.mean), (5, 3), textcoords="offset points", color=color
+        )
+    pairs = sorted((cost, sign * result.mean) for result, cost in zip(results, costs, strict=True))
+    front = [pair for place, pair in enumerate(pairs) if all(pair[1] > other[1] for other in pairs[:place])]
+    panel.plot([cost for cost, _ in front], [sign * score for _, score in front], color=TEXT, linewidth=1, zorder=0)
+    panel.margins(x=0.18)
+    panel.set_xlabel(label)
+    panel.set_ylabel("test loss, nats" if is_text(recipe) else "test accuracy, %")
+    clear(panel)
+
+
+def _use_logarithms(panel: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_minor_locator(NullLocator())
+
+
+def create_figure(width: float, height: float) -> Any:
+    """In inches; can be read on light and dark pages."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.rcParams |= {"svg.hashsalt": "jaxtern", "font.size": 10, "text.color": TEXT, "axes.labelcolor": TEXT}
+    mpl.rcParams |= {"xtick.color": TEXT, "ytick.color": TEXT, "axes.edgecolor": TEXT}
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def clear(panel: Any) -> None:
+    """A thin grid, and no frame above and to the right."""
+    panel.grid(color=TEXT, alpha=0.2)
+    panel.spines[["top", "right"]].set_visible(False)

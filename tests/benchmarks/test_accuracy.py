@@ -1,0 +1,172 @@
+"""benchmarks.accuracy: each run is trained once, in order; what is cut off goes on; figures are those of the runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy import __main__ as command, report, study
+from benchmarks.accuracy.methods import METHODS, OPTIMIZERS, fields_of
+from jaxtern.configs import charlm, cifar10
+from jaxtern.training.recipe.recipe import Recipe
+
+TRAINER = """
+import json, pathlib, signal, sys, time
+folder = pathlib.Path([word for word in sys.argv if word.startswith("--workdir=")][0].partition("=")[2])
+folder.mkdir(exist_ok=True)
+(folder / "config.json").write_text(json.dumps({"run": {"num_steps": 20}}))
+if "sign" in folder.name:
+    sys.exit(3)
+if "float" not in folder.name and not (folder / "saved").exists():
+    def save(*_):
+        (folder / "saved").touch()
+        sys.exit(143)
+    signal.signal(signal.SIGTERM, save)
+    (folder / "began").touch()
+    time.sleep(60)
+records = [{"step": 10, "examples_per_second": 100.0, "sent_bits_per_element": 2.0, "coded_bits_per_element": 1.5,
+            "sent_bytes_per_step": 1e6}]
+records += [{"step": step, "test/loss": 2 - step / 20, "test/precision_at_1": step / 40} for step in (10, 20)]
+(folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\\n" for record in records))
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of the trainer: signs fail, float ends at once, and others wait until they are stopped once."""
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
+    words = study.Run.command
+
+    def run_script(run: study.Run, out: Path) -> list[str]:
+        return [sys.executable, str(script), *words(run, out)[3:]]
+
+    monkeypatch.setattr(study.Run, "command", run_script)
+    return tmp_path
+
+
+def run_study(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
+    """The command's exit status, or what it ends with."""
+    monkeypatch.setattr(sys, "argv", ["accuracy", *words, f"--out={folder / 'runs'}", f"--csv={folder / 'a.csv'}"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    return ended.value.code
+
+
+def test_a_study_that_is_cut_off_goes_on_and_names_what_failed(
+    trainer: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    words = ["digits", "--methods", "float", "ternary", "sign", "--seeds", "0", "1", "--jobs", "8"]
+    status = run_study(trainer, monkeypatch, *words, "--minutes", "0.03")
+    folder = trainer / "runs" / "digits"
+    assert status == "\n".join(f"{each}: status 3; see {each}.log" for each in sorted(folder.glob("sign_2_recipe_?")))
+    assert str(folder / "ternary_2_recipe_0") in capsys.readouterr().out.partition("not finished:")[2]
+    assert (folder / "ternary_2_recipe_0" / "saved").exists()
+    assert {row["method"] for row in study.read_rows(trainer / "a.csv")} == {"float"}
+
+    before = (folder / "float_2_recipe_0" / "metrics.jsonl").stat().st_mtime_ns
+    assert run_study(trainer, monkeypatch, *words[:1], "--methods", "float", "ternary", "--seeds", "0", "1") == 0
+    assert (folder / "float_2_recipe_0" / "metrics.jsonl").stat().st_mtime_ns == before  # not trained again
+    rows = study.read_rows(trainer / "a.csv")
+    assert [(row["method"], row["seed"], row["step"], row["test_accuracy"]) for row in rows] == [
+        (method, seed, step, accuracy)
+        for method in ("float", "ternary")
+        for seed in ("0", "1")
+        for step, accuracy in (("10", "25"), ("20", "50"))
+    ]
+    assert "not finished" not in capsys.readouterr().out
+
+
+def test_runs_come_seed_by_seed_with_each_recipe_s_own_fields(trainer: Path, monkeypatch: pytest.MonkeyPatch):
+    ran = []
+    monkeypatch.setattr(study, "train_all", lambda runs, *_: ran.extend(runs) or {})
+    words = ["digits", "mnist", "--methods", "float", "ternary", "--workers", "2", "8", "--seeds", "3", "1"]
+    run_study(trainer, monkeypatch, *words, "--override", "a.b=1", "--override_of", "mnist:c.d=2")
+    assert [(run.recipe, run.seed, run.workers, run.method) for run in ran] == [
+        (recipe, seed, workers, method)
+        for recipe in ("digits", "mnist")
+        for seed in (3, 1)
+        for workers in (2, 8)
+        for method in ("float", "ternary")
+    ]
+    assert [run.overrides for run in ran] == [("a.b=1",)] * 8 + [("a.b=1", "c.d=2")] * 8
+
+
+def test_a_field_is_given_once(trainer: Path):
+    """A tuple that is given twice would be joined."""
+    run = study.Run("cifar10", ("data.name=./x",), "recipe", ("mean.density_warmup=()", "run.seed=3"), "dgc_1", 2, 0)
+    words = [word for word in run.command(trainer) if "warmup" in word or "seed" in word]
+    assert words == ["--config.mean.density_warmup=()", "--config.run.seed=3"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("method", METHODS)
+def test_runs_have_fields_that_a_recipe_takes(method: str, optimizer: str):
+    """DGC has the momentum itself, and none under Adam."""
+    recipe = Recipe.from_dict((charlm if "30" in method else cifar10).get_config().to_dict())
+    sections: dict[str, dict] = {}
+    for name, value in fields_of(method, optimizer).items():
+        sections.setdefault(name.partition(".")[0], {})[name.partition(".")[2]] = value
+    recipe = recipe.replace(run={"num_steps": 600, "evaluate_every": 200, "checkpoint_every": 200}, **sections)
+    assert method[:3] != "dgc" or (recipe.mean.momentum, recipe.optimizer.name) == (
+        (0.9, "sgd") if optimizer == "momentum" else (0.0, "adam")
+    )
+
+
+def rows_of_two() -> list[study.Row]:
+    """Float and ternary of cifar10 with two seeds; at the last step float has 70 and 72 %, ternary 69 and 72."""
+    scores = {("float", 0): 70, ("float", 1): 72, ("ternary", 0): 69, ("ternary", 1): 72}
+    rows = []
+    for (method, seed), score in scores.items():
+        named = ["cifar10", "recipe", "", method, "2", str(seed)]
+        sent = ["32", "32", "4e6"] if method == "float" else ["1.6", "1.4", "2e5"]
+        for step in (10, 20):
+            tested = [str(step), "1.0", str(score - 20 + step)]
+            rows.append(dict(zip(study.COLUMNS, [*named, *sent, "100", *tested], strict=True)))
+    return rows
+
+
+def test_the_table_compares_with_float_of_the_same_seeds():
+    lines = report.make_tables(rows_of_two()).splitlines()
+    assert lines[0] == "cifar10 recipe, 20 steps"
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[4:]]
+    assert cells == [
+        ["float", "2", "32.00", "32.00", "2", "71.00", "1.41", "", ""],
+        ["ternary", "2", "1.60", "1.40", "2", "70.50", "2.12", "-0.50", "0.50"],
+    ]
+
+
+def test_time_is_of_steps_and_of_what_they_send(tmp_path: Path):
+    ((_, results),) = report.studies(rows_of_two())
+    assert report.minutes_of(results[0], 0.1, "100mbit") == pytest.approx(20 * (0.1 + 0.32) / 60)
+    report.plot_all(rows_of_two(), {"cifar10": 0.1}, tmp_path / "plots")
+    assert (tmp_path / "plots" / "cifar10_recipe.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["digits", "--override", "run.seed"], "'run.seed': must be section.field=value"),
+        (["cifar10=nowhere"], "cifar10=nowhere: there is no nowhere"),
+        (["digits", "--methods", "best"], "invalid choice: 'best'"),
+        (["--step_seconds", "cifar10"], "'cifar10': must be RECIPE=SECONDS"),
+    ],
+)
+def test_bad_arguments_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, words: list[str], message: str
+):
+    assert run_study(tmp_path, monkeypatch, *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_trainer_takes_what_it_is_given(tmp_path: Path):
+    """One run from the command line to its row."""
+    short = ["run.num_steps=4", "run.log_every=2", "run.evaluate_every=4", "run.checkpoint_every=4"]
+    words = ["digits", "--methods", "ternary", "--seeds", "0", f"--out={tmp_path}", f"--csv={tmp_path / 'a.csv'}"]
+    subprocess.run([sys.executable, "-m", "benchmarks.accuracy", *words, "--override", *short], check=True)
+    (row,) = study.read_rows(tmp_path / "a.csv")
+    last = (tmp_path / "digits/ternary_2_recipe_0/metrics.jsonl").read_text().splitlines()[-1]
+    assert float(row["test_accuracy"]) == pytest.approx(100 * json.loads(last)["test/precision_at_1"], rel=1e-4)
+    assert (row["overrides"], row["step"]) == (" ".join(short), "4")
