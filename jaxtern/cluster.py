@@ -26,11 +26,9 @@ from jaxtern.hosts import messages, watch
 from jaxtern.hosts.launchers import read_open_mpi, read_torchrun
 from jaxtern.hosts.roll_call import StartError, call_roll
 from jaxtern.hosts.settings import ALONE, Cluster, detects, from_environment, from_flags, parse_address
-from jaxtern.hosts.tf_config import Evaluates, Unneeded, read_tf_config
 from jaxtern.hosts.watch import before_leaving, tell_failure
 
-__all__ = ["Evaluates", "StartError", "Unneeded", "before_leaving", "create_mesh", "join", "leaving_when_failed"]
-__all__ += ["tell_failure"]
+__all__ = ["StartError", "before_leaving", "create_mesh", "join", "leaving_when_failed", "tell_failure"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +47,10 @@ def join(
     """Joins this process to its cluster; returns once all other processes are there.
 
     Call it before any JAX backend is used, within `leaving_when_failed`. Settings come from the first of: the
-    arguments; JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES; TF_CONFIG; torchrun's variables; Open
-    MPI's for processes on one host; what JAX detects of SLURM, Open MPI and Kubernetes. Without any, this is a single
-    process, which does not use jax.distributed. On CPUs, collectives go over gloo unless another implementation was
-    chosen. From then on the processes watch each other, and all leave when one fails.
+    arguments; JAXTERN_COORDINATOR, JAXTERN_PROCESS_ID and JAXTERN_NUM_PROCESSES; torchrun's variables; Open MPI's for
+    processes on one host; what JAX detects of SLURM, Open MPI and Kubernetes. Without any, this is a single process,
+    which does not use jax.distributed. On CPUs, collectives go over gloo unless another implementation was chosen. From
+    then on the processes watch each other, and all leave when one fails.
 
     Args:
       coordinator: host:port, or tcp://host:port, of process 0. It listens only there, unless
@@ -66,7 +64,6 @@ def join(
       ValueError: for settings that are malformed or incomplete, or that differ between processes; and if processes have
         different numbers of devices.
       StartError: if processes did not come in time; it names them.
-      Evaluates, Unneeded: in an evaluator, and in a parameter server, of TF_CONFIG.
     """
     for name, seconds in (("start_timeout", start_timeout), ("peer_timeout", peer_timeout)):
         if not 0 < seconds < 1e6:
@@ -120,8 +117,6 @@ def find_cluster(
     lone = coordinator is not None and process_id is None and num_processes is None
     found = read_open_mpi(environment, coordinator) if lone else None
     found = found or from_flags(coordinator, process_id, num_processes) or from_environment(environment)
-    if found is None and environment.get("TF_CONFIG"):
-        found = read_tf_config(environment["TF_CONFIG"])
     return found or read_torchrun(environment) or read_open_mpi(environment)
 
 

@@ -19,17 +19,11 @@ PEER_TIMEOUT = flags.DEFINE_float(
 
 
 def join() -> cluster.Cluster:
-    """Calls `cluster.join` with the flags; raises UsageError for invalid settings, Evaluates as that does.
-
-    Exits if the start fails, or if this process is not needed.
-    """
+    """Calls `cluster.join` with the flags; raises UsageError for invalid settings, and exits if the start fails."""
     try:
         return cluster.join(
             COORDINATOR.value, PROCESS_ID.value, NUM_PROCESSES.value, START_TIMEOUT.value, PEER_TIMEOUT.value
         )
-    except cluster.Unneeded as reason:
-        print(reason)
-        sys.exit(0)
     except cluster.StartError as error:
         cluster.tell_failure(str(error), 1)
         print(f"error: {error}", file=sys.stderr)

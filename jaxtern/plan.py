@@ -1,7 +1,7 @@
 """python -m jaxtern.plan --config=RECIPE | --parameters=61M: predicts the time of a step on a cluster, by method.
 
     python -m jaxtern.plan --parameters=61M --hosts=8 --rate=1gbit --step_seconds=0.25
-    python -m jaxtern.plan --config=mnist --config.data.dir=FOLDER --hosts=4 --rate=100mbit --out=plan.png
+    python -m jaxtern.plan --config=mnist --config.data.dir=FOLDER --hosts=4 --rate=100mbit
 
 It prints the seconds of compute, codec, wire and the whole step on the cluster for the float mean, each exchange of
 ternary words, and the recipe's own method; then the step time and the speed-up over one worker for 1 to 1,024 workers,
@@ -33,13 +33,11 @@ with command_line.loading(__name__):
     from jaxtern.compression.radix.quantizer import Quantizer
     from jaxtern.compression.reducer import Layout, Reducer
     from jaxtern.compression.transform import describe
-    from jaxtern.data.durable import require_writable
     from jaxtern.data.json_files import read_json
     from jaxtern.planning.forecast import Forecast, Scenario, seconds
     from jaxtern.planning.model import INSIDE_HOST, Method, QuantizerSpeed, measured_method, usual_methods
     from jaxtern.planning.speed import measure_quantizer_speed, measure_reduce_seconds
     from jaxtern.training.recipe.mean import MeanSection
-    from jaxtern.training.run.curves import plot_speed_up
     from jaxtern.training.run.inputs import open_inputs
     from jaxtern.training.run.workload import measure_step_seconds, read_workload
 
@@ -61,7 +59,6 @@ LOCAL_STEPS = flags.DEFINE_integer("local_steps", None, "steps from one exchange
 FRAGMENTS = flags.DEFINE_integer("fragments", None, "parts of the weights that take turns [recipe's, or 1]", 1)
 _BEHIND = "fraction of the shorter of codec and wire that the longer hides; below 1 if both need the same cores"
 HIDDEN = flags.DEFINE_float("hidden", 1.0, _BEHIND, 0.0, 1.0)
-OUT = flags.DEFINE_string("out", None, "file for a plot of speed-up against workers, .png, .svg or .pdf")
 AS_JSON = flags.DEFINE_bool("json", False, "print all figures as JSON instead of tables")
 
 _RATES = {"": 1.0, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9}  # in bytes a second
@@ -85,8 +82,6 @@ class Job(NamedTuple):
 
 def main() -> int:
     with command_line.refusing():
-        if OUT.value:
-            require_writable("out", Path(OUT.value), [".png", ".svg", ".pdf"])
         network = read_links()
         speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse(FAST_RATE, _RATES, 1))
@@ -191,7 +186,7 @@ def parse_speed(text: str) -> QuantizerSpeed:
 
 
 def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
-    """Prints the forecast, and draws it if --out is given."""
+    """Prints the forecast."""
     scenario, compressed = forecast.scenario, sum(job.layout.sizes)
     if AS_JSON.value:
         given = {"elements": {"compressed": compressed, "float": job.num_floats}, "speed": dataclasses.asdict(speed)}
@@ -208,11 +203,6 @@ def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
             f"{every}\n\n"
             f"{forecast}\n\n{forecast.recommendation()}"
         )
-    if OUT.value:
-        parameters = compressed + job.num_floats
-        title = f"{job.name}, {parameters:,} parameters, {scenario.network.bandwidth / 125e6:.3g} Gbit/s"
-        path = plot_speed_up(forecast, title, Path(OUT.value))
-        print(f"plot in {path}", file=sys.stderr if AS_JSON.value else sys.stdout)
 
 
 if __name__ == "__main__":

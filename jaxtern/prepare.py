@@ -1,7 +1,7 @@
 """python -m jaxtern.prepare SOURCE OUT: converts a source of images to a dataset that training reads from disk.
 
     python -m jaxtern.prepare photos.zip data/photos --resize_shortest=256
-    python -m jaxtern.prepare imagenet_tars data/imagenet --boxes=ILSVRC2012_bbox_train_v2.tar.gz --max_bad=3
+    python -m jaxtern.prepare imagenet_tars data/imagenet --max_bad=3
 
 SOURCE is a folder, zip or tar with one folder of images a class; a folder of idx files, such as MNIST's; an archive of
 CIFAR-10 or CIFAR-100; or a folder of ImageNet's original tars. OUT is a new folder. If a preparation was stopped, the
@@ -39,7 +39,6 @@ COARSE_LABELS = flags.DEFINE_bool("coarse_labels", False, "take the 20 coarse cl
 LABELS = flags.DEFINE_string(
     "labels", None, "labels of ImageNet's validation images: the devkit, or a file of a synset a line, by file name"
 )
-BOXES = flags.DEFINE_multi_string("boxes", [], "folder or tar of ImageNet's XML annotations; may be given repeatedly")
 
 SHEET = flags.DEFINE_string("sheet", None, "file for a picture of a batch as a model sees it; OUT may exist already")
 PREPROCESSING = flags.DEFINE_enum(
@@ -73,7 +72,6 @@ def run(source: str, out: Path) -> Report:
         seed=SEED.value,
         coarse_labels=COARSE_LABELS.value,
         labels=Path(LABELS.value) if LABELS.value else None,
-        boxes=tuple(map(Path, BOXES.value)),
     )
     options = Options(
         name=NAME.value,

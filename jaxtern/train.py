@@ -2,10 +2,8 @@
 
 import errno
 import logging
-import os
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from absl import flags
 
@@ -43,18 +41,8 @@ def main() -> int:
     if recipe.run.dry_run:
         return rehearse_and_report(recipe)
     workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_path().stem}")
-    try:
-        cluster_flags.join()
-    except cluster.Evaluates:
-        become_evaluator(recipe, workdir)
+    cluster_flags.join()
     return train_and_report(recipe, workdir)
-
-
-def become_evaluator(recipe: Recipe, workdir: Path) -> NoReturn:
-    """Replaces this process by jaxtern.evaluate."""
-    where = [f"--workdir={workdir}", f"--networks={recipe_flags.recipe_path()}"]
-    where += [f"--data_dir={recipe.data.dir}"] if recipe.data.dir else []
-    os.execv(sys.executable, [sys.executable, "-m", "jaxtern.evaluate", "--follow", *where])
 
 
 def train_and_report(recipe: Recipe, workdir: Path) -> int:

@@ -391,7 +391,7 @@ class Doors:
     def __init__(self, folder: Path):
         root = str(Path(__file__).parents[1])
         environment = os.environ | {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-        for name in [name for name in environment if name.startswith(("JAXTERN_", "TF_CONFIG", "SLURM_", "OMPI_"))]:
+        for name in [name for name in environment if name.startswith(("JAXTERN_", "SLURM_", "OMPI_"))]:
             del environment[name]
         with (folder / "server.err").open("w") as errors:
             self._server = subprocess.Popen(
@@ -424,7 +424,7 @@ class Doors:
 
 @pytest.fixture(scope="session")
 def run_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    """`run_door("train", "--workdir=x", cwd=folder, TF_CONFIG="{}")` to its Answer."""
+    """`run_door("train", "--workdir=x", cwd=folder, RANK="1")` to its Answer."""
     doors = Doors(tmp_path_factory.mktemp("doors"))
     yield doors
     doors.close()

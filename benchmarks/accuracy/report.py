@@ -121,17 +121,18 @@ def minutes_of(result: Result, step_seconds: float, rate: str) -> float:
 def _draw(panel: Any, results: list[Result], costs: list[float], label: str, recipe: str) -> None:
     """Scores over costs, one mark for each seed and one for the mean, and the line of those that none surpasses."""
     sign = -1 if is_text(recipe) else 1
-    for result, cost in zip(results, costs, strict=True):
-        color = COLORS[list(METHODS).index(result.method) % len(COLORS)]
+    rising = sorted(results, key=lambda result: result.mean)
+    for number, (result, cost) in enumerate(zip(results, costs, strict=True)):
+        color = COLORS[number % len(COLORS)]
         panel.plot([cost] * len(result.scores), result.scores.values(), ".", color=color, alpha=0.45)
         panel.plot([cost], [result.mean], "o", color=color)
-        panel.annotate(
-            METHODS[result.method].label, (cost, result.mean), (5, 3), textcoords="offset points", color=color
-        )
+        shift = 6, (-12, 3)[rising.index(result) % 2]  # neighbours' labels keep apart
+        text = METHODS[result.method].label
+        panel.annotate(text, (cost, result.mean), shift, textcoords="offset points", color=color)
     pairs = sorted((cost, sign * result.mean) for result, cost in zip(results, costs, strict=True))
     front = [pair for place, pair in enumerate(pairs) if all(pair[1] > other[1] for other in pairs[:place])]
     panel.plot([cost for cost, _ in front], [sign * score for _, score in front], color=TEXT, linewidth=1, zorder=0)
-    panel.margins(x=0.18)
+    panel.margins(0.18, 0.1)
     panel.set_xlabel(label)
     panel.set_ylabel("test loss, nats" if is_text(recipe) else "test accuracy, %")
     clear(panel)
@@ -141,7 +142,7 @@ def _use_logarithms(panel: Any) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     panel.set_xscale("log")
-    panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     panel.xaxis.set_major_formatter("{x:g}")
     panel.xaxis.set_minor_locator(NullLocator())
 

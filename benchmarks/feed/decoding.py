@@ -62,7 +62,7 @@ def measure(images: list[bytes], tensorflow: str | None, rounds: int) -> dict:
 
 def draw_view(number: int, height: int, width: int) -> View:
     """The crop of an image, not flipped: TensorFlow would have to do that too."""
-    view = inception_view(np.random.default_rng([0, number]), height, width, np.zeros((0, 4), np.float32), SIZE)
+    view = inception_view(np.random.default_rng([0, number]), height, width, SIZE)
     return view._replace(flip=False)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxtern.data.any_image import SUFFIXES, as_plain
-from jaxtern.data.dataset import NO_BOXES, Record
+from jaxtern.data.dataset import Record
 
 
 class ImageFiles:
@@ -31,7 +31,7 @@ class ImageFiles:
 
     def read(self, index: int) -> Record:
         """Reads an image, upright and in a format that training reads, as preparation would store it in colour."""
-        return Record(as_plain(self._files[index][1].read_bytes()), 0, NO_BOXES)
+        return Record(as_plain(self._files[index][1].read_bytes()), 0)
 
     def describe(self, index: int) -> str:
         return str(self._files[index][1])

@@ -11,19 +11,14 @@ class Record(NamedTuple):
     Attributes:
       image: bytes of a JPEG or PNG file, or uint8[H, W, C].
       label: 0 to num_classes - 1.
-      boxes: float32[k, 4], bounding boxes (ymin, xmin, ymax, xmax) as fractions of the image's sides; k may be 0.
     """
 
     image: bytes | np.ndarray
     label: int
-    boxes: np.ndarray
 
 
 class DataError(ValueError):
     """An example cannot be read, or a process that reads examples has died; the message is one line."""
-
-
-NO_BOXES = np.zeros((0, 4), np.float32)
 
 
 class Records(Protocol):
@@ -77,7 +72,7 @@ class Split(NamedTuple):
         return height, width, channels
 
     def read(self, index: int) -> Record:
-        return Record(self.images[index], int(self.labels[index]), NO_BOXES)
+        return Record(self.images[index], int(self.labels[index]))
 
     def describe(self, index: int) -> str:
         return f"example {index}"

@@ -8,9 +8,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from jaxtern.data.dataset import NO_BOXES, DataError, Dataset, Record, Split
+from jaxtern.data.dataset import DataError, Dataset, Record, Split
 
 TEST_SPLITS = ("test", "validation")
 _SPARE_FILES = 128  # open files of a program besides the shards
@@ -43,8 +41,7 @@ class RecordSplit:
         label = int(example["label"])
         if not 0 <= label < self._num_classes:
             raise DataError(f"{self.describe(index)}: label {label} is not from 0 to {self._num_classes - 1}")
-        boxes = np.asarray(example.get("boxes", NO_BOXES), np.float32).reshape(-1, 4)
-        return Record(example["image"], label, boxes)
+        return Record(example["image"], label)
 
     def describe(self, index: int) -> str:
         place, key = f"{self.path}: {self.name} example {index}", self.key(index)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxtern.data.dataset import NO_BOXES, DataError, Records, Split
+from jaxtern.data.dataset import DataError, Records, Split
 from jaxtern.data.preprocessing.families import Preprocessing
 
 _COLORS = 3  # of a view
@@ -64,7 +64,6 @@ def render_image(
     size: int | None,
     channels: int,
     generator: np.random.Generator | None = None,
-    boxes: np.ndarray = NO_BOXES,
 ) -> np.ndarray:
     """Makes the uint8[H, W, C] input of the compiled step: a view of an image, or the whole image.
 
@@ -74,7 +73,6 @@ def render_image(
       size: side of the view in pixels; None: the preprocessing's own.
       channels: of whole images; views have three.
       generator: draws a view for training; None: the view for evaluation.
-      boxes: float32[k, 4], bounding boxes of objects, for training.
 
     Raises:
       ValueError: if the image cannot be read.
@@ -92,7 +90,7 @@ def render_image(
     if generator is None:
         view = preprocessing.evaluation_view(height, width, side)
     else:
-        view = preprocessing.train_view(generator, height, width, boxes, side)
+        view = preprocessing.train_view(generator, height, width, side)
     return render(image, view, side, _COLORS)
 
 
@@ -112,9 +110,7 @@ def render_examples(
         record = split.read(example)
         labels.append(record.label)
         try:
-            pixels.append(
-                render_image(record.image, preprocessing, size, split.image_shape[2], generator, record.boxes)
-            )
+            pixels.append(render_image(record.image, preprocessing, size, split.image_shape[2], generator))
             if pixels[-1].shape != pixels[0].shape:
                 need = "this preprocessing needs images of one shape"
                 raise ValueError(f"its shape is {pixels[-1].shape}, another's {pixels[0].shape}: {need}")

@@ -22,8 +22,7 @@ class Reading:
     validation_fraction: float | None = None  # of "images", if there are no folders of splits; None: a tenth
     seed: int = 0  # of the choice of validation images
     coarse_labels: bool = False  # whether to take the 20 coarse classes of CIFAR-100
-    labels: Path | None = None  # labels, boxes: files of ImageNet, see `open_imagenet`
-    boxes: tuple[Path, ...] = ()
+    labels: Path | None = None  # of ImageNet's validation images, see `open_imagenet`
 
     def __post_init__(self):
         if self.format is not None and self.format not in FORMATS:
@@ -33,7 +32,7 @@ class Reading:
             raise ValueError(f"validation_fraction={fraction}: must be from 0 to less than 1")
 
 
-_MEANT_FOR = {"validation_fraction": "images", "coarse_labels": "cifar", "labels": "imagenet", "boxes": "imagenet"}
+_MEANT_FOR = {"validation_fraction": "images", "coarse_labels": "cifar", "labels": "imagenet"}
 
 
 def open_source(path: Path, reading: Reading) -> Source:
@@ -54,7 +53,7 @@ def open_source(path: Path, reading: Reading) -> Source:
     openers: dict[str, Callable[[], Source]] = {
         "idx": lambda: open_idx_folder(path),
         "cifar": lambda: open_cifar(path, reading.coarse_labels),
-        "imagenet": lambda: open_imagenet(path, reading.labels, reading.boxes),
+        "imagenet": lambda: open_imagenet(path, reading.labels),
         "images": lambda: open_image_folder(path, reading.validation_fraction, reading.seed),
     }
     return require_sound(openers[found](), str(path), whole=found == "imagenet")

@@ -131,7 +131,7 @@ def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str,
     )
     heights, widths = ({side for result in results.values() for side in result.shapes[i : i + 2]} for i in (0, 2))
     same = [sides.pop() if len(sides) == 1 else None for sides in (heights, widths)]
-    features = make_features(source.class_names, plan.rules, source.has_boxes, *same)
+    features = make_features(source.class_names, plan.rules, *same)
     info = tfds.core.DatasetInfo(builder=identity, features=features)
     info.set_file_format("array_record")
     info.set_splits(SplitDict(splits))

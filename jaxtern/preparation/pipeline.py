@@ -94,7 +94,7 @@ def _write_missing(
     done = f"; {len(results)} were done already" if results else ""
     say(f"{images:,} images of {len(source.class_names):,} classes in {len(plan.shards):,} shards, to {out}{done}")
     tasks = [
-        Task(out, shard, source.read, plan.rules, source.class_names, source.has_boxes)
+        Task(out, shard, source.read, plan.rules, source.class_names)
         for shard in plan.shards
         if shard.file_name not in results
     ]

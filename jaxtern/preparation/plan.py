@@ -139,9 +139,9 @@ def _cut(name: str, split: str, items: list[Item], count: int, seed: int) -> lis
 
 def _digest(source: Source) -> str:
     """A digest of everything that decides the examples, except the pixels, which would have to be read twice."""
-    digest = hashlib.sha256(repr((source.class_names, source.encoding, source.grey, source.has_boxes)).encode())
+    digest = hashlib.sha256(repr((source.class_names, source.encoding, source.grey)).encode())
     for split, items in source.splits.items():
         for item in items:
-            line = (split, item.name, item.label, item.size, item.boxes)
+            line = (split, item.name, item.label, item.size)
             digest.update(repr(line).encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -52,18 +52,17 @@ class Task(NamedTuple):
     read: Callable[[tuple], bytes | np.ndarray]
     rules: Rules
     class_names: tuple[str, ...]
-    has_boxes: bool
 
 
 def make_features(
-    class_names: tuple[str, ...], rules: Rules, has_boxes: bool, height: int | None = None, width: int | None = None
+    class_names: tuple[str, ...], rules: Rules, height: int | None = None, width: int | None = None
 ) -> Any:
     """TFDS's features of an example; height and width are given if all images share them."""
     from tensorflow_datasets import features  # here because importing it takes half a second
 
     image = features.Image(shape=(height, width, rules.channels), encoding_format=rules.encoding)
-    known = {"image": image, "label": features.ClassLabel(names=list(class_names)), "file_name": features.Text()}
-    return features.FeaturesDict(known | ({"boxes": features.Sequence(features.BBoxFeature())} if has_boxes else {}))
+    label = features.ClassLabel(names=list(class_names))
+    return features.FeaturesDict({"image": image, "label": label, "file_name": features.Text()})
 
 
 def write_shard(task: Task, on_image: Callable[[], object]) -> ShardResult:
@@ -132,17 +131,14 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
 
 def _make_serializer(task: Task) -> Callable[[Item, Stored], bytes]:
     """Makes the function that serializes an example for TFDS."""
-    import tensorflow_datasets as tfds
     from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
-    features = make_features(task.class_names, task.rules, task.has_boxes)
+    features = make_features(task.class_names, task.rules)
     serializer = ExampleSerializer(features.get_serialized_info())
 
     def serialize(item: Item, stored: Stored) -> bytes:
         file_name = item.name.encode(errors="replace")  # file names need not be valid text
         example = {"image": stored.content, "label": item.label, "file_name": file_name}
-        if task.has_boxes:
-            example["boxes"] = [tfds.features.BBox(*box) for box in item.boxes]
         message: Any = serializer.get_tf_example(features.encode_example(example))
         # The order of features would otherwise differ between processes.
         return message.SerializeToString(deterministic=True)

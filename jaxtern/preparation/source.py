@@ -9,7 +9,6 @@ import numpy as np
 from jaxtern.data.records import TEST_SPLITS
 
 Encoding = Literal["jpeg", "png"]
-Box = tuple[float, float, float, float]  # ymin, xmin, ymax, xmax, as fractions of the image's sides
 
 
 class Item(NamedTuple):
@@ -19,7 +18,6 @@ class Item(NamedTuple):
     label: int  # its class, from 0
     location: tuple  # the argument of the source's `read`
     size: int  # bytes of the image in the source
-    boxes: tuple[Box, ...] = ()  # of objects in the image; empty if not known
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,6 @@ class Source:
     read: Callable[[tuple], bytes | np.ndarray]
     encoding: Encoding  # how to store images: "png" if all are lossless in the source, else "jpeg"
     grey: bool | None = None  # whether all images have one channel; None: to be found out from the images
-    has_boxes: bool = False  # whether examples have boxes
     remarks: tuple[str, ...] = ()  # lines for the user on how the source was read
 
 

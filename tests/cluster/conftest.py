@@ -36,9 +36,7 @@ def open_script() -> Iterator[Callable[..., subprocess.Popen]]:
     started: list[subprocess.Popen] = []
 
     def start(script: str, *arguments: object, **environment: str) -> subprocess.Popen:
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("JAXTERN_", "TF_CONFIG"))
-        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("JAXTERN_")}
         command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
         started.append(_open_piped(command, inherited, environment))
         return started[-1]

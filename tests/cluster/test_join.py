@@ -1,6 +1,5 @@
 """Processes that join jax.distributed over gloo on this machine, and those that cannot."""
 
-import json
 import signal
 import socket
 import subprocess
@@ -35,18 +34,6 @@ def test_join_of_three_by_flags_makes_them_one_cluster(open_script: Open, end_of
         status, out, err = end_of(ended)
         assert (status, err) == (0, [])
         assert out == [f"{process} 3 127.0.0.1:{free_port} 6 True"]
-
-
-def test_join_by_tf_config_makes_chief_and_worker_one_cluster(open_script: Open, end_of: EndOf, free_port: int):
-    cluster = {"chief": [f"127.0.0.1:{free_port}"], "worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]}
-    tasks = [{"type": kind, "index": 0} for kind in ("chief", "worker", "ps")]
-    configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
-    chief, worker, server = (end_of(each) for each in [open_script(SCRIPT, TF_CONFIG=config) for config in configs])
-    assert server == (0, ["TF_CONFIG: parameter servers are not needed: this ps task has nothing to do and ends"], [])
-    for process, (status, out, err) in enumerate((chief, worker)):
-        assert (status, len(err)) == (0, 1)
-        assert "parameter servers are not needed" in err[0]
-        assert out == [f"{process} 2 127.0.0.1:{free_port} 3 True"]
 
 
 def test_join_without_process_0_ends_in_one_line(open_script: Open, end_of: EndOf, free_port: int):

@@ -22,7 +22,7 @@ RUN = {"num_steps": 2, "checkpoint_every": 2, "evaluate_every": 0, "num_workers"
 # As root too, with more processes than cores, and none tied to a core; by Open MPI alone, whatever else started pytest.
 ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 PLACED = "--oversubscribe", "--bind-to", "none"
-FOREIGN = re.compile("JAXTERN_|TF_CONFIG|SLURM_|OMPI_|PMIX_|PRTE_")
+FOREIGN = re.compile("JAXTERN_|SLURM_|OMPI_|PMIX_|PRTE_")
 
 
 def find_mpirun() -> str | None:

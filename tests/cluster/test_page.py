@@ -1,7 +1,6 @@
 """The commands of docs/hosts.md, as they are written, on one machine that has the addresses of all hosts."""
 
 import functools
-import json
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ from jaxtern.training.saved.checkpoints import Checkpoints
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "hosts.md").read_text()
 PATIENCE = 900  # seconds, on a machine that does other things too
-FOREIGN = re.compile("JAXTERN_|TF_CONFIG|SLURM_|OMPI_|PMIX_|PRTE_")
+FOREIGN = re.compile("JAXTERN_|SLURM_|OMPI_|PMIX_|PRTE_")
 POD = "jaxtern-workers-0-0.jaxtern"
 HOSTS = {f"10.0.0.{each}": f"n{each}" for each in range(1, 5)} | {"127.0.0.2": POD}
 # Runs the command here, in the home folder, as sshd does; `jaxtern` is there.
@@ -116,21 +115,6 @@ def test_page_s_script_for_ssh_fails_where_training_fails(hosts: Sandbox):
     (hosts.shared / "run").write_text("no folder")
     (script,) = blocks("By flags, over ssh")
     end(start(hosts, script), status=2)
-
-
-def test_page_s_tf_config_with_an_evaluator(hosts: Sandbox, same_as_alone: Callable):
-    (script,) = blocks("By TF_CONFIG")
-    written = '"type": "worker", "index": 0'
-    assert script.count(written) == 1
-    tasks = [("evaluator", 0), ("chief", 0), ("worker", 0), ("worker", 1), ("worker", 2)]
-    scripts = [script.replace(written, f'"type": "{kind}", "index": {index}') for kind, index in tasks]
-    assert script in scripts
-    followed, *_ = end(*(start(hosts, each) for each in scripts))
-    assert same_as_alone(hosts.shared / "run")
-    records = (hosts.shared / "run" / "evaluations.jsonl").read_text().splitlines()
-    evaluated = [json.loads(record)["step"] for record in records]
-    assert evaluated[-1] == FEW_STEPS
-    assert followed.count("precision@1") == len(evaluated)
 
 
 @pytest.mark.skipif(shutil.which("torchrun") is None, reason="needs torchrun, of PyTorch")

@@ -153,13 +153,12 @@ def test_cifar10_is_augmented_to_a_white_crop():
 @pytest.mark.parametrize("name", WITH_VIEWS)
 def test_preprocessing_with_views_takes_any_image_to_its_size(name: str):
     preprocessing = get_preprocessing(name)
-    boxes = np.zeros((0, 4), np.float32)
     for height, width in ((40, 57), (1, 9)):
         image = np.random.default_rng(2).integers(0, 256, (height, width, 1), np.uint8)
         train_view, evaluation_view = preprocessing.train_view, preprocessing.evaluation_view
         assert train_view is not None
         assert evaluation_view is not None
-        drawn = train_view(np.random.default_rng(0), height, width, boxes, 32)
+        drawn = train_view(np.random.default_rng(0), height, width, 32)
         for view in (drawn, evaluation_view(height, width, 32)):
             assert render(image, view, 32, 3).shape == (32, 32, 3)
     assert preprocessing.output_shape(None, None) == (224, 224, 3)

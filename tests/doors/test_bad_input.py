@@ -164,12 +164,6 @@ CASES = {
         ["--codec_speed=encode=-1: must be none, or NAME="],
     ),
     "plan without a network": ("plan", ["--network=nowhere"], ["--network=nowhere: cannot be read"]),
-    "plan in no picture": ("plan", ["--out=plan.txt"], ["--out='plan.txt': must end in .png, .svg, .pdf"]),
-    "plan in no folder": (
-        "plan",
-        ["--out=nowhere/plan.png"],
-        ["--out='nowhere/plan.png': there is no folder nowhere"],
-    ),
     "plan of an unknown field": ("plan", ["--config.mean.levls=3"], ["config.mean.levls", "mean.levels"]),
     "plan of no levels": (
         "plan",

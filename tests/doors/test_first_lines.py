@@ -54,7 +54,6 @@ def test_of_several_processes_the_first_alone_says_that_it_loads(tmp_path: Path)
     [
         ("prepare", ["photos", "out"], "cv2", "images"),
         ("train", ["--config.data.name=./photos"], "tensorflow_datasets", "images"),
-        ("plan", ["--parameters=1k", "--step_seconds=1", "--codec_speed=none", "--out=p.png"], "matplotlib", "plots"),
     ],
 )
 def test_a_missing_package_is_named_with_the_command_that_installs_it(

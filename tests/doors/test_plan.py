@@ -4,46 +4,25 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
 GIVEN = ("--parameters=61M", "--hosts=8", "--rate=1gbit", "--step_seconds=250ms", "--codec_speed=none")
 
 
-@pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> tuple[Path, CompletedProcess]:
-    """A plan on given numbers with a picture: its folder and what it said."""
-    folder = tmp_path_factory.mktemp("plan")
-    return folder, run_door("plan", *GIVEN, "--out=plan.png", cwd=folder)
-
-
-def test_plan_prints_tables_that_fit_and_one_sentence(planned: tuple[Path, CompletedProcess]):
-    _, done = planned
+def test_plan_prints_tables_that_fit_and_one_sentence(run_door: Callable, tmp_path: Path):
+    done = run_door("plan", *GIVEN, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert all(len(line) <= 100 for line in lines[:-2])
+    assert all(len(line) <= 100 for line in lines[:-1])
     steps = {line.split()[0]: line for line in lines if re.match(r"(float|gather|sum|scatter|two_way) ", line)}
     # 2 * 7/8 * 4 * 61e6 bytes over 125e6 a second, and 14 messages of 100 us
     assert re.fullmatch(r"float +250 ms +0 +3\.42 s +3\.67 s +1\.00", steps["float"])
     assert len(steps) == 5
     counts = [int(line.split()[0].replace(",", "")) for line in lines if re.match(r" +[\d,]+ ", line)]
     assert counts == [2**k for k in range(11)]
-    assert lines[-2].startswith("take scatter: ")
-    assert "two_way, which is unbiased but not exact" in lines[-2]
-    assert lines[-1] == "plot in plan.png"
-
-
-def test_plan_draws_a_picture_that_is_not_blank(planned: tuple[Path, CompletedProcess]):
-    from matplotlib.image import imread
-
-    folder, _ = planned
-    assert [path.name for path in folder.iterdir()] == ["plan.png"]
-    pixels = imread(folder / "plan.png")[..., :3].reshape(-1, 3)
-    assert pixels.shape[0] > 500 * 500
-    coloured = (pixels.max(axis=1) - pixels.min(axis=1)) > 0.3  # four exchanges have a colour
-    assert 0.005 < coloured.mean() < 0.2
-    assert (pixels == 1).all(axis=1).mean() > 0.5
+    assert lines[-1].startswith("take scatter: ")
+    assert "two_way, which is unbiased but not exact" in lines[-1]
 
 
 @pytest.mark.slow

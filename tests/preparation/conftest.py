@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 class Example(NamedTuple):
     label: int
     image: Any
-    boxes: list
 
 
 def make_pixels(seed: int, height: int = 12, width: int = 16, channels: int = 3) -> np.ndarray:
@@ -87,7 +86,7 @@ def read_back(out: Path, decode: bool = False) -> dict[str, dict[str, Example]]:
         decoders = None if decode or not is_image else {"image": tfds.decode.SkipDecoding()}
         source = builder.as_data_source(split, decoders=decoders)
         examples = {
-            e["file_name"].decode(): Example(int(e["label"]), e["image"], [box.tolist() for box in e.get("boxes", [])])
+            e["file_name"].decode(): Example(int(e["label"]), e["image"])
             for e in (source[i] for i in range(len(source)))
         }
         assert len(examples) == len(source)

@@ -205,9 +205,9 @@ def test_a_forced_format_is_kept_to(tmp_path: Path, make, class_folders):
 
 @pytest.mark.parametrize(
     "reading",
-    [Reading(coarse_labels=True), Reading(labels=Path("x")), Reading(boxes=(Path("x"),))],
+    [Reading(coarse_labels=True), Reading(labels=Path("x"))],
 )
 def test_what_another_format_takes_is_refused(tmp_path: Path, make, class_folders, reading: Reading):
     source = make.folder(tmp_path / "images", class_folders)
-    with pytest.raises(ValueError, match=r"(coarse_labels|labels|boxes): is for --format=\w+, but .* images"):
+    with pytest.raises(ValueError, match=r"(coarse_labels|labels): is for --format=\w+, but .* images"):
         prepare(source, tmp_path / "out", reading)

@@ -1,4 +1,4 @@
-"""ImageNet from its original tars, in small: tars in a tar, odd files, labels in three ways, boxes."""
+"""ImageNet from its original tars, in small: tars in a tar, odd files, labels in three ways."""
 
 import io
 from collections.abc import Callable
@@ -12,23 +12,12 @@ from PIL import Image
 
 from jaxtern.preparation.detection import Reading
 from jaxtern.preparation.files import list_tar, read_span
-from jaxtern.preparation.imagenet import clean_boxes, read_boxes
 from jaxtern.preparation.pipeline import prepare
 from jaxtern.preparation.plan import Options
 
 SYNSETS = ("n01440764", "n02100000", "n03000000", "n15075141")
 VALIDATION = [2, 0, 3, 1, 1, 0, 2, 3]  # classes in order of the files
 DEVKIT_ORDER = (SYNSETS[3], SYNSETS[1], SYNSETS[0], SYNSETS[2])  # numbers 1 to 4
-
-
-def annotate(width: int, height: int, *boxes: tuple[int, int, int, int]) -> bytes:
-    """The XML of boxes (xmin, ymin, xmax, ymax), in pixels."""
-    objects = "".join(
-        f"<object><name>x</name><bndbox><xmin>{a}</xmin><ymin>{b}</ymin><xmax>{c}</xmax><ymax>{d}</ymax></bndbox></object>"
-        for a, b, c, d in boxes
-    )
-    size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
-    return f"<annotation><filename>%s</filename>{size}{objects}</annotation>".encode()
 
 
 def make_images(make) -> dict[str, dict[str, bytes]]:
@@ -116,53 +105,6 @@ def test_imagenet_comes_back_with_its_labels(
     splits = report.splits.values()
     totals = [(sum(s.images for s in shards), sum(len(s.repaired) for s in shards)) for shards in splits]
     assert totals == [(16, 2), (8, 0)]
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_imagenet_boxes_are_shares_of_the_image(tmp_path: Path, make, tars: Path, read_back: Callable, packed: bool):
-    write_labels(tars)
-    name = f"{SYNSETS[0]}_2"
-    train = {
-        f"{SYNSETS[0]}/{name}.xml": annotate(200, 100, (20, 10, 100, 50), (-20, 0, 400, 100), (5, 5, 5, 9)),
-        f"{SYNSETS[3]}/{SYNSETS[3]}_0.xml": annotate(10, 10, (9, 9, 1, 1)),
-    }
-    validation = {"val/ILSVRC2012_val_00000003.xml": annotate(100, 100, (50, 0, 100, 25))}
-    if packed:
-        boxes = (make.tar(tmp_path / "b.tar.gz", train, "w:gz"), make.tar(tmp_path / "v.tgz", validation, "w:gz"))
-    else:
-        boxes = (make.folder(tmp_path / "b", train | validation),)
-    report = prepare(tars, tmp_path / "out", Reading(boxes=boxes))
-    examples = read_back(tmp_path / "out")
-    found = {key: e.boxes for inside in examples.values() for key, e in inside.items() if e.boxes}
-    assert set(found) == {f"{name}.JPEG", "ILSVRC2012_val_00000003.JPEG"}
-    np.testing.assert_allclose(found[f"{name}.JPEG"], [[0.1, 0.1, 0.5, 0.5], [0, 0, 1, 1]])
-    np.testing.assert_allclose(found["ILSVRC2012_val_00000003.JPEG"], [[0, 0.5, 0.25, 1]])
-    assert report.remarks == ("2 boxes without area dropped",)
-
-
-def test_boxes_are_clipped_and_those_without_area_dropped():
-    assert clean_boxes([(-1.0, 0.25, 2.0, 0.5), (0.5, 0.0, 0.5, 1.0), (1.5, 0.0, 2.0, 1.0), (0.0, 0.0, 1.0, 1.0)]) == (
-        (0.0, 0.25, 1.0, 0.5),
-        (0.0, 0.0, 1.0, 1.0),
-    )
-
-
-def test_boxes_that_are_none_are_refused(tmp_path: Path, make):
-    for name, content, words in (
-        ("a", b"<annotation>", "is no annotation of boxes"),
-        ("b", b"<annotation></annotation>", "it has no size/width"),
-        ("c", annotate(0, 10, (1, 1, 2, 2)), "is no annotation of boxes"),
-        ("d", b"", "is no annotation of boxes"),
-    ):
-        with pytest.raises(ValueError, match=rf"x\.xml: .*{words}" if name == "b" else words):
-            read_boxes([make.folder(tmp_path / name, {"x.xml": content})])
-    with pytest.raises(ValueError, match="no such file or folder"):
-        read_boxes([tmp_path / "nowhere"])
-    with pytest.raises(ValueError, match="holds no annotations"):
-        read_boxes([make.folder(tmp_path / "e", {"x.txt": b""})])
-    (tmp_path / "f.tar.gz").write_bytes(b"\x1f\x8b and no more")
-    with pytest.raises(ValueError, match="damaged or cut short"):
-        read_boxes([tmp_path / "f.tar.gz"])
 
 
 def refuse(tars: Path, words: str, reading: Reading | None = None) -> None:

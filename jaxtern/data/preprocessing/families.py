@@ -14,7 +14,7 @@ import numpy as np
 from jaxtern.data.preprocessing import color, views
 from jaxtern.data.preprocessing.views import View
 
-TrainView = Callable[[np.random.Generator, int, int, np.ndarray, int], View]
+TrainView = Callable[[np.random.Generator, int, int, int], View]
 EvaluationView = Callable[[int, int, int], View]
 
 _IMAGENET_MEAN_OF_255 = np.array([[[[123.68, 116.78, 103.94]]]], np.float32)  # AlexNet's and VGG's
@@ -30,7 +30,7 @@ class Preprocessing:
     Attributes:
       name: of the family.
       size: default side of the model's input in pixels; None: images keep their size.
-      train_view: (generator, height, width, boxes, size) -> View, as `views.alexnet_view`; None: whole images.
+      train_view: (generator, height, width, size) -> View, as `views.alexnet_view`; None: whole images.
       evaluation_view: (height, width, size) -> View; None: whole images.
       standardize: (uint8[B, H, W, C], size) -> float32[B, size, size, C], for evaluation.
       randomize: (uint8[B, H, W, C], keys [B], size) -> the same, for training; None: as `standardize`.

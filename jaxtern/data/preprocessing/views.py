@@ -30,7 +30,7 @@ class View(NamedTuple):
     degrees: float = 0.0
 
 
-def alexnet_view(generator: np.random.Generator, height: int, width: int, boxes: np.ndarray, size: int) -> View:
+def alexnet_view(generator: np.random.Generator, height: int, width: int, size: int) -> View:
     """A random crop of the image resized to a square of 256 (for a size of 224), flipped half the time.
 
     Krizhevsky et al. (2012), section 4.1.
@@ -38,7 +38,6 @@ def alexnet_view(generator: np.random.Generator, height: int, width: int, boxes:
     Args:
       generator: of the random choices for this example alone.
       height, width: of the image, in pixels.
-      boxes: float32[k, 4], of objects: (ymin, xmin, ymax, xmax) as fractions of the image's sides; not used here.
       size: side of the result in pixels.
     """
     side = _scaled(256, size)
@@ -54,7 +53,7 @@ def alexnet_central_view(height: int, width: int, size: int) -> View:
     return _centre(height * share, width * share, height, width)
 
 
-def vgg_view(generator: np.random.Generator, height: int, width: int, boxes: np.ndarray, size: int) -> View:
+def vgg_view(generator: np.random.Generator, height: int, width: int, size: int) -> View:
     """A random crop of the image resized to a shortest side of 256 to 512 (for a size of 224), flipped half the time.
 
     Simonyan and Zisserman (2015), section 3.1. The arguments are those of `alexnet_view`.
@@ -74,18 +73,16 @@ def central_view(height: int, width: int, size: int) -> View:
     return _centre(side, side, height, width)
 
 
-def inception_view(generator: np.random.Generator, height: int, width: int, boxes: np.ndarray, size: int) -> View:
-    """A random box of 5 to 100 % of the area, aspect .75 to 1.33, with a tenth of an object, flipped half the time.
+def inception_view(generator: np.random.Generator, height: int, width: int, size: int) -> View:
+    """A random box of 10 to 100 % of the area, aspect .75 to 1.33, flipped half the time.
 
-    Szegedy et al. (2015), section 6, drawn as tf.image.sample_distorted_bounding_box does: first the aspect, then a
-    height that keeps the area. After 100 boxes with too little of every object it takes the whole image. The arguments
-    are those of `alexnet_view`; without `boxes` the whole image is the object.
+    Szegedy et al. (2015), section 6, drawn as tf.image.sample_distorted_bounding_box does where no object is marked:
+    first the aspect, then a height for 5 to 100 % of the area, until the box has a tenth of it. After 100 smaller boxes
+    it takes the whole image. The arguments are those of `alexnet_view`.
     """
-    shares = np.asarray(boxes, np.float64) if len(boxes) else np.array([[0.0, 0.0, 1.0, 1.0]])
-    objects = (shares * [height, width, height, width]).astype(np.int64)
     for _ in range(100):
         found = _draw_box(generator, height, width)
-        if found is not None and _covers(found, objects):
+        if found and (found.bottom - found.top) * (found.right - found.left) >= 0.1 * (height * width):
             return found._replace(flip=_toss(generator))
     return View(0, 0, height, width, _toss(generator))
 
@@ -96,7 +93,7 @@ def inception_central_view(height: int, width: int, size: int) -> View:
     return View(top, left, height - top, width - left)
 
 
-def vgg_f_view(generator: np.random.Generator, height: int, width: int, boxes: np.ndarray, size: int) -> View:
+def vgg_f_view(generator: np.random.Generator, height: int, width: int, size: int) -> View:
     """A random box of 80 to 100 % of the area, aspect 3/4 to 4/3, rotated by up to 10 degrees, flipped half the time.
 
     As in torchvision's RandomResizedCrop, area and logarithm of the aspect are uniform; if none of ten boxes fits, it
@@ -119,13 +116,6 @@ def _draw_box(generator: np.random.Generator, height: int, width: int) -> View |
         return None
     top, left = _place(generator, box_height, box_width, height, width)
     return View(top, left, top + box_height, left + box_width)
-
-
-def _covers(box: View, objects: np.ndarray) -> bool:
-    """Whether the box holds at least a tenth of the pixels of an object; int64[k, 4] edges of objects."""
-    first, end = np.maximum(objects[:, :2], box[:2]), np.minimum(objects[:, 2:], box[2:4])
-    inside, areas = (np.maximum(sides, 0).prod(axis=1) for sides in (end - first, objects[:, 2:] - objects[:, :2]))
-    return bool(np.any((inside >= 0.1 * areas) & (areas > 0)))
 
 
 def _resized_crop(generator: np.random.Generator, height: int, width: int) -> View:

@@ -1,8 +1,7 @@
-"""Plots of a run's curves, and of a plan's speed-up."""
+"""Plots a run's curves."""
 
 from pathlib import Path
 
-from jaxtern.planning.forecast import Forecast
 from jaxtern.training.run.metrics import read_metrics
 
 
@@ -35,30 +34,5 @@ def plot_curves(workdir: Path, title: str, loss: str) -> Path:
             axes.legend(fontsize="small")
     figure.suptitle(title)
     path = workdir / "curves.png"
-    figure.savefig(path, dpi=120)
-    return path
-
-
-def plot_speed_up(forecast: Forecast, title: str, path: Path) -> Path:
-    """Plots throughput, relative to one worker's, against the number of workers, with a line for each method."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    counts = list(forecast.scaling)
-    axes.plot(counts, counts, color="0.7", linestyle=":", label="linear")
-    colours = {method: f"C{place}" for place, method in enumerate(forecast.methods)}
-    for way in forecast.ways:
-        known = [count for count in counts if way in forecast.scaling[count]]
-        speed_ups = [forecast.speed_up(count, way) for count in known]
-        style = "s--" if way.hierarchical else "o-"
-        axes.plot(known, speed_ups, style, label=str(way), color=colours[way.method], markersize=4)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:.2g}")
-    axes.set(xlabel="workers", ylabel="throughput over one worker's", title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
     return path
