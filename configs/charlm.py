@@ -6,7 +6,7 @@
 
 FILE is any text in UTF-8 with at most 256 different characters; its last tenth is the test split.
 
-Measured: 2.07 nats in 600 steps of 32 examples, float 2.06 (docs/results.md).
+Measured: 1.546 nats in 2,400 steps, float 1.542, means of two seeds on tiny Shakespeare (docs/results.md).
 Hardware: 2 CPU cores.
 """
 

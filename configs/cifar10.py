@@ -4,8 +4,8 @@
     python -m jaxtern.train --config=cifar10
     python -m jaxtern.train --config=cifar10 --config.mean.method=float --workdir=runs/cifar10_float
 
-Measured: test accuracy after 10 epochs with 4 workers is 73.69 % with this recipe, 73.26 % with float gradients and
-71.73 % with TernGrad's (docs/results.md).
+Measured: test accuracy 78.06 %, float 77.81 %, means of three seeds; the images were JPEGs of quality 75
+(docs/results.md).
 Hardware: 2 CPU cores.
 
 TernGrad's own recipe, of 768 epochs at one rate, is `cifar10_terngrad`.

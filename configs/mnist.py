@@ -6,7 +6,7 @@
 
 FOLDER holds the four idx files (train-images-idx3-ubyte and so on, .gz or not).
 
-Measured: nothing yet.
+Measured: test accuracy 99.32 %, float 99.33 %, means of three seeds (docs/results.md).
 Published: 99.09 % with 4 workers, float 99.20 % (Wen et al. 2017, read off their figure).
 Hardware: 2 CPU cores.
 """
