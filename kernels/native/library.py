@@ -91,7 +91,7 @@ def build() -> Path:
     if not header.is_file():
         raise CannotBuild(f"jaxlib has no header {header}")
     command = [*compiler, *FLAGS, "-march=native"]
-    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False, timeout=SECONDS).stdout
+    version = _run([*compiler, "--version"]).stdout
     files = [path.read_bytes() for path in (*SOURCES, header)]
     path = cache_folder() / f"native-{_digest([*files, repr((command, version, _processor())).encode()])}.so"
     if not is_whole(path):
@@ -143,17 +143,23 @@ def _compile(command: list[str], path: Path) -> None:
     handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     os.close(handle)
     try:
-        done = subprocess.run([*command, partial], capture_output=True, text=True, check=False, timeout=SECONDS)
+        done = _run([*command, partial])
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or [f"status {done.returncode}"]
             raise CannotBuild(f"{command[0]} fails: {lines[0].strip()}")
         with Path(partial).open("rb+") as file:
             file.write(hashlib.sha256(file.read()).digest())
         os.replace(partial, path)
-    except subprocess.TimeoutExpired:
-        raise CannotBuild(f"{command[0]} took more than {SECONDS} seconds") from None
     finally:
         Path(partial).unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs a compiler to its end; raises CannotBuild if it takes too long."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise CannotBuild(f"{command[0]} took more than {SECONDS} seconds") from None
 
 
 def _processor() -> list[str]:

@@ -116,6 +116,17 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
     assert not list(home.iterdir())
 
 
+def test_a_compiler_that_hangs_is_named(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compiler = tmp_path / "slow-cc"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(native_library, "SECONDS", 0.1)
+    with pytest.raises(native_library.CannotBuild, match=r"slow-cc took more than 0\.1 seconds"):
+        native_library.build()
+    assert not home.exists()
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "file"
     file.write_text("")
