@@ -1,4 +1,4 @@
-"""ResNet-20 on CIFAR-10: 2 workers, ternary gradients, batch norm over the examples of both.
+"""ResNet-20 on CIFAR-10: 2 workers, gradients of 5 levels, batch norm over the examples of both.
 
     python -m jaxtern.prepare cifar-10-binary.tar.gz data/cifar10
     python -m jaxtern.train --config=cifar10_resnet
@@ -6,7 +6,8 @@
 
 With --config.model.batch_norm=local every worker normalises by its own 64 examples.
 
-Measured: nothing.
+Measured: test accuracy 82.36 % in 12,000 steps, float 82.44 %, with ternary gradients 80.87 %; one seed, images of JPEG
+quality 75 (docs/results.md).
 Published: test accuracy 91.25 %, float, on one device with crops of 32x32 pixels from padded images (He et al. 2015,
 table 6: error 8.75 %); crops here have 24x24 pixels and changed colours, as for CifarNet. Nothing with ternary
 gradients.
@@ -20,6 +21,8 @@ def get_config():
     config = default.get_config()
     config.data.name = "./data/cifar10"
     config.data.preprocessing = "cifar10"
+    config.mean.method = "quantized"
+    config.mean.levels = 2  # between two workers, the noise of ternary digits costs more than a point
     config.model.name = "resnet_20"
     config.model.batch_norm = "sync"
     config.run.num_workers = 2
