@@ -41,7 +41,7 @@ def test_recipe_goes_through_json(name: str):
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_recipe_has_a_float_variant_by_one_override(name: str):
-    own = {"dgc": "dgc", "terngrad": "terngrad"}.get(name.rpartition("_")[2], "ternary")
+    own = {"dgc": "dgc", "resnet": "quantized", "terngrad": "terngrad"}.get(name.rpartition("_")[2], "ternary")
     assert load(name).mean.method == own
     assert load(name).replace(mean={"method": "float"}).mean.method == "float"
 
