@@ -40,9 +40,8 @@ def main() -> int:
     keep_programs()
     if recipe.run.dry_run:
         return rehearse_and_report(recipe)
-    workdir = Path(WORKDIR.value or f"runs/{recipe_flags.recipe_path().stem}")
     cluster_flags.join()
-    return train_and_report(recipe, workdir)
+    return train_and_report(recipe, Path(WORKDIR.value or f"runs/{recipe_flags.recipe_path().stem}"))
 
 
 def train_and_report(recipe: Recipe, workdir: Path) -> int:

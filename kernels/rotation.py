@@ -104,8 +104,7 @@ def _turn(
     vectors: list[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool, firsts: list[int] | None = None
 ) -> list[jax.Array]:
     """Turns signs, drawn from group `firsts` on, or 0, and applies the transform to all whole blocks."""
-    firsts = firsts or [0] * len(vectors)
-    signs = _signs(key, firsts, [vector.size for vector in vectors])
+    signs = _signs(key, firsts or [0] * len(vectors), [vector.size for vector in vectors])
 
     def flip(x: jax.Array, signs: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ signs, jnp.float32)

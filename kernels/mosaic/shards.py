@@ -59,24 +59,29 @@ def shard_sum_mgpu(
 def shard_mean_mgpu(
     words: jax.Array, key: jax.Array, position: jax.Array, levels: int, tuning: Tuning, interpret: Any = None
 ) -> jax.Array:
-    """`shard_mean`, for checked arguments. An item is a tile."""
+    """`shard_mean`, for checked arguments. An item is the fewest tiles that use whole groups of noise."""
     num_workers, width = words.shape
     radix, count = 2 * levels + 1, np.uint32(num_workers)
-    depth = radix_lib.digits_per_word(radix)
+    depth, tiles = radix_lib.digits_per_word(radix), width // RUN
+    tiles_per_item = noise.LANES // math.gcd(depth, noise.LANES)
+    groups_per_item = tiles_per_item * depth // noise.LANES
     offsets = np.uint32(levels * num_workers) - _zeros(num_workers, radix)
 
-    def shard_mean(tile, words, key, position, means) -> None:
-        planes = []
-        for k, plane in enumerate(_sum_levels(words, num_workers, width, tile, radix)):
-            run = tile * depth + k
-            group = (run // noise.LANES * RUN).astype(jnp.uint32) + position[0] // np.uint32(noise.LANES)
-            halves = noise.draw((key[0], key[1]), mgpu.places(jnp.uint32) + group)
-            drawn = noise.take(halves, mgpu.filled(run % noise.LANES, jnp.uint32)) * count >> noise.BITS
-            planes.append((plane + offsets[k] + drawn) // count)
-        mgpu.store(means, tile * RUN, radix_lib.pack_planes(planes, radix))
+    def shard_mean(item, words, key, position, means) -> None:
+        first = (item * groups_per_item * RUN).astype(jnp.uint32) + position[0] // np.uint32(noise.LANES)
+        first += mgpu.places(jnp.uint32)
+        draws = [noise.draw((key[0], key[1]), first + np.uint32(i * RUN)) for i in range(groups_per_item)]
+        for i in range(tiles_per_item):
+            tile, planes = item * tiles_per_item + i, []
+            sums = _sum_levels(words, num_workers, width, jnp.minimum(tile, tiles - 1), radix)
+            for run, (plane, offset) in enumerate(zip(sums, offsets, strict=True), i * depth):
+                drawn = noise.take(draws[run // noise.LANES], run % noise.LANES) * count >> noise.BITS
+                planes.append((plane + offset + drawn) // count)
+            packed = radix_lib.pack_planes(planes, radix)
+            pl.when(tile < tiles)(functools.partial(mgpu.store, means, tile * RUN, packed))
 
-    operands = [words.reshape(-1), key, position.reshape(1)]
-    return mgpu.launch(shard_mean, operands, [((width,), np.uint32)], width // RUN, tuning, interpret)[0]
+    operands, outputs = [words.reshape(-1), key, position.reshape(1)], [((width,), np.uint32)]
+    return mgpu.launch(shard_mean, operands, outputs, -(-tiles // tiles_per_item), tuning, interpret)[0]
 
 
 def _parts(rows: int, radix: int) -> list[int]:

@@ -72,15 +72,20 @@ def ternary_decode_mgpu(
 
 
 def _dither_planes(dither: Dither, first_run: jax.Array, depth: int) -> list[jax.Array]:
-    """The dither of each plane; four planes share a draw if they are one group in every tile."""
+    """The dither of each plane. Four runs share a draw; unless D is a multiple of four, a tile may begin amid them."""
+    phase = first_run % noise.LANES
+    first = (first_run // noise.LANES * RUN).astype(jnp.uint32) + np.uint32(dither.offset // noise.LANES)
+    groups = [mgpu.places(jnp.uint32) + (first + np.uint32(i * RUN)) for i in range((depth - 1) // noise.LANES + 2)]
+    draws = [noise.draw(dither.bits[:2], group) for group in groups]
     planes = []
     for k in range(depth):
-        run, lane = first_run + k, k % noise.LANES
-        if depth % noise.LANES or lane == 0:
-            first = (run // noise.LANES * RUN).astype(jnp.uint32) + np.uint32(dither.offset // noise.LANES)
-            halves = noise.draw(dither.bits[:2], mgpu.places(jnp.uint32) + first)
-        lane = mgpu.filled(run % noise.LANES, jnp.uint32) if depth % noise.LANES else lane
-        planes.append(dither.of(noise.take(halves, lane)))
+        place, lane = divmod(k, noise.LANES)
+        low, high = draws[place]
+        if depth % noise.LANES:
+            is_next = mgpu.filled(phase + lane, jnp.int32) >= noise.LANES
+            low, high = (jnp.where(is_next, *pair) for pair in zip(draws[place + 1], draws[place], strict=True))
+            lane = mgpu.filled((phase + lane) % noise.LANES, jnp.uint32)
+        planes.append(dither.of(noise.take((low, high), lane)))
     return planes
 
 

@@ -186,6 +186,7 @@ def test_shard_sum_equals_its_reference(run: Callable, n: int, num_workers: int,
 @given(st.integers(1, 6000), st.integers(1, 12), st.sampled_from([1, 2, 100]), st.sampled_from(TUNINGS))
 @example(2560 * 2, 4, 1, DEFAULT)
 @example(3000, 40, 1, DEFAULT)
+@example(7000, 3, 2, DEFAULT)  # the second item of four tiles has one
 def test_shard_mean_equals_its_reference(run: Callable, n: int, num_workers: int, levels: int, tuning: Tuning):
     digits = np.random.default_rng(n).integers(0, 2 * levels + 1, (num_workers, n), dtype=np.uint32)
     arrays = _words(digits, 2 * levels + 1), KEY, jnp.uint32(512 * (n % 9))
