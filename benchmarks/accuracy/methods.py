@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from jaxtern.training.recipe.optimizer import OptimizerSection
+
 _EPOCHS = (0.25, 0.0625, 0.015625, 0.004)  # densities of DGC's first epochs
 
 
@@ -48,11 +50,11 @@ OPTIMIZERS = {
 }
 
 
-def fields_of(method: str, optimizer: str) -> dict[str, Any]:
-    """Of a run. With DGC the momentum is each worker's own, so that the optimiser has none; beside Adam it has none."""
-    fields = METHODS[method].fields | OPTIMIZERS[optimizer]
+def fields_of(method: str, optimizer: OptimizerSection) -> dict[str, Any]:
+    """Of a run by that optimiser. DGC takes momentum over from it, as each worker's own; beside Adam it has none."""
+    fields = dict(METHODS[method].fields)
     if method.startswith("dgc"):
-        fields["mean.momentum"] = 0.9 if optimizer == "momentum" else 0.0
-        if optimizer == "momentum":
+        fields["mean.momentum"] = optimizer.momentum if optimizer.name == "momentum" else 0.0
+        if optimizer.name == "momentum":
             fields["optimizer.name"] = "sgd"
     return fields

@@ -1,5 +1,6 @@
 """Tables and plots of the rows that the study gathered."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.accuracy.methods import METHODS
-from benchmarks.accuracy.study import Row
+from benchmarks.accuracy.study import Row, run_of
 from benchmarks.commands import format_table
 from benchmarks.netlab import parse_rate
 
@@ -42,13 +43,20 @@ def is_text(recipe: str) -> bool:
 
 
 def studies(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, str, str], list[Result]]]:
-    """Recipe, optimiser and overrides of each study, and its results, in the order of METHODS."""
+    """Recipe, optimiser and overrides of each study, and its results, in the order of METHODS.
+
+    Runs of other lengths, as of a recipe that has changed since, are another study.
+    """
+    rows = list(rows)
+    last_step: dict[tuple, int] = {}
+    for row in rows:
+        last_step[run_of(row)] = max(int(row["step"]), last_step.get(run_of(row), 0))
     found: dict[tuple, dict[tuple, list[Row]]] = {}
     for row in rows:
-        own = found.setdefault((row["recipe"], row["optimizer"], row["overrides"]), {})
+        own = found.setdefault((row["recipe"], row["optimizer"], row["overrides"], last_step[run_of(row)]), {})
         own.setdefault((int(row["workers"]), list(METHODS).index(row["method"])), []).append(row)
-    for name, own in found.items():
-        yield name, [_result(own[key], is_text(name[0])) for key in sorted(own)]
+    for (*name, _), own in found.items():
+        yield (name[0], name[1], name[2]), [_result(own[key], is_text(name[0])) for key in sorted(own)]
 
 
 def _result(rows: list[Row], of_text: bool) -> Result:
@@ -104,12 +112,12 @@ def plot_all(rows: Iterable[Row], step_seconds: dict[str, float], folder: Path) 
         panels = figure.subplots(len(workers), columns, squeeze=False)
         for count, (first, *others) in zip(workers, panels, strict=True):
             own = [result for result in results if result.workers == count]
-            _draw(first, own, [result.bits for result in own], f"bits an element and step, {count} workers", name[0])
             _use_logarithms(first)
+            _draw(first, own, [result.bits for result in own], f"bits an element and step, {count} workers", name[0])
             for panel, (rate, label) in zip(others, RATES.items(), strict=False):
                 minutes = [minutes_of(result, seconds or 0, rate) for result in own]
+                panel.set_xlim(0, 1.15 * max(minutes))
                 _draw(panel, own, minutes, f"minutes on links of {label}, {count} workers", name[0])
-                panel.set_xlim(left=0)
         figure.savefig(folder / f"{'_'.join(name[:2])}.svg", transparent=True, metadata={"Date": None})
 
 
@@ -121,21 +129,45 @@ def minutes_of(result: Result, step_seconds: float, rate: str) -> float:
 def _draw(panel: Any, results: list[Result], costs: list[float], label: str, recipe: str) -> None:
     """Scores over costs, one mark for each seed and one for the mean, and the line of those that none surpasses."""
     sign = -1 if is_text(recipe) else 1
-    rising = sorted(results, key=lambda result: result.mean)
     for number, (result, cost) in enumerate(zip(results, costs, strict=True)):
         color = COLORS[number % len(COLORS)]
         panel.plot([cost] * len(result.scores), result.scores.values(), ".", color=color, alpha=0.45)
         panel.plot([cost], [result.mean], "o", color=color)
-        shift = 6, (-12, 3)[rising.index(result) % 2]  # neighbours' labels keep apart
-        text = METHODS[result.method].label
-        panel.annotate(text, (cost, result.mean), shift, textcoords="offset points", color=color)
     pairs = sorted((cost, sign * result.mean) for result, cost in zip(results, costs, strict=True))
     front = [pair for place, pair in enumerate(pairs) if all(pair[1] > other[1] for other in pairs[:place])]
     panel.plot([cost for cost, _ in front], [sign * score for _, score in front], color=TEXT, linewidth=1, zorder=0)
-    panel.margins(0.18, 0.1)
+    panel.margins(0.1, 0.1)
+    _label(panel, results, costs)
     panel.set_xlabel(label)
     panel.set_ylabel("test loss, nats" if is_text(recipe) else "test accuracy, %")
     clear(panel)
+
+
+def _label(panel: Any, results: list[Result], costs: list[float]) -> None:
+    """Names the marks, each where it covers the least of the other marks and names; lengths are shares of the panel."""
+    places = [(cost, result.mean) for cost, result in zip(costs, results, strict=True)]
+    panel.autoscale_view()  # transData waits for it
+    marks = panel.transAxes.inverted().transform(panel.transData.transform(places))
+    height, letter, gap = 0.055, 0.0165, 0.015
+    taken = [(x - gap, y - gap, x + gap, y + gap) for x, y in marks]
+    for number, (result, (x, y)) in enumerate(zip(results, marks, strict=True)):
+        text, boxes = METHODS[result.method].label, []
+        for shift, left in itertools.product((0, 0.6, -0.6, 1.2, -1.2, 1.8, -1.8, 2.4, -2.4), (False, True)):
+            start, middle = x - gap - letter * len(text) if left else x + gap, y + shift * height
+            box = start, middle - height / 2, start + letter * len(text), middle + height / 2
+            outside = max(0, -box[0], -box[1], box[2] - 1, box[3] - 1)
+            boxes.append((outside + sum(_overlap(box, other) for other in taken), len(boxes), box, left))
+        _, _, box, left = min(boxes)
+        taken.append(box)
+        side, ends = ("right", box[2]) if left else ("left", box[0])
+        style = {"ha": side, "va": "center", "transform": panel.transAxes}
+        panel.text(ends, (box[1] + box[3]) / 2, text, color=COLORS[number % len(COLORS)], **style)
+
+
+def _overlap(one: tuple, other: tuple) -> float:
+    """The common area of two boxes: least x and y, greatest x and y."""
+    width, height = (min(one[2 + axis], other[2 + axis]) - max(one[axis], other[axis]) for axis in (0, 1))
+    return max(width, 0) * max(height, 0)
 
 
 def _use_logarithms(panel: Any) -> None:
