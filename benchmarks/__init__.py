@@ -1,6 +1,6 @@
 """Measurements: every folder is a command, which prints a table and writes JSON.
 
-    accuracy   float against ternary in trained networks; .language, .gradient_noise
+    accuracy   methods compared by trained networks; .over_time, .gradient_noise
     exchange   one mean over slow links, beside torch's; .plot, .plan_error
     training   whole steps over slow links, or training to an accuracy; .plain_step, .pooling
     kernels    every kernel beside a copy; .instructions, .noise

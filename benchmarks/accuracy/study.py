@@ -4,7 +4,6 @@ import contextlib
 import csv
 import functools
 import io
-import math
 import os
 import shlex
 import signal
@@ -152,7 +151,7 @@ def rows_of(run: Run, out: Path) -> list[Row]:
     records = read_metrics(run.place(out))
     logged = [record for record in records if "examples_per_second" in record]
     means = {
-        column: statistics.mean([record[name] for record in logged if name in record] or [math.nan])
+        column: statistics.mean(record[name] for record in logged)
         for column, name in (
             ("sent_bits", "sent_bits_per_element"),
             ("coded_bits", "coded_bits_per_element"),
@@ -160,8 +159,7 @@ def rows_of(run: Run, out: Path) -> list[Row]:
         )
     }
     named = run._asdict() | {"overrides": " ".join(run.overrides)}
-    speeds = [record["examples_per_second"] for record in logged] or [math.nan]
-    named |= means | {"examples_per_second": statistics.median(speeds)}
+    named |= means | {"examples_per_second": statistics.median(each["examples_per_second"] for each in logged)}
     rows = []
     for record in records:
         if "test/loss" in record:
@@ -172,7 +170,7 @@ def rows_of(run: Run, out: Path) -> list[Row]:
 
 
 def _as_text(value: float | str) -> str:
-    return ("" if math.isnan(value) else f"{value:.6g}") if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def read_rows(path: Path) -> list[Row]:
