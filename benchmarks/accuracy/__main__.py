@@ -8,8 +8,8 @@ prepared folder, a text, or for `mnist` the folder of its files. All runs of a r
 batches for a seed, and the recipe's own rates. A run that is finished is not trained again, and one that was stopped
 goes on, so the same command ends what it began. F gets a row for each evaluation of each finished run, beside the rows
 that it has. A finished run of other fields in the same folder is refused. Without recipes, the tables of F are printed.
-`--plots` draws accuracy, or a text's loss, over bits, and over time on links of 100 Mbit/s and 1 Gbit/s, if a step takes
-so many seconds before it sends.
+`--plots` draws accuracy, or a text's loss, over bits, and over time on links of 100 Mbit/s and 1 Gbit/s, if a step
+takes so many seconds before it sends.
 """
 
 import argparse
