@@ -89,13 +89,13 @@ def test_calls_take_every_step_once_and_none_goes_beyond_what_the_host_does(
 
 @pytest.mark.parametrize(
     ("steps_per_call", "in_an_epoch"),
-    [(1, {1: 391}), (23, {23: 17}), (100, {100: 3, 1: 91}), (391, {391: 1}), (1000, {391: 1})],
+    [(1, {1: 390}), (26, {26: 15}), (100, {100: 3, 1: 90}), (390, {390: 1}), (1000, {390: 1})],
 )
 def test_calls_of_cifar10_are_of_two_lengths_and_take_a_whole_epoch_if_asked(
     steps_per_call: int, in_an_epoch: dict[int, int]
 ):
     recipe = Recipe.from_dict(cifar10.get_config().to_dict()).replace(run={"steps_per_call": steps_per_call})
-    assert (recipe.run.num_steps, recipe.run.log_every, recipe.run.evaluate_every) == (30 * 391, 100, 391)
+    assert (recipe.run.num_steps, recipe.run.log_every, recipe.run.evaluate_every) == (30 * 390, 130, 390)
     counts = Counter(call.num_steps for call in plan_calls(recipe.run, recipe.mean, 50_000, 0, 0))
     assert counts == {length: 30 * count for length, count in in_an_epoch.items()}
 
