@@ -39,7 +39,9 @@ def _collectives(*options: str) -> list[dict]:
 def test_on_a_host_of_8_gpus_the_first_layer_of_the_backward_pass_is_on_its_way_before_the_others_are_computed():
     found = _collectives("--gpus=8")
     assert {each["axes"] for each in found} == {"gpu"}
-    assert all(each["is_async"] for each in found)
+    # Where nothing is left to compute, XLA may make one synchronous.
+    assert all(each["is_async"] for each in found if each["followed_by"])
+    assert sum(not each["is_async"] for each in found) <= 1
     assert (found[0]["kind"], found[0]["waits_for"]) == ("all-reduce", FORWARD + 1)
     assert found[0]["followed_by"] >= 4
     # Scales, words there and back of each layer: a layer waits for no gradients but those of the layers behind it.
