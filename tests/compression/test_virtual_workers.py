@@ -5,7 +5,9 @@ Every reducer on the plain layouts: test_reducers.py; exchanges, buckets and pie
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 import jaxtern
 from jaxtern import Network, compressed_mean, ternary_mean
 from jaxtern.compression import collectives
+from jaxtern.compression.radix import reducer as radix_reducer
+from jaxtern.kernels import dispatch
 
 LAYOUTS = [
     ("mesh:8", "scatter"),
@@ -164,6 +168,22 @@ def test_pieces_in_plain_jnp_are_the_same_bits_as_the_whole(updates_over: Callab
     _assert_same(
         updates_over(make, "mesh:4")(gradients, 3)[0], updates_over(make, "mesh:2 unrolled:2")(gradients, 3)[0]
     )
+
+
+@pytest.mark.parametrize("exchange", ["sum", "two_way"])
+def test_a_lone_gpu_joins_all_buckets_and_changes_no_bit(
+    updates_over: Callable, monkeypatch: pytest.MonkeyPatch, exchange: str
+):
+    """With statistics, for which the workers' own tensors are decoded, too."""
+    own = jaxtern.ternary(exchange=exchange, implementation="reference", bucket_size=40)
+    make = functools.partial(compressed_mean, reducer=own, min_size=10, statistics=True)
+    gradients = _gradients(2, {"large": 1025, "small": 40, "empty": 0, "float": 9})
+    apart = updates_over(make, "mesh:2")(gradients, 3)[0]
+    monkeypatch.setattr(dispatch, "device", lambda: SimpleNamespace(platform="gpu", device_kind="no NVIDIA"))
+    joined = mock.Mock(wraps=radix_reducer.join_buckets)
+    monkeypatch.setattr(radix_reducer, "join_buckets", joined)
+    _assert_same(updates_over(make, "mesh:1 unrolled:2")(gradients, 3)[0], apart)
+    assert len(joined.call_args.args[0]) == 2  # buckets
 
 
 @pytest.mark.parametrize(("exchange", "num_workers"), [("scatter", 2), ("two_way", 4), ("scatter", 6)])

@@ -1,6 +1,6 @@
 """Buckets: tensors that travel together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxtern.compression.reducer import Layout
@@ -13,7 +13,7 @@ BUCKET_SIZE = 2**22  # elements, by default: some milliseconds of a link of 1 Gb
 class Bucket(NamedTuple):
     """Tensors that are exchanged together."""
 
-    places: tuple[int, ...]  # places in the layout, in the order of the bucket
+    places: tuple[int, ...]  # places in the layout, in the order of the bucket; those beyond it are of fillers
     sizes: tuple[int, ...]  # elements of each tensor
     position: int  # place of the first element in the stream of noise, a multiple of 512
 
@@ -38,6 +38,20 @@ def plan_buckets(layout: Layout, bucket_size: int | None) -> list[Bucket]:
     if position > 2**32:
         raise ValueError(f"gradients: {sum(sizes)} elements: must be fewer than 2^32, in parts of which noise is drawn")
     return buckets
+
+
+def join_buckets(buckets: Sequence[Bucket], count: int) -> Bucket:
+    """All as one bucket, in which fillers, at places from `count` on, leave every element its place in the noise."""
+    places: list[int] = []
+    sizes: list[int] = []
+    for bucket in buckets:
+        if gap := bucket.position - sum(sizes):
+            places.append(count)
+            sizes.append(gap)
+            count += 1
+        places += bucket.places
+        sizes += bucket.sizes
+    return Bucket(tuple(places), tuple(sizes), 0)
 
 
 def _group(places: list[int], sizes: tuple[int, ...], bucket_size: int) -> Iterator[tuple[int, ...]]:

@@ -10,7 +10,7 @@ from jaxtern.compression import collectives
 from jaxtern.compression.arguments import as_integer
 from jaxtern.compression.network.links import Network, Traffic, maximum
 from jaxtern.compression.radix import pipeline
-from jaxtern.compression.radix.buckets import BUCKET_SIZE, plan_buckets
+from jaxtern.compression.radix.buckets import BUCKET_SIZE, join_buckets, plan_buckets
 from jaxtern.compression.radix.cpu_chain import Memory
 from jaxtern.compression.radix.exchanges import EXCHANGES, choose_exchange
 from jaxtern.compression.radix.quantizer import Quantizer
@@ -126,19 +126,22 @@ def quantized(
 
 
 def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group: Group) -> Reduced:
-    turn = functools.partial(_turn, planned, group)
-    workers = turn([[jnp.asarray(tensor, jnp.float32) for tensor in own] for own in workers])
+    turn, count = functools.partial(_turn, planned, group), len(group.layout.sizes)
+    pairs = [pair for bucket in planned.buckets for pair in zip(bucket.places, bucket.sizes, strict=True)]
+    fillers = [jnp.zeros((size,), jnp.float32) for place, size in pairs if place >= count]
+    workers = turn([[jnp.asarray(tensor, jnp.float32) for tensor in own] + fillers for own in workers])
     is_chained = planned.piece_size is not None
     store = Memory(planned, workers[0], group) if is_chained else pipeline.Buckets(planned, workers, group)
     pipeline.run(planned, pipeline.list_pieces(planned, group), store, group)
-    sent = store.sent and turn(store.sent, is_inverse=True)
-    return Reduced(turn([store.tensors], is_inverse=True)[0], state, sent)
+    mean, *sent = [own[:count] for own in turn([store.tensors, *(store.sent or ())], is_inverse=True)]
+    return Reduced(mean, state, sent if store.sent else None)
 
 
 def _turn(plan: pipeline.Plan, group: Group, trees: Sequence[Tensors], is_inverse: bool = False) -> list[Tensors]:
     """Rotates all tensors if the quantizer does, bucket by bucket, so that none waits for those after it."""
     turned, keys, first = [list(tensors) for tensors in trees], {}, group.shared_key("rotation")
-    for places in [bucket.places for bucket in plan.buckets] if plan.quantizer.rotation else ():
+    for bucket in plan.buckets if plan.quantizer.rotation else ():
+        places = [place for place in bucket.places if place < len(group.layout.sizes)]
         own, varying = [tensors[place] for tensors in trees for place in places], group.layout.varying[places[0]]
         # A GPU's compiler would join what uses the same signs, and the first bucket would wait for the last.
         keys[varying], own = lax.optimization_barrier((keys.get(varying, first), own))
@@ -157,9 +160,16 @@ def _traffic(plan: pipeline.Plan, num_workers: int) -> Traffic:
 
 
 def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> pipeline.Plan:
-    """Works in place, and with one worker in pieces, on CPUs if the tree is large and `shard_map` tracks nothing."""
-    is_tracked = bool(collectives.checked_axes(group.axes.workers + group.axes.fast))
+    """Suits the plan to a device on which `shard_map` tracks nothing.
+
+    CPUs work in place if the tree is large, and with one worker in pieces. A lone GPU takes all buckets as one, as
+    nothing travels beside other work, and each kernel is lowered for each size.
+    """
+    axes, platform = group.axes.workers + group.axes.fast, dispatch.device().platform
+    is_tracked = bool(collectives.checked_axes(axes))
+    if platform == "gpu" and not is_tracked and collectives.count_workers(axes) == 1 and plan.buckets:
+        return plan._replace(buckets=[join_buckets(plan.buckets, len(group.layout.sizes))])
     is_large = sum(bucket.size for bucket in plan.buckets) >= _IN_PLACE_SIZE
-    is_in_place = dispatch.device().platform == "cpu" and not is_tracked and is_large and not group.tracks
+    is_in_place = platform == "cpu" and not is_tracked and is_large and not group.tracks
     is_chained = is_in_place and group.local_workers == 1
     return plan._replace(is_in_place=is_in_place, piece_size=(bucket_size or 2**62) if is_chained else None)
