@@ -49,16 +49,12 @@ LATENCY = flags.DEFINE_string("latency", None, "of a message, over gloo as of a 
 FAST_RATE = flags.DEFINE_string("fast_rate", "80gbit", "bandwidth of the links between a host's devices")
 NETWORK = flags.DEFINE_string("network", None, "network.json of a run, or the run's folder, for latency and rate")
 STEP_SECONDS = flags.DEFINE_string("step_seconds", None, "time of a step without exchange [a recipe's is measured]")
-CODEC_SPEED = flags.DEFINE_string(
-    "codec_speed", None, "seconds an element: encode=2e-10,decode=4e-11, stages left out cost nothing; none [measured]"
-)
+CODEC = flags.DEFINE_bool("codec", True, "whether compression takes time, which is measured on this machine")
 OVERLAP = flags.DEFINE_bool(
     "overlap", None, "whether messages travel during the computation [recipe's mean.delayed or local.delay]"
 )
 LOCAL_STEPS = flags.DEFINE_integer("local_steps", None, "steps from one exchange to the next [recipe's, or 1]", 1)
 FRAGMENTS = flags.DEFINE_integer("fragments", None, "parts of the weights that take turns [recipe's, or 1]", 1)
-_BEHIND = "fraction of the shorter of codec and wire that the longer hides; below 1 if both need the same cores"
-HIDDEN = flags.DEFINE_float("hidden", 1.0, _BEHIND, 0.0, 1.0)
 AS_JSON = flags.DEFINE_bool("json", False, "print all figures as JSON instead of tables")
 
 _RATES = {"": 1.0, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9}  # in bytes a second
@@ -83,14 +79,13 @@ class Job(NamedTuple):
 def main() -> int:
     with command_line.refusing():
         network = read_links()
-        speed = None if CODEC_SPEED.value is None else parse_speed(CODEC_SPEED.value)
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse(FAST_RATE, _RATES, 1))
-        if None in (STEP_SECONDS.value, CODEC_SPEED.value):
+        if STEP_SECONDS.value is None or CODEC.value:
             command_line.tell("measuring this machine")
         job = read_parameters() if PARAMETERS.value is not None else read_recipe()
-        speed = measure_quantizer_speed(job.quantizer) if speed is None else speed
+        speed = measure_quantizer_speed(job.quantizer) if CODEC.value else QuantizerSpeed()
         links = HOSTS.value, DEVICES.value, network, fast
-        scenario = Scenario(*links, job.compute_seconds, job.overlap, HIDDEN.value, job.timing)
+        scenario = Scenario(*links, job.compute_seconds, job.overlap, job.timing)
         methods = usual_methods(job.quantizer, job.layout, job.num_floats, speed, job.bucket_size)
         forecast = Forecast(methods | job.others, scenario)
     report(job, speed, forecast)
@@ -106,7 +101,7 @@ def read_recipe() -> Job:
     compute = parse(STEP_SECONDS, _TIMES) if is_given else measure_step_seconds(recipe, inputs)
     local = recipe.local
     overlap = recipe.mean.delayed or local.delay > 0 if OVERLAP.value is None else OVERLAP.value
-    timing = read_timing(local.steps or 1, local.fragments)
+    timing = as_timing(LOCAL_STEPS.value or local.steps or 1, FRAGMENTS.value or local.fragments)
     quantizer, bucket_size, reducer = read_mean(recipe.mean)
     others = {}
     if reducer is not None:
@@ -114,11 +109,6 @@ def read_recipe() -> Job:
         others = {recipe.mean.method: measured_method(reducer, work.layout, took, work.num_floats)}
     name = f"{recipe.model.name}, {work.examples} examples a worker"
     return Job(name, quantizer, work.layout, work.num_floats, compute, overlap, timing, bucket_size, others)
-
-
-def read_timing(steps: int, fragments: int) -> Timing:
-    """Reads when local steps exchange, from the flags, or else from a recipe's values."""
-    return as_timing(LOCAL_STEPS.value or steps, FRAGMENTS.value or fragments)
 
 
 def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]:
@@ -140,7 +130,7 @@ def read_parameters() -> Job:
     if STEP_SECONDS.value is None:
         raise ValueError("--step_seconds is not set: --parameters has no step to measure")
     layout = describe(jax.ShapeDtypeStruct((int(count),), jnp.float32))
-    compute, timing = parse(STEP_SECONDS, _TIMES), read_timing(1, 1)
+    compute, timing = parse(STEP_SECONDS, _TIMES), as_timing(LOCAL_STEPS.value or 1, FRAGMENTS.value or 1)
     return Job("one tensor", Quantizer(), layout, 0, compute, bool(OVERLAP.value), timing, BUCKET_SIZE, {})
 
 
@@ -172,17 +162,6 @@ def parse(flag: flags.FlagHolder, units: dict[str, float], least: float = 0.0) -
         rule = f"a number of {least:g} or more, alone or with {', '.join(filter(None, units))}"
         raise ValueError(f"--{flag.name}={flag.value}: must be {rule}")
     return value
-
-
-def parse_speed(text: str) -> QuantizerSpeed:
-    """Parses NAME=SECONDS of an element, separated by commas, or "none"."""
-    pairs = [part.partition("=") for part in text.split(",")] if text != "none" else []
-    try:
-        return QuantizerSpeed(**{name: float(value) for name, _, value in pairs})
-    except (TypeError, ValueError):
-        names = ", ".join(field.name for field in dataclasses.fields(QuantizerSpeed))
-        rule = f"none, or NAME=SECONDS of an element, 0 or more, NAME of {names}"
-        raise ValueError(f"--codec_speed={text}: must be {rule}") from None
 
 
 def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:

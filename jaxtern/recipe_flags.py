@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import runpy
+import shutil
 import textwrap
 import typing
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from jaxtern.command_line import UsageError
 from jaxtern.training.recipe.field_types import Section
 from jaxtern.training.recipe.recipe import Recipe
 
+_WIDTH = max(60, min(120, shutil.get_terminal_size((120, 0)).columns))  # of the help
 _FOLDER = Path(configs.__file__).parent
 _DEFAULTS = Recipe()
 CONFIG = flags.DEFINE_string("config", "digits", "path of a recipe, or the name of an installed one")
@@ -93,7 +95,7 @@ def _parse(kind: Any, text: str | bool) -> Any:
 def _describe_recipe() -> str:
     """Describes every field by section, with its value in the recipe of the flags."""
     recipe = read_recipe()
-    installed = textwrap.fill(f"--config=RECIPE, a file or one of {', '.join(_installed_recipes())}", 120)
+    installed = textwrap.fill(f"--config=RECIPE, a file or one of {', '.join(_installed_recipes())}", _WIDTH)
     described = [_describe_section(name, getattr(recipe, name)) for name in recipe.to_dict()]
     head = f"--config.SECTION.FIELD=VALUE, here with the values of {recipe_path().stem}:"
     return "\n".join(["\n", installed, head, *described])
@@ -105,7 +107,7 @@ def _describe_section(name: str, section: Section) -> str:
     described = f"\n  {name}: {subject.partition('.')[0]}"
     for field, _, meaning in (entry.partition(": ") for entry in entries):
         line = f"    {name}.{field}={getattr(section, field)!r}: {meaning}"
-        described += "\n" + textwrap.fill(line, 120, subsequent_indent=" " * 8, break_on_hyphens=False)
+        described += "\n" + textwrap.fill(line, _WIDTH, subsequent_indent=" " * 8, break_on_hyphens=False)
     return described
 
 

@@ -127,7 +127,7 @@ def describe(run: Run) -> str:
     recipe, dataset, step = run.recipe, run.inputs.dataset, int(run.state.step)
     parameters = sum(leaf.size for leaf in jax.tree.leaves((run.state.params, run.state.frozen)))
     feed = "resident" if run.inputs.resident else "streamed"
-    start = f"from step {step}" if step else "from the start"
+    start = f"from step {step}" if 0 < step < recipe.run.num_steps else "finished" if step else "from the start"
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     wire = str(run.wires[1])
     if step:  # the table was told when the run began

@@ -127,8 +127,5 @@ def require_levels(levels: int, radix: int, num_workers: int) -> None:
         raise ValueError(f"levels={levels!r}: must be an integer of 1 or more")
     if not isinstance(num_workers, int) or num_workers < 1:
         raise ValueError(f"num_workers={num_workers!r}: must be an integer of 1 or more")
-    if radix < 2 * levels * num_workers + 1:
-        raise ValueError(
-            f"radix={radix}: {num_workers} workers of {levels} levels a side need"
-            f" {2 * levels * num_workers + 1} or more"
-        )
+    if radix < (least := 2 * levels * num_workers + 1):
+        raise ValueError(f"radix={radix}: {num_workers} workers of {levels} levels a side need {least} or more")

@@ -42,7 +42,7 @@ from jaxtern.training.step.state import create_run
 
 REDUCERS = {
     "terngrad": jaxtern.terngrad(),
-    "unclipped": jaxtern.terngrad(0.0),
+    "unclipped": jaxtern.terngrad(clip_sigmas=0.0),
     "ternary": jaxtern.ternary(),
     "stochastic": jaxtern.ternary(rounding="stochastic"),
     "nearest": jaxtern.ternary(rounding="nearest"),

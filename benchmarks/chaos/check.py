@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.saved.checkpoints import Checkpoints
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 
 _TIMES = "examples_per_second", "steps_per_second"
 _APART = (*_TIMES, "sent_bits_per_element", "sent_bytes_per_step")  # the links decide what is sent

@@ -18,7 +18,7 @@ configuration's factor.
 
 The stages are of all elements at once; the measured program sends pieces one beside the other. What of the shorter of
 codec and wire is hidden behind the longer is fitted too, one number for all: with a core for the codec while another
-moves bytes it would be 1 (`jaxtern.plan --hidden`).
+moves bytes it would be 1, as `jaxtern.plan` has it.
 
 Training steps are foretold from the step of as many hosts without a mean, and the same codec; delayed means are left
 out, as these hosts have no core for what would run beside the step.

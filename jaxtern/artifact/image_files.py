@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxtern.data.any_image import SUFFIXES, as_plain
+from jaxtern.data.any_image import SUFFIXES
 from jaxtern.data.dataset import Record
 
 
@@ -30,8 +30,8 @@ class ImageFiles:
         return None, None, 3
 
     def read(self, index: int) -> Record:
-        """Reads an image, upright and in a format that training reads, as preparation would store it in colour."""
-        return Record(as_plain(self._files[index][1].read_bytes()), 0)
+        """Reads an image's bytes."""
+        return Record(self._files[index][1].read_bytes(), 0)
 
     def describe(self, index: int) -> str:
         return str(self._files[index][1])

@@ -10,6 +10,7 @@ import jax.export
 import numpy as np
 
 from jaxtern.artifact.storage import read_artifact
+from jaxtern.data.any_image import as_plain
 from jaxtern.data.dataset import Records, Split
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.rendering import evaluation_batch_size, render_image
@@ -43,11 +44,12 @@ class Predictor:
         return self.manifest.class_names or tuple(map(str, range(self.manifest.num_classes)))
 
     def render(self, image: bytes | np.ndarray) -> np.ndarray:
-        """Makes the input of `predict`, uint8[H, W, C], from the bytes of a JPEG or PNG, or from uint8[h, w, C].
+        """Makes the input of `predict`, uint8[H, W, C], from the bytes of an image file, or from uint8[h, w, C].
 
-        Raises ValueError if the image cannot be read, or has the wrong shape for a network that takes whole images.
+        An image is turned upright by its EXIF tag, as preparation does. Raises ValueError if it cannot be read, or has
+        the wrong shape for a network that takes whole images.
         """
-        shape = self.manifest.input_shape
+        shape, image = self.manifest.input_shape, as_plain(image) if isinstance(image, bytes) else image
         pixels = render_image(image, self._preprocessing, self.manifest.image_size, shape[2])
         if pixels.shape != shape:
             raise ValueError(f"its shape is {pixels.shape}: the network takes whole images of {shape}")

@@ -44,7 +44,7 @@ def count_workers(names: AxisNames) -> int:
             size *= int(lax.axis_size(name))
         except NameError:
             raise ValueError(
-                f"axis_name={name!r}: no such axis here; call inside shard_map, pmap or vmap with an axis of that name"
+                f"axis {name!r}: no such axis here; call inside shard_map, pmap or vmap with an axis of that name"
             ) from None
     return size
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxtern.compression.arguments import as_integer, require_number
-from jaxtern.compression.network.links import Traffic, mean_in_order
+from jaxtern.compression.network.links import Traffic, mean_in_order, share_bytes
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put
 from jaxtern.compression.wrappers import error_feedback
 from jaxtern.kernels import derive_key, random_bits
@@ -68,20 +68,17 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
         return Reduced(mean, State(factors, state.local), sent)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
-        lefts, rights = _sizes_sent(layout, rank, min_ratio)
+        places, others = _split(layout, rank, min_ratio)
+        sides = [_sides(layout.shapes[place], rank) for place in places]
+        lefts = [rows * own for rows, _, own in sides] + [layout.sizes[place] for place in others]
+        rights = [columns * own for _, columns, own in sides]
         total = mean_in_order(lefts, num_workers) + mean_in_order(rights, num_workers)
-        return total._replace(ways=("low_rank",))
+        elements = list(layout.sizes)
+        put(elements, places, [(rows + columns) * own for rows, columns, own in sides])
+        return total._replace(ways=("low_rank",), of_tensors=share_bytes(total.bytes, elements))
 
     reducer = Reducer(init, reduce, traffic)
     return error_feedback(reducer) if feedback else reducer
-
-
-def _sizes_sent(layout: Layout, rank: int, min_ratio: float) -> tuple[list[int], list[int]]:
-    """Elements of each P and of each float tensor, and of each Q."""
-    places, others = _split(layout, rank, min_ratio)
-    sides = [_sides(layout.shapes[place], rank) for place in places]
-    lefts = [rows * own for rows, _, own in sides] + [layout.sizes[place] for place in others]
-    return lefts, [columns * own for _, columns, own in sides]
 
 
 def _sides(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:

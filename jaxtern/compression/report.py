@@ -75,6 +75,8 @@ class WireReport(NamedTuple):
     @property
     def comparison(self) -> str:
         """How the bytes compare with float32's, and what to do if they are more."""
+        if self.num_workers == 1:
+            return "one worker sends nothing"
         if self.ratio < 0.995:
             return f"{1 / self.ratio:.1f} times MORE bytes than float32: too small a tree for this; take float"
         links = Network()
@@ -138,6 +140,8 @@ def wire_report(
     for places in split_layout(layout, timing.fragments):
         part = layout.select(places)
         own = reducer.traffic(part, num_workers)
+        if not isinstance(own, Traffic):
+            raise ValueError(f"reducer: its `traffic` returned {type(own).__name__}: must be a jaxtern.Traffic")
         traffic += own
         put(sent, places, [each / timing.steps for each in bytes_of_tensors(own, part)])
     traffic = traffic.over(timing.steps)

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from jaxtern.compression.arguments import as_float
-from jaxtern.compression.network.links import Traffic, all_gather
+from jaxtern.compression.network.links import Traffic, all_gather, share_bytes
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, require_int32, stateless
 from jaxtern.compression.wrappers import error_feedback
 
@@ -66,11 +66,11 @@ def top_k(
         return Reduced(mean, state, sent)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
-        words = 0
-        for size in layout.sizes:
-            count = count_sent(size, density)
-            words += num_place_words(count, size) + -(-count * jnp.dtype(value_dtype).itemsize // 4)
-        return all_gather(words, num_workers)._replace(ways=("top_k",))
+        counts, itemsize = [count_sent(size, density) for size in layout.sizes], jnp.dtype(value_dtype).itemsize
+        pairs = zip(counts, layout.sizes, strict=True)
+        words = [num_place_words(count, size) + -(-count * itemsize // 4) for count, size in pairs]
+        total = all_gather(sum(words), num_workers)
+        return total._replace(ways=("top_k",), of_tensors=share_bytes(total.bytes, words))
 
     reducer = Reducer(stateless, reduce, traffic)
     return error_feedback(reducer) if feedback else reducer

@@ -134,7 +134,8 @@ def compressed_mean(
     """
     axes = _as_axes(axis_name, fast_axis_name)
     reducer = _wrap(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude, delayed, axes)
-    seed = seed if isinstance(seed, jax.Array) else as_integer("seed", seed, 0, 2**32 - 1)
+    is_traced = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer)
+    seed = seed if is_traced else as_integer("seed", seed, 0, 2**32 - 1)
     if virtual_workers is not None:
         virtual_workers = as_integer("virtual_workers", virtual_workers, 1)
 
@@ -145,8 +146,9 @@ def compressed_mean(
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
         del params
         workers = [updates] if virtual_workers is None else list(updates)
-        if virtual_workers is not None and len(workers) != virtual_workers:
-            raise ValueError(f"updates: {len(workers)} trees of gradients for virtual_workers={virtual_workers}")
+        if virtual_workers is not None and (isinstance(updates, dict) or len(workers) != virtual_workers):
+            given = f"a {type(updates).__name__} of {len(workers)}"
+            raise ValueError(f"updates: {given}: must be a list of virtual_workers={virtual_workers} trees")
         collectives.count_workers(axes.workers + axes.fast)  # raises for an axis that does not exist
         layout = describe(workers[0], axes, exclude)
         group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
@@ -167,6 +169,8 @@ def _first_state(
     except ValueError as error:
         unbound = str(error)
     state = reducer.init(layout, devices * local_workers)
+    if not isinstance(state, State):
+        raise ValueError(f"reducer: its `init` returned {type(state).__name__}: must be a jaxtern.State")
     if unbound and jax.tree.leaves(state.local):
         where = "as each worker has a state of its own, `init` must run inside shard_map, too (see jaxtern.state_specs)"
         raise ValueError(f"{unbound}; {where}")

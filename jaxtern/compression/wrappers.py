@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxtern.compression import collectives
 from jaxtern.compression.float_mean import float_mean
-from jaxtern.compression.network.links import Traffic
+from jaxtern.compression.network.links import Traffic, share_bytes
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put, share_out
 
 Predicate = Callable[[str, tuple[int, ...]], bool]  # takes a tensor's path and shape
@@ -175,10 +175,7 @@ def _deal_out(layout: Layout, rules: Sequence[tuple[Predicate, Reducer]]) -> lis
 
 def bytes_of_tensors(traffic: Traffic, layout: Layout) -> tuple[float, ...]:
     """Bytes sent for each tensor."""
-    if traffic.of_tensors is not None:
-        return traffic.of_tensors
-    total = max(sum(layout.sizes), 1)
-    return tuple(traffic.bytes * size / total for size in layout.sizes)
+    return traffic.of_tensors or share_bytes(traffic.bytes, layout.sizes)
 
 
 def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, ...]) -> Reducer:

@@ -42,7 +42,7 @@ def load_dataset(
     try:
         return records.open_named(name, data_dir, train_split, test_split)
     except ValueError as error:
-        hint = "; or give the folder of its four idx files as data_dir" if name == "mnist" else ""
+        hint = "; or give the folder of its four idx files (data.dir)" if name == "mnist" else ""
         if Path(name).is_dir():
             hint = f"; for the folder of that name write ./{name}"
         raise ValueError(f"{error}{hint}") from None

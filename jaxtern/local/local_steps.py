@@ -78,13 +78,11 @@ def local_steps(
     seed: Any = 0,
     virtual_workers: int | None = None,
 ) -> "LocalSteps":
-    """Trains each worker by itself and moves the shared weights every H steps (DiLoCo, local SGD).
+    """Trains each worker by itself and moves the shared weights every H steps (DiLoCo, local SGD); only changes travel.
 
         w_i <- w_i + inner(gradient_i)                        every step, worker i alone
         W   <- W + outer(mean over i of (W - w_i))            every H-th step
         w_i <- W + mixing (w_i - W)
-
-    Workers exchange only their weight changes, which any reducer compresses.
 
         local = jaxtern.local_steps("data", optax.adamw(1e-3), steps=30)
 
@@ -92,9 +90,7 @@ def local_steps(
             gradients = jax.grad(loss)(local.workers(state).params, batch)
             return local.update(gradients, state)
 
-        specs = local.specs
-        init = jax.jit(jax.shard_map(local.init, mesh=mesh, in_specs=P(), out_specs=specs, check_vma=False))
-        step = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(specs, P("data")), out_specs=specs, check_vma=False))
+    `local.init` and `step` run inside `shard_map`, with `local.specs` as the specs of the state, or inside `pmap`.
 
     Args:
       axis_name: axis or axes of `shard_map` or `pmap` over the workers.
@@ -103,14 +99,11 @@ def local_steps(
       outer: optimiser of the shared weights, whose gradient is the mean of W - w_i. None is DiLoCo's
         `optax.sgd(0.7, momentum=0.9, nesterov=True)`; `optax.sgd(1.0)` makes W the mean of the w_i (local SGD, FedAvg).
       reducer: compresses the weight changes, as in `compressed_mean`.
-      fragments: P, parts of the tree that take turns, each exchanged every H steps, so that less is sent at a time
-        (Streaming DiLoCo). It must divide H.
-      delay: steps between sending a fragment and merging its mean, below H / P. From 1 on, the exchange runs beside the
-        gradients of the next step.
+      fragments: P, parts of the tree that take turns, each exchanged every H steps. It must divide H.
+      delay: steps between sending a fragment and merging its mean, below H / P; from 1 on, both run at once.
       mixing: share of its own weights that a worker keeps in a merge, 0 to 1; Streaming DiLoCo takes 0.5 with a delay.
       fast_axis_name: axes over the devices of one worker; gradients are averaged over them as floats in every step.
-      min_size, exclude, seed, virtual_workers: as in `compressed_mean`. With V virtual workers, gradients, moments and
-        the result of `workers` are sequences of V.
+      min_size, exclude, seed, virtual_workers: as in `compressed_mean`; what each of V workers has is a sequence of V.
 
     Returns:
       `LocalSteps`, the functions of the training loop.
@@ -119,22 +112,27 @@ def local_steps(
       ValueError: if numbers do not fit each other; from `init` and `update` as in `compressed_mean`.
 
     References:
-      Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019. Douillard et al., DiLoCo, 2023,
-      arXiv:2311.08105, algorithm 1; Streaming DiLoCo, 2025, arXiv:2501.18512, algorithm 2.
+      Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019; Douillard et al., DiLoCo, arXiv:2311.08105,
+      algorithm 1, and Streaming DiLoCo, arXiv:2501.18512, algorithm 2.
     """
     timing, names = as_timing(steps, fragments, delay), collectives.as_axis_names(axis_name)
+    outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
+    _check(inner, outer, mixing)
+    reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
+    count = as_integer("virtual_workers", 1 if virtual_workers is None else virtual_workers, 1)
+    options: dict[str, Any] = {"fast_axis_name": fast_axis_name, "seed": seed, "virtual_workers": count}
+    means = compressed_mean(names, reducer, **options), compressed_mean(names, float_mean(in_order=True), **options)
+    fast = () if fast_axis_name is None else collectives.as_axis_names(fast_axis_name)
+    return LocalSteps(names, fast, inner, outer, reducer, *means, exclude, timing, mixing, virtual_workers)
+
+
+def _check(inner: Any, outer: Any, mixing: Any) -> None:
     require_number("mixing", mixing)
     if mixing > 1:
         raise ValueError(f"mixing={mixing!r}: must be from 0 to 1")
-    outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
-    reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
-    count = as_integer("virtual_workers", 1 if virtual_workers is None else virtual_workers, 1)
-    take_mean = functools.partial(
-        compressed_mean, names, fast_axis_name=fast_axis_name, seed=seed, virtual_workers=count
-    )
-    fast = () if fast_axis_name is None else collectives.as_axis_names(fast_axis_name)
-    means = take_mean(reducer), take_mean(float_mean(in_order=True))
-    return LocalSteps(names, fast, inner, outer, reducer, *means, exclude, timing, mixing, virtual_workers)
+    for name, each in (("inner", inner), ("outer", outer)):
+        if not hasattr(each, "update"):
+            raise ValueError(f"{name}={each!r}: must be an optax transformation")
 
 
 @dataclasses.dataclass(frozen=True)

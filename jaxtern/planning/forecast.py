@@ -32,7 +32,6 @@ class Scenario:
     fast: Network  # links between the devices of a host
     compute_seconds: float  # of a step without exchange, on one device
     overlap: bool = False  # whether messages travel during the computation
-    hidden: float = 1.0  # fraction of the shorter of codec and wire that the longer hides
     timing: Timing = EVERY_STEP  # when local steps exchange
 
     def placement(self, workers: int, hierarchical: bool) -> Placement:
@@ -66,8 +65,8 @@ class Forecast:
         for way in self.ways:
             method, placement = self.methods[way.method], c.placement(workers, way.hierarchical)
             if placement.num_workers <= method.most_workers:
-                given = method, placement, c.network, c.compute_seconds, c.overlap, c.hidden
-                found[way] = predict_step(*given, timing or c.timing)
+                given = method, placement, c.network, c.compute_seconds, c.overlap
+                found[way] = predict_step(*given, timing=timing or c.timing)
         return found
 
     def speed_up(self, workers: int, way: Way) -> float:

@@ -98,6 +98,17 @@ def test_predictor_names_damaged_files_and_gives_the_others_their_bits(lenet, ou
     np.testing.assert_array_equal(damaged[[0, 4]], whole[[0, 4]])
 
 
+def test_predictor_turns_images_upright(lenet, out: Path, tmp_path: Path):
+    write_artifact(out, lenet.artifact)
+    upright, exif = Image.fromarray(lenet.split.images[0][..., 0]), Image.Exif()
+    exif[0x0112] = 3  # turned by 180 degrees
+    upright.save(tmp_path / "upright.png")
+    upright.transpose(Image.Transpose.ROTATE_180).save(tmp_path / "turned.png", exif=exif)
+    predictor = Predictor(out)
+    rendered = [predictor.render((tmp_path / name).read_bytes()) for name in ("upright.png", "turned.png")]
+    np.testing.assert_array_equal(*rendered)
+
+
 def test_predictor_knows_the_labels(lenet, out: Path):
     write_artifact(out, lenet.artifact)
     assert Predictor(out).labels == ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxtern.training.saved.checkpoints import Checkpoints
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300  # seconds, on a machine that does other things too

@@ -134,7 +134,7 @@ def test_a_rule_of_partition_that_matches_nothing_is_refused_unless_it_may_be_em
 
 def test_an_axis_that_does_not_exist_is_refused(updates_over: Callable):
     transformation = ternary_mean("rows")
-    message = r"axis_name='rows': no such axis here; call inside shard_map, pmap or vmap"
+    message = r"axis 'rows': no such axis here; call inside shard_map, pmap or vmap"
     _refused(lambda: transformation.update(jnp.ones(3), transformation.init(None)), message)
     for layout in ("vmap:2", "mesh:2", "pmap:2"):
         update = updates_over(lambda names: ternary_mean((*names, "rows")), layout)
@@ -197,12 +197,13 @@ def test_sums_of_too_many_levels_are_refused_and_auto_gathers_them(updates_over:
 
 def test_another_number_of_trees_than_virtual_workers_is_refused():
     update = _update(compressed_mean("data", virtual_workers=3))
-    _refused(lambda: update([jnp.ones((2, 3))] * 2), r"updates: 2 trees .* virtual_workers=3")
+    _refused(lambda: update([jnp.ones((2, 3))] * 2), r"updates: a list of 2: must be a list of virtual_workers=3")
+    _refused(lambda: update({"a": jnp.ones(2), "b": jnp.ones(2), "c": jnp.ones(2)}), r"updates: a dict of 3: must be a")
 
 
 @pytest.mark.parametrize("reducer", ["low_rank", "sign", "dgc"])
 def test_init_of_a_local_state_outside_of_the_workers_is_refused(reducer: str):
-    message = r"axis_name='data': no such axis here; .*; as each worker has a state of its own, `init` must run inside"
+    message = r"axis 'data': no such axis here; .*; as each worker has a state of its own, `init` must run inside"
     _refused(lambda: compressed_mean("data", reducer).init(jnp.zeros((7, 9))), message)
 
 

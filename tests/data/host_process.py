@@ -8,7 +8,7 @@ from jaxtern.data.feed import StreamingFeed
 from jaxtern.data.preprocessing.families import get_preprocessing
 from jaxtern.data.records import open_folder
 from jaxtern.data.rendering import Share
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 
 SEED, BATCH, STEPS, SIDE = 11, 8, 7, 16  # those of the test
 

@@ -21,7 +21,7 @@ from jaxtern.data.preprocessing.families import PREPROCESSINGS
 from jaxtern.data.records import open_folder
 from jaxtern.data.rendering import Batch, Share
 from jaxtern.data.synthetic import make_synthetic
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 
 MNIST, INCEPTION = PREPROCESSINGS["mnist"], PREPROCESSINGS["inception"]
 HOST = Path(__file__).with_name("host_process.py")

@@ -10,7 +10,7 @@ import pytest
 
 from jaxtern.command_line import EXTRAS
 from jaxtern.training.saved.checkpoints import Checkpoints
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOORS = ("train", "evaluate", "export", "predict", "prepare", "plan")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-GIVEN = ("--parameters=61M", "--hosts=8", "--rate=1gbit", "--step_seconds=250ms", "--codec_speed=none")
+GIVEN = ("--parameters=61M", "--hosts=8", "--rate=1gbit", "--step_seconds=250ms", "--nocodec")
 
 
 def test_plan_prints_tables_that_fit_and_one_sentence(run_door: Callable, tmp_path: Path):
@@ -49,5 +49,5 @@ def test_plan_of_a_recipe_measures_step_and_codec_and_gives_json(run_door: Calla
 def test_plan_explains_itself(run_command: Callable, tmp_path: Path):
     done = run_command("plan", "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    for words in ("python -m jaxtern.plan", "--parameters", "--codec_speed", "--config=RECIPE"):
+    for words in ("python -m jaxtern.plan", "--parameters", "--[no]codec", "--config=RECIPE"):
         assert words in done.stdout

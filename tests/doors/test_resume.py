@@ -158,7 +158,7 @@ def test_run_that_is_finished_trains_nothing_and_reports_again(
     before = snapshot(workdir)
     done = run_door("train", *train_arguments(workdir))
     assert done.returncode == 0, done.stderr
-    assert "from step 60, " in done.stdout
+    assert "finished, in" in done.stdout
     assert "\nstep " not in done.stdout
     assert "test accuracy" in done.stdout
     after = snapshot(workdir)

@@ -22,7 +22,7 @@ from jaxtern.training.run.calls import Call, phase_at, plan_calls, steps_per_cal
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
 from jaxtern.training.run.stopping import Stopped
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 EPOCHS = {  # of four steps

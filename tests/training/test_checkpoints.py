@@ -22,7 +22,7 @@ import pytest
 
 from jaxtern.compression.transform import CompressedMeanState
 from jaxtern.training.saved.checkpoints import CheckpointError, Checkpoints
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 from jaxtern.training.step.state import Averages, TrainState
 
 Damage = Callable[[Path], None]

@@ -14,7 +14,7 @@ from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.run import loop
 from jaxtern.training.run.run import Run
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 from jaxtern.training.step.gradients import create_local_gradients, dropout_key, example_keys
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS, create_mesh
 from jaxtern.training.step.state import specs_of_state

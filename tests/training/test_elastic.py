@@ -10,8 +10,7 @@ import pytest
 
 from jaxtern.training.run.calls import plan_calls
 from jaxtern.training.run.run import Run
-from jaxtern.training.saved.arrange import MisfitError
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import MisfitError, digest
 from jaxtern.training.step.state import place_state
 
 pytestmark = pytest.mark.usefixtures("tiny_models")

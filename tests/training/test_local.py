@@ -15,8 +15,7 @@ from jaxtern.training.run.calls import Call
 from jaxtern.training.run.loop import train
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
-from jaxtern.training.saved.arrange import MisfitError
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import MisfitError, digest
 from jaxtern.training.step.step import create_train_step
 
 pytestmark = pytest.mark.usefixtures("tiny_models")

@@ -18,7 +18,7 @@ from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
 from jaxtern.training.run.stopping import Stopped
 from jaxtern.training.saved.checkpoints import CheckpointError
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 
 FIELDS = {"num_steps": 7, "checkpoint_every": 3, "evaluate_every": 3, "keep_checkpoints": 10}
 

@@ -17,8 +17,7 @@ from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
 from jaxtern.training.run.saved_run import open_run
 from jaxtern.training.run.stopping import Stopped
-from jaxtern.training.saved.arrange import MisfitError
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import MisfitError, digest
 
 pytestmark = pytest.mark.usefixtures("tiny_models")
 EPOCHS = {  # of four steps

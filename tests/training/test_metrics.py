@@ -15,7 +15,7 @@ from tensorboardX.proto.event_pb2 import Event
 from jaxtern.training import LOSSES, WRITERS
 from jaxtern.training.run import loop
 from jaxtern.training.run.metrics import MetricWriter, read_metrics
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 
 
 def read_summaries(folder: Path) -> list[tuple[int, Any]]:

@@ -15,7 +15,7 @@ from jaxtern.training.run import loop
 from jaxtern.training.run.calls import Call
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 from jaxtern.training.step import step as step_lib
 from jaxtern.training.step.mesh import FAST_AXIS, create_mesh
 from jaxtern.training.step.precision import LossScale, adjust_scale

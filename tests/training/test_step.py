@@ -14,7 +14,7 @@ from jaxtern.data.dataset import Split
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.run import RunSection
 from jaxtern.training.recipe.selection import mask
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 from jaxtern.training.step.gradients import example_keys
 from jaxtern.training.step.mesh import create_mesh
 

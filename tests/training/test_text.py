@@ -13,7 +13,7 @@ from jaxtern.models.transformer import Transformer
 from jaxtern.training.run import loop
 from jaxtern.training.run.evaluation import evaluate
 from jaxtern.training.run.run import Run
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 
 TEXT = Path(__file__).parents[1] / "data" / "shakespeare.txt"
 FIELDS = {

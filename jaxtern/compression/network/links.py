@@ -99,6 +99,11 @@ def mean_in_order(sizes: Sequence[int], num_workers: int, itemsize: int = 4) -> 
     return total
 
 
+def share_bytes(total: float, parts: Sequence[float]) -> tuple[float, ...]:
+    """The bytes of each tensor, in proportion to these parts of it."""
+    return tuple(total * part / max(sum(parts), 1) for part in parts)
+
+
 def _if_any(num_bytes: float, messages: int) -> Traffic:
     """Traffic that has no messages if it has no bytes."""
     return Traffic(num_bytes, messages) if num_bytes else Traffic()

@@ -21,6 +21,7 @@ _IN_PLACE_SIZE = 2**16  # elements; smaller trees are better left to XLA as a wh
 
 
 def ternary(
+    *,
     clip_sigmas: float | None = None,
     block_size: int | None = None,
     rotation: bool = True,
@@ -43,6 +44,7 @@ def ternary(
 
 
 def terngrad(
+    *,
     clip_sigmas: float | None = None,
     block_size: int | None = None,
     exchange: str = "auto",

@@ -147,6 +147,7 @@ class _Loop:
             seconds = time.perf_counter() - start
             self._say(f"compiled in {seconds:.1f} s")
             self._clock += seconds
+            self._bar.unpause()  # the bar's clock, too, leaves this out
 
     def _evaluate(self, step: int) -> Evaluation:
         """Evaluates the current weights, of `step`, on the test split."""

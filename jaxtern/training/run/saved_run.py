@@ -5,8 +5,8 @@ from pathlib import Path
 from jaxtern.models.model import Model
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.inputs import Inputs, create_network, open_inputs
-from jaxtern.training.saved.arrange import arrange
 from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints
+from jaxtern.training.saved.trees import arrange
 from jaxtern.training.saved.workdir import read_network, read_recipe
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import TrainState, create_run

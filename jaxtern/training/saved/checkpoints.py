@@ -21,8 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo
 
-from jaxtern.training.saved.arrange import MisfitError, arrange
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import MisfitError, arrange, digest
 
 BEST_BY = "precision_at_1"
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from jaxtern.compression.reducer import Layout, Reducer
 from jaxtern.compression.transform import describe
 from jaxtern.models import MODELS
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.saved.arrange import MisfitError, arrange
 from jaxtern.training.saved.checkpoints import Checkpoint
+from jaxtern.training.saved.trees import MisfitError, arrange
 from jaxtern.training.step.mean import create_local_steps, create_reducers
 from jaxtern.training.step.state import TrainState
 

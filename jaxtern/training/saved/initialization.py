@@ -13,7 +13,7 @@ from jaxtern.models.model import Model
 from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.recipe.selection import by_path, matches, require_match
 from jaxtern.training.saved.checkpoints import Checkpoints
-from jaxtern.training.saved.digests import digest
+from jaxtern.training.saved.trees import digest
 
 logger = logging.getLogger(__name__)
 

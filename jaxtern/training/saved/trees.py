@@ -1,8 +1,10 @@
-"""Moves arrays, by their paths, from one tree into the structure of another."""
+"""Trees of arrays that are saved: by their paths they are moved into another structure, and digested."""
 
+import hashlib
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxtern.training.recipe.selection import by_path
 
@@ -31,3 +33,13 @@ def arrange(saved: Any, like: Any) -> Any:
 def describe(array: Any) -> str:
     """Formats dtype and shape: "float32[3,4]"."""
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
+
+
+def digest(tree: Any) -> str:
+    """BLAKE2b of every array's path, dtype, shape and bytes; a NamedTuple and the dict of its fields have the same."""
+    state = hashlib.blake2b(digest_size=16)
+    for path, leaf in sorted(by_path(tree).items()):
+        array = np.asarray(leaf)
+        state.update(f"{path} {array.dtype} {array.shape}".encode())
+        state.update(np.ascontiguousarray(array).tobytes())
+    return state.hexdigest()
