@@ -59,7 +59,7 @@ def create_update(
 
 
 def _measure(local: list[Local], stops: jax.Array | None) -> Metrics:
-    """Means over all workers, and whether a host asks to stop; an all-gather takes half the messages of an all-reduce."""
+    """Means over all workers, and whether a host asks to stop; far hosts wait half as long as for an all-reduce."""
     names = list(local[0].measured)
     measured = jnp.mean(jnp.array([[each.measured[name] for name in names] for each in local]), axis=0)
     of_all = jax.lax.all_gather(measured if stops is None else jnp.append(measured, stops), _ALL_AXES)
