@@ -212,8 +212,8 @@ def test_optax(row: str):
     assert bool(jnp.any(params["head"]["bias"] != 0)) == (row != "masked")
 
 
-@pytest.mark.parametrize("row", ["orbax", "flax.serialization"])
-def test_what_was_saved_goes_on_to_the_same_bits(tmp_path: Path, row: str):
+@pytest.mark.parametrize("library", ["orbax", "flax.serialization"])
+def test_what_was_saved_goes_on_to_the_same_bits(tmp_path: Path, library: str):
     import orbax.checkpoint as ocp
 
     optimizer = optax.chain(jaxtern.compressed_mean("data", jaxtern.low_rank(1)), SGD)
@@ -224,18 +224,15 @@ def test_what_was_saved_goes_on_to_the_same_bits(tmp_path: Path, row: str):
     )
     step, params = jax.jit(update), first_params()
     before = step(params, jax.jit(start)(params), BATCH)
-    own = {"ocp": ocp, "serialization": serialization, "folder": tmp_path / "saved"}
-    own |= {"params": before[0], "state": before[1]}
-    if row == "orbax":
-        save, restore, create = ROWS[row]
-        exec(create, own)
-        eval(save, own)
-        own["checkpointer"].wait_until_finished()
-        found = eval(restore, own)
-        own["checkpointer"].close()
+    if library == "orbax":  # as in the page's block
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / "saved", before)
+            checkpointer.wait_until_finished()
+            like = jax.device_put(first_params(), NamedSharding(MESH, P())), jax.jit(start)(first_params())
+            found = checkpointer.restore(tmp_path / "saved", like)
     else:
-        (code,) = ROWS[row]
-        found = eval(code, own)
+        (code,) = ROWS[library]
+        found = eval(code, {"serialization": serialization, "params": before[0], "state": before[1]})
     jax.tree.map(np.testing.assert_array_equal, step(*found, BATCH), step(*before, BATCH))
 
 
