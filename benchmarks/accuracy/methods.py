@@ -18,8 +18,8 @@ def _dgc(label: str, density: float) -> Method:
     return Method(label, {f"mean.{name}": value for name, value in fields.items()})
 
 
-def _local(label: str, steps: int, method: str = "ternary", **streaming: int) -> Method:
-    local = {f"local.{name}": value for name, value in {"steps": steps, **streaming}.items()}
+def _local(label: str, steps: int, method: str = "ternary", **own: float) -> Method:
+    local = {f"local.{name}": value for name, value in {"steps": steps, **own}.items()}
     return Method(label, {"mean.method": method} | local)
 
 
@@ -39,6 +39,7 @@ METHODS = {
     "dgc_0.1": _dgc("DGC, 0.1 %", 0.001),
     "local_10": _local("local steps, 10", 10),
     "local_30": _local("local steps, 30", 30),
+    "local_30_outer": _local("local steps, 30, outer .9, .8", 30, outer_rate=0.9, outer_momentum=0.8),
     "local_100": _local("local steps, 100", 100),
     "local_float_30": _local("local steps, 30, float", 30, "float"),
     "streaming_30": _local("local steps, 30, 3 fragments", 30, fragments=3, delay=1),

@@ -13,6 +13,7 @@ from PIL import Image
 from jaxtern.artifact.image_files import ImageFiles
 from jaxtern.artifact.predictor import Predictor
 from jaxtern.artifact.storage import write_artifact
+from jaxtern.data.any_image import as_plain
 from jaxtern.data.dataset import Split
 from jaxtern.data.images import decode
 from jaxtern.data.synthetic import make_synthetic_text
@@ -141,7 +142,7 @@ def test_predictor_takes_what_preparation_takes_with_the_same_pixels(tmp_path: P
     }.get(kind, lambda: image)()
     changed.save(tmp_path / kind, **({"exif": exif} if kind == "turned.jpg" else {}))
     raw = (tmp_path / kind).read_bytes()
-    read = ImageFiles([str(tmp_path)]).read(0).image
+    read = as_plain(ImageFiles([str(tmp_path)]).read(0).image)  # as `Predictor.render` does
     stored = store_image(raw, Rules("png", 3)).content  # without loss
     np.testing.assert_array_equal(read, decode(stored, 3))
     assert read.shape[:2] == ((20, 30) if kind == "turned.jpg" else (30, 20))
