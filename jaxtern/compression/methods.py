@@ -66,7 +66,7 @@ def create_reducer(method: str, network: Network | None = None, **options: Any) 
     """
     if method not in METHODS:
         known = ", ".join(METHODS)
-        raise ValueError(f"method={method!r}: must be one of {known}, or added to jaxtern.METHODS (--networks)")
+        raise ValueError(f"method={method!r}: must be one of {known}, or what a recipe or --networks adds to them")
     own = inspect.signature(METHODS[method]).parameters
     given = options | {"network": network}
     return METHODS[method](**{name: value for name, value in given.items() if name in own})

@@ -59,7 +59,7 @@ def create_model(
     """
     if name not in MODELS:
         raise ValueError(
-            f"model={name!r}: must be one of {', '.join(MODELS)}, or added to jaxtern.models.MODELS (--networks)"
+            f"model={name!r}: must be one of {', '.join(MODELS)}, or what a recipe or --networks adds to them"
         )
     takes, given = (("images", "text")[is_text] for is_text in (MODELS[name].takes_text, len(input_shape) == 1))
     if takes != given:

@@ -72,4 +72,4 @@ def test_run_of_an_own_method_is_evaluated_with_its_file_and_else_refused_in_a_l
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "mean.method='mine': must be one of float, ternary, " in line
-    assert line.endswith(", or added to jaxtern.METHODS (--networks)")
+    assert line.endswith(", or what a recipe or --networks adds to them")
