@@ -99,9 +99,12 @@ def _beside_float(result: Result, results: list[Result], digits: int) -> tuple[s
 
 
 def plot_all(rows: Iterable[Row], step_seconds: dict[str, float], folder: Path) -> None:
-    """Draws each study: its scores over bits, and over minutes on slow links where a step's seconds are known."""
+    """Draws each study: its scores over bits, and over minutes on slow links where a step's seconds are known.
+
+    Of the studies of one recipe and optimiser the picture is of the one with most methods.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, results in studies(rows):
+    for name, results in sorted(studies(rows), key=lambda study: len(study[1])):
         seconds = step_seconds.get(name[0])
         counts = [result.workers for result in results]
         workers = sorted({count for count in counts if counts.count(count) > 1})
