@@ -17,7 +17,7 @@ from jaxtern.training.run.calls import Call
 from jaxtern.training.run.divergence import DivergenceError, create_gather, digest, find_difference
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
-from jaxtern.training.saved import digests
+from jaxtern.training.saved import trees
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import TrainState, create_run, specs_of_state
 
@@ -249,7 +249,7 @@ def test_run_that_is_compared_leaves_the_bits_of_one_that_is_not(prepare: Callab
     for every in (1, 0):
         run = prepare(tmp_path / str(every), **FOUR | {"compare_every": every})
         loop.train(run)
-        seen.add(digests.digest(jax.device_get(run.state)))
+        seen.add(trees.digest(jax.device_get(run.state)))
     assert len(seen) == 1
 
 

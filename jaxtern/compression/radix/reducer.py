@@ -135,8 +135,8 @@ def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group:
     is_chained = planned.piece_size is not None
     store = Memory(planned, workers[0], group) if is_chained else pipeline.Buckets(planned, workers, group)
     pipeline.run(planned, pipeline.list_pieces(planned, group), store, group)
-    mean, *sent = [own[:count] for own in turn([store.tensors, *(store.sent or ())], is_inverse=True)]
-    return Reduced(mean, state, sent if store.sent else None)
+    sent = store.sent and [own[:count] for own in turn(store.sent, is_inverse=True)]  # varies, unlike the mean
+    return Reduced(turn([store.tensors], is_inverse=True)[0][:count], state, sent)
 
 
 def _turn(plan: pipeline.Plan, group: Group, trees: Sequence[Tensors], is_inverse: bool = False) -> list[Tensors]:
