@@ -20,7 +20,7 @@ _SOURCES = "**/*.py", "**/*.c", "**/*.h"
 def require_same(facts: dict[str, dict[str, Any]]) -> None:
     """Raises ValueError in all processes if facts, JSON by subject and name, differ; all processes must call it.
 
-    The message names the first process that differs, what differs, and the values.
+    The message names the first process that differs, process 0, what differs, and the values in this order.
     """
     first, *others = gather_json({"host": socket.gethostname(), "facts": facts})
     for number, other in enumerate(others, start=1):
@@ -58,10 +58,10 @@ def _version(library: str) -> str:
         return "not installed"
 
 
-def _differences(here: dict[str, dict[str, Any]], there: dict[str, dict[str, Any]]) -> list[str]:
+def _differences(first: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> list[str]:
     return [
-        f"{subject} {name} is {shorten(there[subject].get(name))} there and {shorten(here[subject].get(name))} here"
-        for subject in here
-        for name in sorted(here[subject].keys() | there[subject].keys())
-        if here[subject].get(name) != there[subject].get(name)
+        f"{subject} {name} is {shorten(other[subject].get(name))} and {shorten(first[subject].get(name))}"
+        for subject in first
+        for name in sorted(first[subject].keys() | other[subject].keys())
+        if first[subject].get(name) != other[subject].get(name)
     ]
