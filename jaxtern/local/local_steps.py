@@ -90,7 +90,7 @@ def local_steps(
             gradients = jax.grad(loss)(local.workers(state).params, batch)
             return local.update(gradients, state)
 
-    `local.init` and `step` run inside `shard_map`, with `local.specs` as the specs of the state, or inside `pmap`.
+    `local` is a `LocalSteps`. Its `init` and `step` run inside `shard_map`, with `local.specs` as the specs of the state, or inside `pmap`.
 
     Args:
       axis_name: axis or axes of `shard_map` or `pmap` over the workers.
@@ -104,9 +104,6 @@ def local_steps(
       mixing: share of its own weights that a worker keeps in a merge, 0 to 1; Streaming DiLoCo takes 0.5 with a delay.
       fast_axis_name: axes over the devices of one worker; gradients are averaged over them as floats in every step.
       min_size, exclude, seed, virtual_workers: as in `compressed_mean`; what each of V workers has is a sequence of V.
-
-    Returns:
-      `LocalSteps`, the functions of the training loop.
 
     Raises:
       ValueError: if numbers do not fit each other; from `init` and `update` as in `compressed_mean`.
