@@ -90,7 +90,7 @@ def local_steps(
             gradients = jax.grad(loss)(local.workers(state).params, batch)
             return local.update(gradients, state)
 
-    `local` is a `LocalSteps`. Its `init` and `step` run inside `shard_map`, with `local.specs` as the specs of the state, or inside `pmap`.
+    It returns a `LocalSteps`. Its `init` and the step run inside `shard_map`, with its `specs` for the state, or `pmap`.
 
     Args:
       axis_name: axis or axes of `shard_map` or `pmap` over the workers.
