@@ -90,7 +90,7 @@ def local_steps(
             gradients = jax.grad(loss)(local.workers(state).params, batch)
             return local.update(gradients, state)
 
-    It returns a `LocalSteps`. Its `init` and the step run inside `shard_map`, with its `specs` for the state, or `pmap`.
+    It returns a `LocalSteps`; its `init` and the step run inside `pmap` or `shard_map`, its `specs` are of the state.
 
     Args:
       axis_name: axis or axes of `shard_map` or `pmap` over the workers.
