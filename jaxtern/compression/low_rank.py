@@ -67,18 +67,19 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
         sent = [[own[place] if place in others else mean[place] for place in range(len(mean))] for own in workers]
         return Reduced(mean, State(factors, state.local), sent)
 
-    def traffic(layout: Layout, num_workers: int) -> Traffic:
-        places, others = _split(layout, rank, min_ratio)
-        sides = [_sides(layout.shapes[place], rank) for place in places]
-        lefts = [rows * own for rows, _, own in sides] + [layout.sizes[place] for place in others]
-        rights = [columns * own for _, columns, own in sides]
-        total = mean_in_order(lefts, num_workers) + mean_in_order(rights, num_workers)
-        elements = list(layout.sizes)
-        put(elements, places, [(rows + columns) * own for rows, columns, own in sides])
-        return total._replace(ways=("low_rank",), of_tensors=share_bytes(total.bytes, elements))
-
-    reducer = Reducer(init, reduce, traffic)
+    reducer = Reducer(init, reduce, lambda layout, num_workers: _traffic(layout, num_workers, rank, min_ratio))
     return error_feedback(reducer) if feedback else reducer
+
+
+def _traffic(layout: Layout, num_workers: int, rank: int, min_ratio: float) -> Traffic:
+    places, others = _split(layout, rank, min_ratio)
+    sides = [_sides(layout.shapes[place], rank) for place in places]
+    lefts = [rows * own for rows, _, own in sides] + [layout.sizes[place] for place in others]
+    rights = [columns * own for _, columns, own in sides]
+    total = mean_in_order(lefts, num_workers) + mean_in_order(rights, num_workers)
+    elements = list(layout.sizes)
+    put(elements, places, [(rows + columns) * own for rows, columns, own in sides])
+    return total._replace(ways=("low_rank",), of_tensors=share_bytes(total.bytes, elements))
 
 
 def _sides(shape: tuple[int, ...], rank: int) -> tuple[int, int, int]:

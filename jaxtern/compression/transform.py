@@ -106,9 +106,7 @@ def compressed_mean(
     delayed: bool = False,
     statistics: bool = False,
 ) -> optax.GradientTransformation:
-    """The mean of gradients over `axis_name`, by any reducer.
-
-    Results are the same bits on every worker, however workers lie on devices.
+    """The mean of gradients over `axis_name`, by any reducer: the same bits on every worker, wherever workers lie.
 
     Args:
       axis_name: axis or axes of `shard_map`, `pmap` or `vmap` over the workers.
@@ -134,8 +132,8 @@ def compressed_mean(
     """
     axes = _as_axes(axis_name, fast_axis_name)
     reducer = _wrap(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude, delayed, axes)
-    is_traced = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer)
-    seed = seed if is_traced else as_integer("seed", seed, 0, 2**32 - 1)
+    is_array = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer)
+    seed = seed if is_array else as_integer("seed", seed, 0, 2**32 - 1)
     if virtual_workers is not None:
         virtual_workers = as_integer("virtual_workers", virtual_workers, 1)
 

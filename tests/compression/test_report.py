@@ -138,3 +138,18 @@ def test_calibration_refuses_an_axis_that_is_not_there():
         calibrate(_mesh(2, 2), "data")
     with pytest.raises(ValueError, match=r"^bandwidth=0: must be a finite number of 1 or more$"):
         calibrate(_mesh(2), "host", bandwidth=0)
+
+
+def test_rows_of_low_rank_and_top_k_are_what_each_tensor_sends():
+    shapes = {"bias": jax.ShapeDtypeStruct((128,), "float32"), "kernel": jax.ShapeDtypeStruct((64, 128), "float32")}
+    bias, kernel = jaxtern.wire_report(shapes, jaxtern.low_rank(4), num_workers=4).tensors
+    # A ring sends 1.5 times what each worker has: 128 floats, and P and Q of rank 4.
+    assert (bias.bytes, kernel.bytes) == (768, 1.5 * 4 * 4 * (64 + 128))
+    report = jaxtern.wire_report(shapes, jaxtern.top_k(0.01), num_workers=4)
+    assert sum(row.bytes for row in report.tensors) == pytest.approx(report.bytes)
+    assert report.tensors[0].bits_per_element > report.tensors[1].bits_per_element  # a whole word for two places
+
+
+def test_one_worker_sends_nothing():
+    report = jaxtern.wire_report({"a": jax.ShapeDtypeStruct((64, 64), "float32")}, num_workers=1)
+    assert (report.bytes, report.comparison) == (0, "one worker sends nothing")
