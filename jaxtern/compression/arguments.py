@@ -20,7 +20,7 @@ def as_integer(name: str, value: Any, least: int, most: int | None = None) -> in
         number = None
     if number is None or number < least or (most is not None and number > most):
         rule = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name}={value!r}: must be an integer {rule}")
+        raise ValueError(f"{name}={' '.join(repr(value).split())}: must be an integer {rule}")
     return number
 
 

@@ -48,6 +48,12 @@ QUANTIZED: list[tuple[dict[str, Any], str]] = [
     ({"exchange": "ring"}, r"exchange='ring': must be one of auto, gather, sum, scatter, two_way$"),
     ({"exchange": None}, r"exchange=None: must be one of"),
 ]
+
+
+def _broken(function: str) -> Any:
+    return jaxtern.float_mean()._replace(**{function: lambda *_: 5})
+
+
 REDUCERS: list[tuple[Callable, str]] = [
     (lambda: jaxtern.quantized(1, bucket_size=0), r"bucket_size=0: must be an integer of 1 or more"),
     (lambda: jaxtern.quantized(1, bucket_size=1e6), r"bucket_size=1000000\.0: must be an integer of 1 or more"),
@@ -69,6 +75,13 @@ REDUCERS: list[tuple[Callable, str]] = [
     (lambda: Network(bandwidth=np.inf), r"bandwidth=inf: must be a finite number of 1 or more"),
     (lambda: Network(latency="1 ms"), r"latency='1 ms': must be a finite number of 0 or more"),
     (lambda: jaxtern.wire_report({}, num_workers=0), r"num_workers=0: must be an integer of 1 or more"),
+    (lambda: compressed_mean("data", seed=jax.random.key(0)), r"seed=.*: must be an integer from 0 to 4294967295"),
+    (lambda: jaxtern.local_steps("data", 0.1, 10), r"inner=0\.1: must be an optax transformation"),  # pyright: ignore[reportArgumentType]
+    (
+        lambda: compressed_mean("data", _broken("init")).init(TREE),
+        r"reducer: its `init` returned int: must be a jaxtern",
+    ),
+    (lambda: jaxtern.wire_report(TREE, _broken("traffic")), r"reducer: its `traffic` returned int: must be a jaxtern"),
 ]
 TREE = {"params": {"head": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones((2,))}}}
 AXES = ["", (), ("data", "data"), None, 3, ("data", 1)]
