@@ -116,7 +116,8 @@ def _parse(positionals: Sequence[str]) -> list[str]:
     try:
         return flags.FLAGS(sys.argv)[1:]
     except flags.Error as error:
-        raise UsageError(str(error)) from None
+        hint = "; flags of the trainer come after --" if "-- FLAG..." in positionals else ""
+        raise UsageError(f"{error}{hint}") from None
     except RecursionError:  # from absl's search for flags like a long one
         raise UsageError(f"unknown flag {max(sys.argv, key=len)[:80]}...") from None
 
@@ -127,6 +128,4 @@ def _require_positionals(rest: Sequence[str], positionals: Sequence[str]) -> Non
     if len(rest) < len(needed):
         raise UsageError(f"{needed[len(rest)]} is missing: give {' '.join(positionals)} (--help tells more)")
     if len(rest) > len(needed) == len(positionals):
-        wanted = f"after {' '.join(positionals)} come flags alone, which" if positionals else "flags"
-        example = "--workers=4" if positionals else "--config.run.batch_size=64"
-        raise UsageError(f"argument {rest[len(positionals)]!r}: {wanted} start with --, as {example}")
+        raise UsageError(f"argument {rest[len(positionals)]!r}: is one too many; flags start with --, as --help does")

@@ -21,4 +21,4 @@ def main(*train_flags: str) -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, ["FLAG..."])
+    command_line.run(main, ["-- FLAG..."])

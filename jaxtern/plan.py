@@ -147,7 +147,7 @@ def read_links() -> Network:
     if LATENCY.value is not None:
         network = dataclasses.replace(network, latency=parse(LATENCY, _TIMES))
     if RATE.value is not None:
-        network = dataclasses.replace(network, bandwidth=parse(RATE, _RATES, 1))
+        network = dataclasses.replace(network, bandwidth=parse(RATE, _RATES, 125))
     return network
 
 
@@ -179,8 +179,9 @@ def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
             f"{scenario.hosts:,} hosts{devices}, {scenario.network.bandwidth / 125e6:.4g} Gbit/s,"
             f" {seconds(scenario.network.latency)} a message; a step without exchange takes"
             f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}"
-            f"{every}\n\n"
-            f"{forecast}\n\n{forecast.recommendation()}"
+            f"{every}\n\n{forecast}\n\n"
+            "codec: compression, measured here (--nocodec: none); wire: the messages' time that it does not hide\n"
+            + forecast.recommendation().replace("; ", "\n  ")
         )
 
 

@@ -41,6 +41,8 @@ def main(artifact: str, *paths: str) -> int:
             raise ValueError(f"ARTEFACT={artifact!r}: is a network for text; use Predictor.predict in Python instead")
         named = DATASET.value
         split, classes = _open_files(paths) if named is None else _open_split(named, DATA_DIR.value, SPLIT.value)
+        if named is not None and classes != predictor.labels:
+            command_line.tell(f"--dataset={named}: has other classes than the network; its labels are not compared")
         command_line.tell(f"predicting {split.size:,} images")
         predictions, bad = predict(predictor, split, classes == predictor.labels)
         if OUT.value is not None:

@@ -42,7 +42,7 @@ LABELS = flags.DEFINE_string(
 
 SHEET = flags.DEFINE_string("sheet", None, "file for a picture of a batch as a model sees it; OUT may exist already")
 PREPROCESSING = flags.DEFINE_enum(
-    "preprocessing", None, list(PREPROCESSINGS), "of the sheet [by the images: mnist, cifar10 or inception]"
+    "preprocessing", None, list(PREPROCESSINGS), "of the sheet [by the images: mnist, cifar10 or vgg_f]"
 )
 
 _PICTURES = (".png", ".jpg", ".pdf", ".svg", ".webp")
@@ -55,11 +55,13 @@ def main(source: str, out: str) -> int:
         report = run(source, Path(out))
         print(report)
         dataset = out if "/" in out else f"./{out}"  # a slash tells a path from a name
-        print(f"to train: python -m jaxtern.train --config=RECIPE --config.data.name={dataset}", flush=True)
+        test_split = "train" if set(TEST_SPLITS).isdisjoint(report.splits) else None
+        recipe = sheet_recipe(dataset, PREPROCESSING.value, test_split)
+        suits = recipe.data.preprocessing if recipe.data.preprocessing in ("mnist", "cifar10") else "photos"
+        print(f"to train: python -m jaxtern.train --config={suits} --config.data.name={dataset}", flush=True)
         if SHEET.value:
-            test_split = "train" if set(TEST_SPLITS).isdisjoint(report.splits) else None
             command_line.tell("drawing the sheet")
-            draw_sheet(sheet_recipe(dataset, PREPROCESSING.value, test_split), Path(SHEET.value))
+            draw_sheet(recipe, Path(SHEET.value))
             print(f"sheet in {SHEET.value}")
     return 0
 

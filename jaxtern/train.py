@@ -46,8 +46,9 @@ def main() -> int:
 
 def train_and_report(recipe: Recipe, workdir: Path) -> int:
     """Trains to the end and reports the result; returns the exit status."""
-    if jax.process_index() == 0:
-        command_line.tell(f"opening the data: {recipe.data.name}")
+    process, count = jax.process_index(), jax.process_count()
+    reports = f"; process 0 reports, this is process {process} of {count}" if process else ""
+    command_line.tell(f"opening the data: {recipe.data.name}{reports}")
     try:
         run = prepare_run(recipe, workdir, ALLOW_CONFIG_CHANGE.value)
     except (ValueError, OSError) as error:
@@ -129,13 +130,14 @@ def describe(run: Run) -> str:
     feed = "resident" if run.inputs.resident else "streamed"
     start = f"from step {step}" if 0 < step < recipe.run.num_steps else "finished" if step else "from the start"
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    what = f"weight changes every {recipe.local.steps} steps" if recipe.local.steps else "gradients"
     wire = str(run.wires[1])
     if step:  # the table was told when the run began
         wire = wire.splitlines()[-1]
     return (
         f"{recipe.model.name} ({parameters:,} parameters) on {recipe.data.name} ({dataset.train.size:,} training and"
         f" {dataset.test.size:,} test examples, {feed})\n"
-        f"{recipe.run.num_workers} workers{processes}, gradients by {recipe.mean.method}\n{wire}\n"
+        f"{recipe.run.num_workers} workers{processes}, {what} by {recipe.mean.method}\n{wire}\n"
         f"{recipe.run.num_steps:,} steps of {recipe.run.batch_size} examples, {start}, in {run.workdir}"
     )
 

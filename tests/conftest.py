@@ -355,6 +355,7 @@ PROGRESS = (
     "exporting ",
     "drawing the sheet",
     "measuring this machine",
+    "stopping once all is saved",
 )
 
 

@@ -127,9 +127,8 @@ async def _listen(meet: Callable, bind_address: str) -> asyncio.Server:
         if error.errno == errno.EADDRINUSE:
             who = "another program listens there, or another process with process_id=0"
             raise StartError(f"coordinator={bind_address}: {who} ({reason})") from None
-        need = (
-            "process 0 must be able to listen there; JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT names another address of it"
-        )
+        need = "process 0 must run on that host: is this process 0?"
+        need += " JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT names another address to listen at"
         raise ValueError(f"coordinator={bind_address}: {need} ({' '.join(reason.split())})") from None
 
 
@@ -157,7 +156,7 @@ def _ask(cluster: Cluster, timeout: float) -> dict[str, Any]:
             reason = "what listens there is no run that is about to start"
         time.sleep(_RETRY_SECONDS)
     where = f"process 0 of {cluster.num_processes} did not come to {cluster.coordinator} in {timeout:g} s"
-    hint = f"this is process {cluster.process_id}: is its coordinator process 0's?"
+    hint = f"this is process {cluster.process_id}: does process 0 run there?"
     raise StartError(f"{where} ({reason}; {hint})")
 
 

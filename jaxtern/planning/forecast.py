@@ -140,7 +140,7 @@ class Forecast:
 
     def _step_table(self) -> str:
         base = self.every_step[self.best(["float"])].total
-        lines = [f"{'method':22}{'compute':>11}{'codec':>11}{'wire':>11}{'step':>11}{'over float':>12}"]
+        lines = [f"{'method':22}{'compute':>11}{'codec':>11}{'wire':>11}{'step':>11}{'times float':>12}"]
         for way, time in self.here.items():
             columns = "".join(f"{seconds(each):>11}" for each in (*time, time.total))
             lines.append(f"{way!s:22}{columns}{base / time.total if time.total else 1.0:12.2f}")

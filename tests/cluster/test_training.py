@@ -35,6 +35,9 @@ def test_processes_train_to_the_bits_of_one_process(train: Callable, digests: Ca
     processes, devices, fields = LAYOUTS[layout]
     status, out, err = finish(train("many", processes, devices, **fields))
     assert status == 0, out + err
+    assert f"process 0 reports, this is process 1 of {processes}" in err
+    exchanged = "weight changes every 2 steps by ternary" if layout == "local steps" else "gradients by ternary"
+    assert exchanged in out
     same = {"devices_per_worker": 2, "num_devices": 4} if devices > 1 else {}
     status, _, err = finish(train("one", 1, 2 * devices, **fields | same))
     assert status == 0, err

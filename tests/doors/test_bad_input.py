@@ -150,7 +150,7 @@ CASES = {
     "predict no labels": ("predict", ["exported", "a.png", "--top=0"], ["top", "0"]),
     "unknown flag of predict": ("predict", ["exported", "a.png", "--config=digits"], ["config"]),
     "plan's rate": ("plan", ["--rate=fast"], ["--rate=fast: must be a number", "kbit, mbit, gbit, tbit"]),
-    "plan's rate of nothing": ("plan", ["--rate=0"], ["--rate=0: must be a number of 1 or more"]),
+    "plan's rate of nothing": ("plan", ["--rate=0"], ["--rate=0: must be a number of 125 or more"]),
     "plan's latency": ("plan", ["--latency=-1ms"], ["--latency=-1ms: must be a number of 0 or more", "ms, us"]),
     "plan without hosts": ("plan", ["--hosts=0"], ["--hosts=0", "positive integer"]),
     "plan of half a parameter": ("plan", ["--parameters=1.5"], ["--parameters=1.5: must be a whole number"]),

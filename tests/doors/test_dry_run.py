@@ -93,8 +93,8 @@ def test_dry_run_by_the_command_leaves_nothing(run_command: Callable, tmp_path: 
         "4 workers, by gather: ",
         "1,000 steps of 64 examples, 16 a worker: 44.5 epochs\nlearning rate 0.001 first, 0.001 highest, ",
         "2 of 4 workers on 1 device, 4 examples a step; model.init_from='nowhere' is not read, weights are fresh\n",
-        "memory: weights 524 kB, optimiser 1.05 MB, ",
-        "gradients 524 kB a worker\nthe compiled step takes besides: ",
+        "memory: weights 524kB, optimiser 1.05MB, ",
+        "gradients 524kB a worker\nthe compiled step takes besides: ",
     ):
         assert words in done.stdout
     assert done.stdout.endswith(" s\ndry run passed\n")

@@ -101,6 +101,24 @@ def test_histories_are_those_that_torchft_records(delay: int, mixing: float):
         assert shared == SHARED[delay, mixing][layer]
 
 
+def test_history_is_that_of_torchft_where_a_worker_is_lost_and_another_comes():
+    """Its test_diloco_mocked_failure_recovery: one is lost after step 6; the next joins at step 9, with all weights."""
+    options = {"inner": SGD, "outer": optax.sgd(2.0), "steps": 6, "fragments": 2, "reducer": "float"}
+    of = {num_workers: Training(_twos, num_workers, **options) for num_workers in (1, 2)}
+    states = of[2].run({"layers": [jnp.ones((1, 1)), jnp.ones((1, 1))]}, 6)
+    for num_workers, num_steps in ((1, 3), (2, 12)):
+        state = states[-1]
+        state = state._replace(local=of[2].local.resize(state.local, state.params, num_workers))
+        for _ in range(num_steps):
+            state = jax.device_get(of[num_workers].step(state))
+            states.append(state)
+    recorded = [RECORDED[0, 0.0][0] + [-61, -63, -65, -67, -69, -83], RECORDED[0, 0.0][1] + [-55, -57, -71, -73, -75, -77]]
+    for layer in range(2):
+        own = [state.local.params["layers"][layer].reshape(-1).tolist() for state in states]
+        assert [len(each) for each in own] == [2] * 7 + [1] * 3 + [2] * 12
+        assert own == [[value] * len(each) for value, each in zip(recorded[layer], own, strict=True)]
+
+
 def test_losses_are_those_of_maxtexts_diloco():
     """A linear model, two workers, synchronised after three steps: diloco_test.py, test_simple_model_2replicas."""
     inputs = jnp.array([[[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]])

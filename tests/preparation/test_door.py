@@ -37,7 +37,7 @@ def test_door_prepares_says_so_and_goes_on(
 
 CASES = {
     "no OUT": (["{source}"], ["OUT is missing: give SOURCE OUT"]),
-    "an argument too many": (["{source}", "{out}", "{out}"], ["after SOURCE OUT come flags alone"]),
+    "an argument too many": (["{source}", "{out}", "{out}"], ["is one too many; flags start with --"]),
     "source missing": (["nowhere", "{out}"], ["SOURCE='nowhere': no such file or folder", "TensorFlow Datasets"]),
     "unknown format": (["{source}", "{out}", "--format=hdf5"], ["format", "idx", "images"]),
     "too many shards": (["{source}", "{out}", "--shards=9"], ["shards=9: split test has only 6 images"]),

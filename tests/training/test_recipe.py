@@ -137,6 +137,11 @@ SOURCES: dict[str, dict[str, Any]] = {
         "model": "resnet_50", "preprocessing": "vgg_f", "image_size": 224, "batch_size": 32, "train_only": ["fc/.*"],
         "init_exclude": ["fc/.*"], "init_from": "resnet50.safetensors",
     },
+    # our own
+    "photos": {
+        "model": "cifarnet", "preprocessing": "vgg_f", "image_size": 32, "optimizer": "adam", "learning_rate": 1e-3,
+        "num_workers": 2, "batch_size": 64, "num_steps": 500, "init_from": None,
+    },
     # VGG-F's, 64 examples a worker
     "image_folder": {
         "model": "vgg_f", "preprocessing": "vgg_f", "optimizer": "adam", "learning_rate": 1e-5, "schedule": "fixed",

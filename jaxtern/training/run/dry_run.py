@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from tqdm import tqdm
 
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.report import WireReport, wire_report
@@ -33,6 +35,7 @@ _WORKERS, _EXAMPLES, _PARTS = 2, 2, 2  # at most: workers, examples of each part
 _LOSS_SCALE = 128.0  # at most, as a recipe's own may need more than three steps to shrink until nothing overflows
 _UNKNOWN = "unknown"
 _RATES = 100_000  # steps, at most, whose rates are compared
+_bytes = functools.partial(tqdm.format_sizeof, suffix="B")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,13 +186,6 @@ def _describe_memory(state: TrainState, num_workers: int) -> str:
 def _size(tree: Any) -> int:
     """Bytes of all arrays."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-
-
-def _bytes(size: int) -> str:
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} bytes"
 
 
 def _describe_step(number: int, metrics: Metrics, params: Any) -> str:

@@ -82,12 +82,12 @@ def sheet_recipe(folder: str, preprocessing: str | None = None, test_split: str 
     """A recipe of a prepared folder for `draw_sheet`, whose batch fills a half; raises ValueError or OSError.
 
     If the preprocessing is None, it is "mnist" for grey images of one shape, "cifar10" for 32x32 pixels, else
-    "inception". `test_split` is the split of the lower half, as in a recipe.
+    "vgg_f". `test_split` is the split of the lower half, as in a recipe.
     """
     train = load_dataset(folder, test_split=test_split).train
     if preprocessing is None:
         *sides, channels = train.image_shape
-        preprocessing = "cifar10" if sides == [32, 32] else "inception"
+        preprocessing = "cifar10" if sides == [32, 32] else "vgg_f"
         if channels == 1 and None not in sides:
             preprocessing = "mnist"
     size = min(_ROWS * _COLUMNS, train.size)

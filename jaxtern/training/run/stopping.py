@@ -1,5 +1,6 @@
 """Stops a run after a signal to any of its processes; all of them stop after the same step."""
 
+import os
 import signal
 from typing import Any
 
@@ -59,6 +60,8 @@ class StopSignals:
     def _note(self, number: int, frame: Any) -> None:
         self.received = number
         self._restore()
+        line = b"stopping once all is saved; a second signal stops at once\n"
+        os.write(2, b"\n" * os.isatty(2) + line)  # print is not for handlers; on a terminal the bar stands there
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

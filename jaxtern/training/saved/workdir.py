@@ -48,7 +48,7 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> Iterator
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise ValueError(f"workdir={str(workdir)!r}: cannot be made: {error.strerror}") from None
     with (workdir / "lock").open("w") as lock:
         try:
