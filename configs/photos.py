@@ -17,6 +17,7 @@ from jaxtern.configs import default
 def get_config():
     config = default.get_config()
     config.data.name = "./data/photos"
+    config.data.synthetic_classes = 10  # for a dry run without the images
     config.data.preprocessing = "vgg_f"
     config.data.image_size = 32
     config.model.name = "cifarnet"

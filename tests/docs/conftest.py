@@ -80,6 +80,11 @@ def _mark(page: str):
     return pytest.param(page, marks=() if page in QUICK else pytest.mark.slow)
 
 
+@pytest.fixture(scope="session")
+def pages() -> list[str]:
+    return PAGES
+
+
 @pytest.fixture(scope="session", name="read_blocks")
 def _read_blocks() -> Callable[[str], list[Block]]:
     return read_blocks

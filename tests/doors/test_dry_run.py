@@ -26,7 +26,7 @@ PARAMETERS = {
     "imagenet_alexnet": 60_965_224, "imagenet_googlenet": 6_617_624, "imagenet_vgg": 138_357_544,
     **dict.fromkeys(("imagenet_resnet50", "imagenet_resnet50_dgc", "imagenet_resnet50_lars_32k"), 25_557_032),
     "imagenet_inception_v3": 27_161_264, "flowers": 24_357_354, "flowers_resnet50": 23_518_277,
-    "image_folder": 136_359_747, "charlm": 824_385,
+    "image_folder": 136_359_747, "photos": 1_756_426, "charlm": 824_385,
 }  # fmt: skip
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -39,7 +39,7 @@ def load(name: str, **sections: dict[str, Any]) -> Recipe:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("cifar10_", "charlm", *AGAIN)))
+        pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("cifar10_", "charlm", "photos", *AGAIN)))
         for name in sorted(set(INSTALLED) - set(LARGE)) + AGAIN
     ],
 )
