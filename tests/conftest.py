@@ -62,11 +62,23 @@ hypothesis.settings.register_profile("explore", deadline=None, max_examples=200,
 hypothesis.settings.load_profile("jaxtern")
 
 
+MOST_MEMORY = 2**32  # bytes of a process that runs tests, at the end of a module
+
+
 @pytest.fixture(scope="module")
 def strict_promotion() -> Iterator[None]:
     """No implicit change of dtype. For our own code: optax's Adam, and so all training, needs the standard rules."""
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """Compiled programs of earlier modules are dropped before they fill the memory."""
+    yield
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        jax.clear_caches()
 
 
 class Workers:

@@ -167,6 +167,7 @@ def test_wheel_from_sdist_holds_every_module_and_recipe(sdist, tmp_path):
     assert {"jaxtern/configs/digits.py", "jaxtern/configs/mnist.py"} <= modules
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not which("cc") or platform.machine() not in LEVELS, reason="compiles the kernels with cc")
 def test_native_wheel_carries_the_kernels_and_needs_no_compiler(sdist, tmp_path):
     (tmp_path / "wheel").mkdir()

@@ -246,6 +246,7 @@ def test_a_file_of_something_else_is_named(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_trainer_takes_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """One run from the command line to its row."""
     short = ["run.num_steps=4", "run.evaluate_every=4", "run.checkpoint_every=4"]

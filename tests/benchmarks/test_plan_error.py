@@ -82,6 +82,7 @@ def test_plan_error_is_nothing_where_the_model_is_the_truth(record: Path):
     assert lines[-1] == "35 foretold: median error 0 %, worst 0 %, within 20 %: 35"
 
 
+@pytest.mark.slow
 def test_plan_error_foretells_training_steps_from_those_without_a_mean(record: Path, tmp_path: Path):
     sizes = plan_error.sizes_of_model("lenet")
     assert sum(sizes) == 1_256_080
@@ -98,6 +99,7 @@ def test_plan_error_foretells_training_steps_from_those_without_a_mean(record: P
     assert done.stdout.splitlines()[-1] == "1 foretold: median error 50 %, worst 50 %, within 20 %: 0"
 
 
+@pytest.mark.slow
 def test_plan_error_says_what_is_missing(record: Path, tmp_path: Path):
     content = json.loads(record.read_text())
     content["rows"] = [row for row in content["rows"] if row.get("exchange") != "two_way"]

@@ -17,6 +17,8 @@ import pytest
 from jaxtern.training.recipe.model import ModelSection
 from jaxtern.training.saved.initialization import read_weights
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 40
 HEAD = "fc2/.*"
 FIELDS = {
@@ -105,7 +107,6 @@ def read_rows(path: Path) -> dict[str, dict[str, str]]:
     return {"/".join(Path(row.pop("key")).parts[-2:]): row for row in rows}
 
 
-@pytest.mark.slow
 def test_fine_tuning_that_was_stopped_ends_with_the_bits_of_one_that_was_not(runs: Runs, saved_digest: Callable):
     assert runs.stopped.returncode == 128 + signal.SIGTERM, runs.stopped.stderr
     step = re.search(r"stopped by SIGTERM at step (\d+); the same command continues", runs.stopped.stdout)

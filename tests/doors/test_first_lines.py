@@ -71,6 +71,7 @@ runpy.run_module("jaxtern.{door}", run_name="__main__", alter_sys=True)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_without_any_extra_digits_are_trained_evaluated_and_exported(tmp_path: Path):
     def run_without_extras(door: str, *arguments: str) -> subprocess.CompletedProcess:
         code = f"""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 RECIPE = '''
 import jaxtern
 from jaxtern.configs import digits
@@ -45,7 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Path
     return folder
 
 
-@pytest.mark.slow
 def test_own_method_trains_and_goes_on_where_it_stood(folder: Path):
     straight, stopped = (
         {
