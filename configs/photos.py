@@ -1,4 +1,4 @@
-"""CifarNet on a few hundred or thousand images of your own, at 32×32 pixels: 2 workers, ternary gradients, Adam.
+"""CifarNet on a few hundred or thousand images of your own, at 32 by 32 pixels: 2 workers, ternary gradients, Adam.
 
     python -m jaxtern.prepare photos.zip data/photos
     python -m jaxtern.train --config=photos

@@ -21,7 +21,12 @@ def test_plan_prints_tables_that_fit_and_one_sentence(run_door: Callable, tmp_pa
     assert len(steps) == 5
     counts = [int(line.split()[0].replace(",", "")) for line in lines if re.match(r" +[\d,]+ ", line)]
     assert counts == [2**k for k in range(11)]
-    starts = ["codec: ", "take scatter: ", "  two_way, which is unbiased but not exact, takes ", "  with an exchange in "]
+    starts = [
+        "codec: ",
+        "take scatter: ",
+        "  two_way, which is unbiased but not exact, takes ",
+        "  with an exchange in ",
+    ]
     assert [line for line, start in zip(lines[-4:], starts, strict=True) if not line.startswith(start)] == []
 
 

@@ -112,7 +112,10 @@ def test_history_is_that_of_torchft_where_a_worker_is_lost_and_another_comes():
         for _ in range(num_steps):
             state = jax.device_get(of[num_workers].step(state))
             states.append(state)
-    recorded = [RECORDED[0, 0.0][0] + [-61, -63, -65, -67, -69, -83], RECORDED[0, 0.0][1] + [-55, -57, -71, -73, -75, -77]]
+    recorded = [
+        RECORDED[0, 0.0][0] + [-61, -63, -65, -67, -69, -83],
+        RECORDED[0, 0.0][1] + [-55, -57, -71, -73, -75, -77],
+    ]
     for layer in range(2):
         own = [state.local.params["layers"][layer].reshape(-1).tolist() for state in states]
         assert [len(each) for each in own] == [2] * 7 + [1] * 3 + [2] * 12
