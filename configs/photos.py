@@ -7,7 +7,7 @@
 A first look at data that you have prepared: all weights start fresh. For a result, take more pixels, steps and network
 (data.image_size, run.num_steps, model.name), or start from trained weights, as the recipe image_folder does.
 
-Measured: nothing.
+Measured: 49.5 % of 200 test images in two minutes, from 1,800 images of CIFAR-10, 180 a class; one seed.
 Hardware: 2 CPU cores.
 """
 
