@@ -191,6 +191,7 @@ def test_launch_ends_all_where_nobody_reads_what_they_print(open_script: Open, t
             2,
             "] error: Unknown command line flag 'config.colour'",
         ),
+        (["-n", "2", "--config=digits"], 2, "Unknown command line flag 'config'; flags of the trainer come after --"),
     ],
 )
 def test_launch_door_tells_usage_errors_once_and_does_not_restart(arguments: list[str], status: int, said: str):

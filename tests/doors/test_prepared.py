@@ -35,7 +35,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Pat
     done = run_door("prepare", root / "source", root / "out", f"--sheet={root / 'sheet.png'}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == [
-        f"to train: python -m jaxtern.train --config=photos --config.data.name={root / 'out'}",
+        f"a first look: python -m jaxtern.train --config=photos --config.data.name={root / 'out'}",
         f"sheet in {root / 'sheet.png'}",
     ]
     return root / "out"

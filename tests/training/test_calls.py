@@ -242,8 +242,8 @@ def test_log_spreads_the_time_of_a_call_over_its_steps(prepare: Callable, tmp_pa
     assert 0 < sum(8 / rate for rate in rates) < elapsed
 
 
-def test_signal_stops_at_the_end_of_a_call(prepare: Callable, tmp_path: Path):
-    """Of the call after that in which it comes; and of the steps that are logged in it none is lost."""
+def test_signal_stops_at_the_end_of_a_call(prepare: Callable, tmp_path: Path, capfd: pytest.CaptureFixture):
+    """Of the call after that in which it comes, and says so; and of the steps that are logged in it none is lost."""
     fields = EPOCHS | {"num_steps": 12, "steps_per_call": 4, "log_every": 2}
     straight = prepare(tmp_path / "straight", **fields)
     finish(straight)
@@ -258,6 +258,7 @@ def test_signal_stops_at_the_end_of_a_call(prepare: Callable, tmp_path: Path):
     run.train_step = interrupted
     with pytest.raises(Stopped, match="stopped by SIGTERM at step 8;"):
         loop.train(run)
+    assert "stopping once all is saved; a second signal stops at once\n" in capfd.readouterr().err
     run.close()
     again = prepare(tmp_path / "stopped", **fields)
     assert again.checkpoints.steps() == [0, 8]

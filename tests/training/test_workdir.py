@@ -136,9 +136,9 @@ def test_workdir_that_holds_no_run_is_named(tmp_path: Path):
         read_recipe(tmp_path)
 
 
-def test_workdir_that_is_a_file_is_refused(tmp_path: Path, small_recipe: Callable[..., Recipe]):
+def test_workdir_that_cannot_be_made_is_refused(tmp_path: Path, small_recipe: Callable[..., Recipe]):
     (tmp_path / "file").write_text("mine")
-    for workdir in (tmp_path / "file", tmp_path / "file" / "run"):
+    for workdir in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
         with pytest.raises(ValueError, match="cannot be made"):
             claim(workdir, small_recipe(), allow_change=False)
     assert (tmp_path / "file").read_text() == "mine"
