@@ -146,8 +146,8 @@ def _require_two(words: jax.Array, total: jax.Array, size: int, num_workers: int
 
 
 def units_of(scales: jax.Array, num_levels: int) -> jax.Array:
-    """The value of a digit, s / (N L); NaN where the scale is not finite."""
-    return jnp.where(jnp.isfinite(scales), scales, jnp.nan) / np.float32(num_levels)
+    """The value of a digit, s / (N L), by the inverse, as XLA divides unknown scales; NaN where s is not finite."""
+    return jnp.where(jnp.isfinite(scales), scales, jnp.nan) * (np.float32(1) / np.float32(num_levels))
 
 
 def _sum_levels(words: jax.Array, radix: int, zero: int, dither: Dither | None) -> jax.Array:

@@ -36,6 +36,7 @@ def _heed_ctrl_c() -> None:
 
 
 _share_compiled_programs()
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of programs that run once, here and in commands that tests start
 _heed_ctrl_c()
 
 import hypothesis  # noqa: E402
@@ -70,6 +71,20 @@ def strict_promotion() -> Iterator[None]:
     """No implicit change of dtype. For our own code: optax's Adam, and so all training, needs the standard rules."""
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Modules with that mark, whose claims are of bits, are compiled as a user's programs are."""
+    name = "jax_disable_most_optimizations"
+    if request.node.get_closest_marker("optimized") is None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name.upper(), "0")
+        jax.config.update(name, False)
+        yield
+    jax.config.update(name, True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -254,10 +269,9 @@ def _collectives() -> Callable[[str], list[Collective]]:
 @pytest.fixture(scope="session")
 def wire() -> Callable[..., list[Collective]]:
     """The collectives that a jitted function compiles to for these arguments; it is not run."""
-    quickly = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
     def read(jitted: Any, *arguments: Any) -> list[Collective]:
-        return collectives(jitted.lower(*arguments).compile(quickly).as_text())
+        return collectives(jitted.lower(*arguments).compile().as_text())
 
     return read
 
@@ -316,19 +330,13 @@ def numpy_levels() -> Callable:
 
 @pytest.fixture(scope="session")
 def assert_exact_mean() -> Callable:
-    """Checks that a mean is an exact whole number of units s / (N L), its last bit cleared.
-
-    A compiler may divide by N L or multiply by its inverse, so the unit may be rounded either way, but one way for all.
-    """
+    """Checks that a mean is an exact whole number of units s (1 / (N L)), its last bit cleared."""
 
     def check(mean: np.ndarray, total: np.ndarray, scale: np.ndarray | float, num_levels: int) -> None:
-        divisor = np.float32(num_levels)
-        units = np.float32(scale) / divisor, np.float32(scale) * (np.float32(1) / divisor)
-        products = [np.asarray(total, np.float32) * unit for unit in units]
-        expected = [np.asarray(x.view(np.uint32) & np.uint32(2**32 - 2)).view(np.float32) for x in products]
+        unit = np.float32(scale) * (np.float32(1) / np.float32(num_levels))
+        product = np.asarray(np.asarray(total, np.float32) * unit)
         assert mean.dtype == np.float32
-        if not np.array_equal(mean, expected[0]):
-            np.testing.assert_array_equal(mean, expected[1])
+        np.testing.assert_array_equal(mean, np.asarray(product.view(np.uint32) & np.uint32(2**32 - 2)).view(np.float32))
 
     return check
 

@@ -25,6 +25,8 @@ from jaxtern.training.run.evaluation import compute_logits, evaluate
 from jaxtern.training.run.exporting import export_network
 from jaxtern.training.run.inputs import facts_of
 
+pytestmark = pytest.mark.optimized
+
 NETWORKS = {
     "whole images": ("lenet", "mnist", (12, 8, 1), None, 23),
     "more than a batch": ("lenet", "mnist", (12, 8, 1), None, 501),

@@ -18,6 +18,8 @@ from jax.sharding import PartitionSpec
 import jaxtern
 from jaxtern import compressed_mean, state_specs
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.parametrize("reducer", ["ternary", "float", "dgc", jaxtern.ternary(exchange="two_way")])
 def test_delayed_wraps_the_reducer_and_what_stays_float(reducer: Any):

@@ -18,6 +18,8 @@ from jaxtern.compression import float_runs
 from jaxtern.compression.radix.exchanges import choose_exchange
 from jaxtern.compression.radix.quantizer import Quantizer
 
+pytestmark = pytest.mark.optimized
+
 EXACT = ("sum", "scatter", "gather")
 plain_mean = functools.partial(ternary_mean, rotation=False, rounding="stochastic")
 SHAPES = st.lists(st.integers(0, 12), max_size=3).map(tuple)

@@ -12,6 +12,8 @@ from jax.sharding import PartitionSpec
 
 import jaxtern
 
+pytestmark = pytest.mark.optimized
+
 SHAPES = {"kernel": (30, 20), "bias": (7,), "scalar": (), "empty": (0, 3)}
 NUM_STEPS, DENSITY = 6, 0.1
 

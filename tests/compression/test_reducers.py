@@ -20,6 +20,8 @@ from jaxtern import CompressedMeanState, Reducer, compressed_mean
 from jaxtern.compression.radix.gaussian import best_code
 from jaxtern.compression.transform import describe
 
+pytestmark = pytest.mark.optimized
+
 FAILURE = 1e-9  # probability with which a claim about a row's noise fails though it holds
 SHAPES = {"bias": (33,), "conv": (3, 2, 5), "empty": (0, 4), "half": (130,), "kernel": (24, 17), "scalar": ()}
 LARGE = SHAPES | {"kernel": (150, 117)}  # above 2^14 elements

@@ -14,6 +14,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 import jaxtern
 from jaxtern.compression.radix.gaussian import MAGNITUDE, ROUNDINGS, Code, best_code, entropy, stretches
 
+pytestmark = pytest.mark.optimized
+
 FAILURE = 1e-9  # probability with which a test fails though what it claims holds
 NUM_WORKERS, NUM_STEPS = 4, 200
 RANDOM = np.random.default_rng(0)

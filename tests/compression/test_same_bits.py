@@ -17,6 +17,8 @@ import pytest
 
 import jaxtern
 
+pytestmark = pytest.mark.optimized
+
 TREES = {
     "small": {"large": 2503, "small": 100, "float": 9, "one": 1},
     "spans": {"large": 2**17 + 999, "small": 50, "float": 3, "odd": 2**15 + 1, "also": 2**16 - 1},

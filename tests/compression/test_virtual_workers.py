@@ -21,6 +21,8 @@ from jaxtern.compression import collectives
 from jaxtern.compression.radix import reducer as radix_reducer
 from jaxtern.kernels import dispatch
 
+pytestmark = pytest.mark.optimized
+
 LAYOUTS = [
     ("mesh:8", "scatter"),
     ("mesh:4 vmap:2", "sum"),

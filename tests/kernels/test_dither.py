@@ -8,6 +8,8 @@ import pytest
 from jaxtern.kernels import Segments, decode_span, derive_key, encode_span, ternary_decode, ternary_encode
 from jaxtern.kernels.dither import Dither, dithered, nearest
 
+pytestmark = pytest.mark.optimized
+
 KEY = derive_key(5, 0, 1)
 SEGMENTS = Segments((700, 3000, 1, 129))
 

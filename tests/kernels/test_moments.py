@@ -12,6 +12,8 @@ from hypothesis import example, given, settings
 
 from jaxtern.kernels import Moments, Segments, dispatch, moments
 
+pytestmark = pytest.mark.optimized
+
 ROUNDING = 2.0**-11  # how far 12-bit deviations may move a variance, of itself
 LOOP = 2**14  # elements of a chunk
 

@@ -25,6 +25,8 @@ from jaxtern.kernels.moments_reference import centres_of, partials_reference
 from jaxtern.kernels.native.calls import moments_native
 from jaxtern.kernels.segments import split
 
+pytestmark = pytest.mark.optimized
+
 KEY = derive_key(3, 14, 15)
 CHUNK, TILE = 16384, 2560
 MANY_ITEMS = 24 * TILE + 77  # so that several threads have work

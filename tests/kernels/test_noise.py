@@ -16,6 +16,8 @@ from scipy import stats
 from jaxtern.kernels import derive_key, random_bits
 from jaxtern.kernels.noise import philox2x32
 
+pytestmark = pytest.mark.optimized
+
 FAILURE = 1e-9
 NUM_WORDS = 2**18
 GOLDEN = [  # seed, step, worker, position, bits: the stream may never change, or finished runs cannot be repeated

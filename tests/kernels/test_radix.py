@@ -11,6 +11,8 @@ from hypothesis import given, settings
 
 from jaxtern.kernels import digits_per_word, num_words, radix as radix_lib
 
+pytestmark = pytest.mark.optimized
+
 RUN = radix_lib.RUN
 RADICES = st.one_of(st.integers(3, 300), st.integers(3, 2**16), st.sampled_from([3, 5, 255, 1625, 1626, 65535, 65536]))
 

@@ -10,6 +10,8 @@ from hypothesis import example, given, settings
 from jaxtern.kernels import derive_key, rotate
 from jaxtern.kernels.rotation import BLOCK, block_of
 
+pytestmark = pytest.mark.optimized
+
 KEY = derive_key(2, 7, 1)
 few_examples = settings(max_examples=3)
 

@@ -6,6 +6,8 @@ import pytest
 
 from jaxtern.kernels.rounding import settle, to_12_bits
 
+pytestmark = pytest.mark.optimized
+
 RANDOM = np.random.default_rng(0)
 NUMBERS = (RANDOM.standard_normal(10_000) * 10.0 ** RANDOM.integers(-15, 15, 10_000)).astype(np.float32)
 

@@ -9,6 +9,8 @@ from hypothesis import given
 from jaxtern.kernels import Segments, num_words
 from jaxtern.kernels.segments import fill_up, split
 
+pytestmark = pytest.mark.optimized
+
 
 @given(st.lists(st.integers(0, 500), max_size=5), st.one_of(st.none(), st.integers(1, 600)), st.integers(3, 300))
 def test_every_tensor_starts_a_scale_of_its_own_and_words_hold_the_whole_bucket(

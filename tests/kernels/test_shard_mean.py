@@ -10,6 +10,8 @@ from scipy import stats
 
 from jaxtern.kernels import derive_key, digits_per_word, dispatch, random_bits, shard_mean
 
+pytestmark = pytest.mark.optimized
+
 FAILURE = 1e-8
 
 needs_native = pytest.mark.skipif(bool(dispatch.why_not_native()), reason=dispatch.why_not_native())

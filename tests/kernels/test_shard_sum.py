@@ -10,6 +10,8 @@ from hypothesis import given
 
 from jaxtern.kernels import Segments, num_words, shard_sum, ternary_decode
 
+pytestmark = pytest.mark.optimized
+
 
 @given(st.integers(1, 127), st.integers(0, 6000), st.sampled_from([1, 2, 7]), st.integers(0, 2**30))
 def test_shard_sum_adds_every_digit_exactly(

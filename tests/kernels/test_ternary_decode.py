@@ -12,6 +12,8 @@ from hypothesis import given
 
 from jaxtern.kernels import Segments, ternary_decode
 
+pytestmark = pytest.mark.optimized
+
 
 @functools.cache
 def _compiled(segments: Segments, **options) -> Callable:

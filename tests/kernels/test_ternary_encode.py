@@ -12,6 +12,8 @@ from hypothesis import given
 
 from jaxtern.kernels import Segments, derive_key, num_words, ternary_decode, ternary_encode
 
+pytestmark = pytest.mark.optimized
+
 KEY = np.array([0x01234567, 0x89ABCDEF], np.uint32)
 RADICES = [3, 5, 7, 9, 17, 65536]
 

@@ -15,6 +15,8 @@ from jax.sharding import Mesh, PartitionSpec as P
 import jaxtern
 from jaxtern.local.local_steps import LocalState, LocalSteps
 
+pytestmark = pytest.mark.optimized
+
 SGD = optax.sgd(1.0)
 
 

@@ -15,8 +15,6 @@ from flax import nnx
 from jaxtern.models import MODELS, create_model
 from jaxtern.models.torchvision import read_torchvision
 
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
-
 
 def weights_of(model: nnx.Module) -> dict[str, Any]:
     """Weights, or their shapes, by whole path."""
@@ -180,7 +178,7 @@ class Network:
         def run(state: Any, images: jax.Array) -> Any:
             return nnx.merge(self.graph, state)(images, jax.random.key(0) if trains else None)
 
-        return jax.device_get(jax.jit(run, compiler_options=QUICKLY)(self._state, images))
+        return jax.device_get(jax.jit(run)(self._state, images))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Inception v3 has the layers, sizes and initial weights of slim's, and an auxiliary head in training."""
 
-import functools
 import math
 from typing import Any
 
@@ -16,7 +15,6 @@ from jaxtern.models.inception import InceptionV3
 pytestmark = pytest.mark.slow
 
 SMALLEST = (75, 75, 3)
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
 def create(shape: tuple[int, int, int] = SMALLEST, num_classes: int = 5) -> InceptionV3:
@@ -32,7 +30,7 @@ def pure(model: nnx.Module, kind: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def inception() -> InceptionV3:
-    return nnx.merge(*jax.jit(lambda: nnx.split(create()), compiler_options=QUICKLY)())
+    return nnx.merge(*jax.jit(lambda: nnx.split(create()))())
 
 
 def test_inception_has_the_parameters_of_torchvisions():
@@ -74,7 +72,7 @@ def test_inception_moves_moments_and_hands_a_gradient_to_every_weight_in_trainin
     graph, params, moments = nnx.split(inception, nnx.Param, nnx.BatchStat)
     images = np.random.default_rng(0).uniform(-1, 1, (4, *SMALLEST)).astype(np.float32)
 
-    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    @jax.jit
     def step(params: Any) -> tuple[Any, Any]:
         def loss(params: Any) -> tuple[jax.Array, Any]:
             model = nnx.merge(graph, params, moments, copy=True)
@@ -91,7 +89,7 @@ def test_inception_moves_moments_and_hands_a_gradient_to_every_weight_in_trainin
     own = inception.Conv2d_1a_3x3.conv(images)
     np.testing.assert_allclose(moved["Conv2d_1a_3x3/norm/mean"], own.mean(axis=(0, 1, 2)), rtol=1e-2, atol=1e-4)
 
-    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    @jax.jit
     def evaluate(params: Any) -> Any:
         model = nnx.merge(graph, params, moments, copy=True)
         return model(images), nnx.state(model, nnx.BatchStat)

@@ -39,7 +39,6 @@ TRAINED = ["lenet", "cifarnet", "mnistnet", "alexnet", "alexnet_v2", "vgg_a", "v
 NORMALIZED = ["alexnet", "vgg_a", "googlenet"]
 DROPPING = ["mnistnet", "alexnet", "alexnet_v2", "vgg_a", "vgg_f", "googlenet"]
 LARGE = ["vgg_a", "vgg_f", "googlenet", "googlenet_terngrad", "inception_v3"]  # take long to compile
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
 def marked(names: Iterable[str]) -> list:
@@ -76,8 +75,8 @@ def outcome_of(filled: Callable) -> Callable[[str], Outcome]:
             total = sum((jnp.vdot(weights, each) for each in heads), start=jnp.vdot(weights, logits))
             return total, (logits, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)))
 
-        train = jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICKLY)
-        evaluate = jax.jit(lambda params: loss(params, None)[1], compiler_options=QUICKLY)
+        train = jax.jit(jax.grad(loss, has_aux=True))
+        evaluate = jax.jit(lambda params: loss(params, None)[1])
         evaluated, evaluated_moments = evaluate(params)
         gradients, (first, moments) = train(params, jax.random.key(1))
         again, other = (np.asarray(train(params, jax.random.key(seed))[1][0]) for seed in (1, 2))
@@ -143,7 +142,7 @@ def test_key_decides_what_is_dropped(name: str, outcome_of: Callable):
 def test_nothing_is_dropped_in_evaluation(name: str, outcome_of: Callable, filled: Callable):
     graph, params, moments = filled(name, SHAPES[name], 5, dropout_rate=0.0)
     images = np.random.default_rng(1).standard_normal((4, *SHAPES[name]), np.float32)
-    run = jax.jit(lambda params: nnx.merge(graph, params, moments)(images, jax.random.key(0)), compiler_options=QUICKLY)
+    run = jax.jit(lambda params: nnx.merge(graph, params, moments)(images, jax.random.key(0)))
     trained = run(params)
     np.testing.assert_allclose(outcome_of(name).evaluated, trained, rtol=1e-4, atol=1e-5)
     assert np.all(np.abs(outcome_of(name).trained[1] - trained) > 1e-3)

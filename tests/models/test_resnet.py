@@ -1,6 +1,5 @@
 """ResNets have the layers, sizes, initial weights and shortcuts of He et al.'s."""
 
-import functools
 import math
 from typing import Any
 
@@ -14,7 +13,6 @@ from flax import nnx, traverse_util
 from jaxtern.models import MODELS
 
 SMALL = (8, 8, 3)
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
 def pure(model: nnx.Module, kind: Any) -> dict[str, Any]:
@@ -27,7 +25,7 @@ def resnet20() -> nnx.Module:
     def create() -> Any:
         return nnx.split(MODELS["resnet_20"](SMALL, 10, rngs=nnx.Rngs(params=0)))
 
-    return nnx.merge(*jax.jit(create, compiler_options=QUICKLY)())
+    return nnx.merge(*jax.jit(create)())
 
 
 @pytest.mark.parametrize(
@@ -103,8 +101,8 @@ def test_resnet_for_cifar_gives_the_logits_of_its_layers_one_after_the_other(res
                 x = jnp.maximum(x + y, 0)
         return x.mean(axis=(1, 2)) @ tensors["fc/kernel"] + tensors["fc/bias"].reshape(1, -1)
 
-    ours = jax.jit(nnx.merge(graph, params, drawn), compiler_options=QUICKLY)(images)
-    np.testing.assert_allclose(ours, jax.jit(logits, compiler_options=QUICKLY)(images), rtol=1e-4, atol=1e-4)
+    ours = jax.jit(nnx.merge(graph, params, drawn))(images)
+    np.testing.assert_allclose(ours, jax.jit(logits)(images), rtol=1e-4, atol=1e-4)
 
 
 def test_resnet_in_training_moves_all_moments_and_hands_a_gradient_to_every_weight(resnet20: nnx.Module):
@@ -112,7 +110,7 @@ def test_resnet_in_training_moves_all_moments_and_hands_a_gradient_to_every_weig
     images, labels = generator.standard_normal((4, *SMALL)).astype(np.float32), np.arange(4)
     graph, params, moments = nnx.split(resnet20, nnx.Param, nnx.BatchStat)
 
-    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    @jax.jit
     def step(params: Any) -> tuple[Any, Any]:
         def loss(params: Any) -> tuple[jax.Array, Any]:
             model = nnx.merge(graph, params, moments, copy=True)
@@ -134,7 +132,7 @@ def test_resnet_in_training_moves_all_moments_and_hands_a_gradient_to_every_weig
 def test_resnet_in_evaluation_leaves_its_moments(resnet20: nnx.Module):
     graph, state = nnx.split(resnet20)
 
-    @functools.partial(jax.jit, compiler_options=QUICKLY)
+    @jax.jit
     def evaluate(state: Any) -> Any:
         model = nnx.merge(graph, state, copy=True)
         return model(jnp.ones((1, *SMALL))), nnx.state(model, nnx.BatchStat)

@@ -17,7 +17,6 @@ from jaxtern.models.vgg import VGGF
 
 State = dict[str, np.ndarray]
 DEPTHS = {"resnet_50": (3, 4, 6, 3), "resnet_101": (3, 4, 23, 3), "resnet_152": (3, 8, 36, 3)}
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
 def draw_resnet(drawn: Any, name: str, num_classes: int) -> State:
@@ -110,7 +109,7 @@ class Reference:
 
 def run_reference(function: Callable, images: np.ndarray) -> np.ndarray:
     """Of images NHWC."""
-    return np.asarray(jax.jit(function, compiler_options=QUICKLY)(images.transpose(0, 3, 1, 2)))
+    return np.asarray(jax.jit(function)(images.transpose(0, 3, 1, 2)))
 
 
 def draw_images(count: int, side: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from jaxtern.training.run.run import Run
 from jaxtern.training.saved.trees import MisfitError, digest
 from jaxtern.training.step.state import place_state
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("tiny_models")]
 
 FIELDS = {
     "model": "tiny", "num_workers": 4, "num_devices": None, "batch_size": 16, "num_steps": 100,

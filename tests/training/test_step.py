@@ -18,6 +18,8 @@ from jaxtern.training.saved.trees import digest
 from jaxtern.training.step.gradients import example_keys
 from jaxtern.training.step.mesh import create_mesh
 
+pytestmark = pytest.mark.optimized
+
 KERNELS = (r"(.*/)?kernel",)
 GATHERED = {"optimizer": "adam", "learning_rate": 1e-3, "exchange": "gather", "float_last_layer": True}
 ADDED = {"optimizer": "momentum", "exchange": "sum", "weight_decay": 5e-4, "statistics": True, "method": "terngrad"}

@@ -134,8 +134,8 @@ def find_rates(recipe: Recipe, num_examples: int) -> tuple[float, float, float]:
     return float(rates[0]), float(rates.max()), float(rates[-1])
 
 
-def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Iterator[str]:
-    """Takes three small steps, compiled with these options, and yields lines about them.
+def rehearse(run: DryRun) -> Iterator[str]:
+    """Takes three small steps and yields lines about them.
 
     Raises NonFiniteError if the loss, a gradient or a weight is not finite, or if gradients overflow in every step.
     """
@@ -148,7 +148,7 @@ def rehearse(run: DryRun, compiler_options: dict[str, Any] | None = None) -> Ite
     step = create_train_step(small, program, run.mesh, phase=int(small.mean.method != "float"))
     with contextlib.closing(feed.batches(0)) as batches:
         batch = next(batches)
-        compiled = step.lower(state, feed.examples, batch).compile(compiler_options)
+        compiled = step.lower(state, feed.examples, batch).compile()
         measured = compiled.memory_analysis()
         size = "not told by this backend" if measured is None else _bytes(measured.temp_size_in_bytes)
         yield f"the compiled step takes besides: {size}, for these {small.run.batch_size} examples"
