@@ -36,7 +36,6 @@ def _heed_ctrl_c() -> None:
 
 
 _share_compiled_programs()
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # of programs that run once, here and in commands that tests start
 _heed_ctrl_c()
 
 import hypothesis  # noqa: E402
@@ -75,16 +74,11 @@ def strict_promotion() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Modules with that mark, whose claims are of bits, are compiled as a user's programs are."""
-    name = "jax_disable_most_optimizations"
-    if request.node.get_closest_marker("optimized") is None:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(name.upper(), "0")
-        jax.config.update(name, False)
-        yield
-    jax.config.update(name, True)
+    """XLA spends little on programs that run once; modules with the mark, whose claims are of bits, have a user's."""
+    quickly = request.node.get_closest_marker("optimized") is None
+    jax.config.update("jax_disable_most_optimizations", quickly)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,7 +1,8 @@
 """The bits of means stay what they were: runs can be resumed with a newer version of the package.
 
-`same_bits.json` holds digests of three updates each, over layouts, exchanges and options; those of a dozen are compared
-every time. Where a change of the noise or the format is meant, the digests are written anew, and CHANGELOG.md says so.
+`same_bits.json` holds digests of three updates each, over layouts, exchanges and options; every two of these that go
+together are in one of its rows. Those of a dozen are compared every time. Where a change of the noise or the format is
+meant, the digests are written anew, and CHANGELOG.md says so.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Small runs: LeNet on some of the digits, in this process."""
+"""Small runs: two layers on some of the digits, in this process."""
 
 import functools
 import itertools
@@ -26,7 +26,9 @@ from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import Program, TrainState, create_run
 from jaxtern.training.step.step import create_train_step
 
-SMALL = {"num_workers": 1, "num_devices": 1, "batch_size": 8, "num_steps": 6, "log_every": 1, "seed": 5}
+SMALL = {
+    "model": "tiny", "num_workers": 1, "num_devices": 1, "batch_size": 8, "num_steps": 6, "log_every": 1, "seed": 5
+}  # fmt: skip
 
 
 class Tiny(Model):
@@ -96,7 +98,7 @@ class TinyBlocks(Tiny):
         return last(nnx.relu(first(images.reshape(images.shape[0], -1))))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session", autouse=True)
 def tiny_models() -> Iterator[None]:
     """Networks for these tests among those that a recipe can name."""
     models = {

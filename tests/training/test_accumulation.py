@@ -12,8 +12,7 @@ from jaxtern.training.run.run import Run
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.step import create_train_step
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
-PLAIN = {"model": "tiny", "method": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 24}
+PLAIN = {"method": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 24}
 LAYOUTS = {
     "one": {"num_workers": 1},
     "devices": {"num_workers": 2, "num_devices": 2},
@@ -55,7 +54,7 @@ def test_moving_moments_move_once_a_part(take_steps: Callable):
 
 @pytest.mark.parametrize("method", ["ternary", "float"])
 def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: Any, method: str):
-    fields = {"model": "tiny", "num_workers": 4, "num_devices": 4, "batch_size": 24, "exchange": "gather"}
+    fields = {"num_workers": 4, "num_devices": 4, "batch_size": 24, "exchange": "gather"}
     sent = []
     for k in (1, 3):
         run = prepare(tmp_path / str(k), method=method, accumulation=k, **fields)
@@ -68,7 +67,7 @@ def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: A
 @pytest.mark.parametrize("fields", [{"accumulation": 3}, {"num_steps": 6}, {"accumulation": 3, "num_steps": 6}])
 def test_program_for_cpus_has_no_loop(prepare: Callable, fields: dict[str, int]):
     """There a convolution in one is slow."""
-    run = prepare(model="tiny", num_workers=2, batch_size=24, method="float", **fields)
+    run = prepare(num_workers=2, batch_size=24, method="float", **fields)
     assert " while(" not in compile_text(run, fields.get("num_steps"))
 
 
@@ -86,6 +85,6 @@ def test_batch_that_does_not_divide_into_parts_is_refused(recipe_of: Callable):
 
 
 def test_call_of_one_step_has_no_axis_of_steps(prepare: Callable):
-    run = prepare(model="tiny", num_steps=3)
+    run = prepare(num_steps=3)
     _, metrics = run.train_step(run.state, run.feed.examples, next(run.feed.batches(0)), Call(1, True))
     assert metrics["loss"].shape == ()

@@ -14,7 +14,6 @@ from jaxtern.training.run.evaluation import evaluate
 from jaxtern.training.run.saved_run import open_run
 from jaxtern.training.step.state import variables_of
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
 FIELDS = {"model": "tiny_norm", "num_workers": 2, "num_devices": 2, "batch_size": 16, "learning_rate": 0.5}
 
 

@@ -15,7 +15,6 @@ from jaxtern.training.run.evaluation import evaluate
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import configure_modules, variables_of
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
 PLAIN = {"model": "tiny_norm", "method": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}
 LAYOUTS = {
     "devices": {"num_workers": 4, "num_devices": 4},

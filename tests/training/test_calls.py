@@ -24,9 +24,8 @@ from jaxtern.training.run.run import Run
 from jaxtern.training.run.stopping import Stopped
 from jaxtern.training.saved.trees import digest
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
 EPOCHS = {  # of four steps
-    "model": "tiny", "data": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
+    "data": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
     "synthetic_classes": 3, "num_workers": 2, "num_devices": 2, "batch_size": 8, "exchange": "gather",
 }  # fmt: skip
 TIMES = ("examples_per_second", "steps_per_second")

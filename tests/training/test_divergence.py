@@ -21,9 +21,8 @@ from jaxtern.training.saved import trees
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import TrainState, create_run, specs_of_state
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
 FOUR = {
-    "model": "tiny", "data": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
+    "data": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
     "synthetic_classes": 3, "num_workers": 4, "num_devices": 4, "batch_size": 8, "exchange": "gather", "num_steps": 8,
     "compare_every": 1,
 }  # fmt: skip

@@ -19,7 +19,6 @@ from jaxtern.training.step.gradients import create_local_gradients, dropout_key,
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS, create_mesh
 from jaxtern.training.step.state import specs_of_state
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
 PLAIN = {"model": "tiny_drop", "method": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}
 VIRTUAL = {
     "unrolled": {"num_devices": 1},

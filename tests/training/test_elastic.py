@@ -13,10 +13,10 @@ from jaxtern.training.run.run import Run
 from jaxtern.training.saved.trees import MisfitError, digest
 from jaxtern.training.step.state import place_state
 
-pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("tiny_models")]
+pytestmark = pytest.mark.optimized
 
 FIELDS = {
-    "model": "tiny", "num_workers": 4, "num_devices": None, "batch_size": 16, "num_steps": 100,
+    "num_workers": 4, "num_devices": None, "batch_size": 16, "num_steps": 100,
     "checkpoint_every": 1, "log_every": 1, "exchange": "gather", "optimizer": "adam", "learning_rate": 0.01,
 }  # fmt: skip
 

@@ -13,7 +13,6 @@ from jaxtern.training.run.calls import Call
 from jaxtern.training.run.saved_run import open_run
 from jaxtern.training.step.state import variables_of
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
 FREEZE = ("norm/.*", "fc1/kernel[:, 3]", "fc2/kernel[::2]")
 OPTIMIZERS = {
     "momentum": {"optimizer": "momentum", "weight_decay": 0.1},

@@ -14,7 +14,6 @@ from jaxtern.training.run import loop
 from jaxtern.training.run.run import Run
 from jaxtern.training.saved.checkpoints import Checkpoints
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
 FIELDS = {"model": "tiny_norm", "num_steps": 2, "checkpoint_every": 1, "learning_rate": 0.1}
 
 
@@ -81,7 +80,7 @@ def test_head_starts_fresh_where_it_is_excluded(prepare: Callable, trained: Run,
 
 def test_fresh_head_is_neither_that_of_the_source_nor_of_a_source_before_it(prepare: Callable, tmp_path: Path):
     """With the same seed, classes and body, and nothing learned meanwhile."""
-    fields = FIELDS | {"model": "tiny", "seed": 9}
+    fields = FIELDS | {"seed": 9}
     tuned = fields | {"init_exclude": ("fc2/.*",)}
     heads: list[np.ndarray] = []
     for name, own in (

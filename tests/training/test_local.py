@@ -18,8 +18,6 @@ from jaxtern.training.run.run import Run
 from jaxtern.training.saved.trees import MisfitError, digest
 from jaxtern.training.step.step import create_train_step
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
-
 FIELDS: dict[str, Any] = {
     "model": "tiny_norm", "num_workers": 4, "num_devices": 2, "batch_size": 16, "num_steps": 12, "optimizer": "adam",
     "checkpoint_every": 5, "log_every": 4, "keep_checkpoints": 9, "exchange": "gather",

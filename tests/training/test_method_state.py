@@ -19,9 +19,8 @@ from jaxtern.training.run.saved_run import open_run
 from jaxtern.training.run.stopping import Stopped
 from jaxtern.training.saved.trees import MisfitError, digest
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
 EPOCHS = {  # of four steps
-    "model": "tiny", "data": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
+    "data": "synthetic", "synthetic_shape": (4, 4, 1), "synthetic_examples": 32,
     "synthetic_classes": 3, "num_workers": 4, "num_devices": 2, "batch_size": 8, "optimizer": "sgd",
     "num_steps": 10,
 }  # fmt: skip

@@ -16,7 +16,7 @@ from jaxtern.training.step.compiler import step_options
 from jaxtern.training.step.state import TrainState
 from jaxtern.training.step.step import Metrics
 
-ALL = [f"{layer}/{leaf}" for layer in ("conv1", "conv2", "fc1", "fc2") for leaf in ("bias", "kernel")]
+ALL = [f"{layer}/{leaf}" for layer in ("fc1", "fc2") for leaf in ("bias", "kernel")]
 Change = Callable[[Any], Any]
 
 
@@ -78,12 +78,12 @@ def test_nonfinite_is_one_element_among_the_largest_floats(shape: tuple[int, ...
 def test_nonfinite_weight_stops_the_run_at_its_step(prepare: Callable, tmp_path: Path, value: float, method: str):
     fields = {"num_steps": 8, "checkpoint_every": 2, "method": method}
     run = prepare(**fields)
-    change_before(run, 5, before=lambda state: state._replace(params=poison(state.params, "conv1/kernel", value)))
+    change_before(run, 5, before=lambda state: state._replace(params=poison(state.params, "fc2/kernel", value)))
     message = stop(run)
     run.close()
     assert message.startswith("step 5: loss nan, not finite in ")
-    for path in ("conv1/kernel", "conv2/kernel", "fc1/kernel", "fc2/bias", "fc2/kernel"):
-        assert path in message  # in the gradient of conv2/kernel only a twentieth of the elements
+    for path in ("fc1/kernel", "fc2/bias", "fc2/kernel"):
+        assert path in message
     assert message.endswith("the last good checkpoint is at step 4")
     assert_finite_checkpoints(prepare, tmp_path / "run", [0, 2, 4], **fields)
 
@@ -99,22 +99,20 @@ def test_nonfinite_in_the_first_step_leaves_the_first_weights(prepare: Callable,
 def test_nonfinite_update_of_finite_gradients_is_never_saved(prepare: Callable, tmp_path: Path):
     """An optimiser that overflows spoils one weight while the loss and all gradients are still finite."""
     run = prepare(checkpoint_every=1)
-    change_before(
-        run, 3, before=lambda state: state._replace(optimizer=poison(state.optimizer, "conv2/kernel", np.inf))
-    )
+    change_before(run, 3, before=lambda state: state._replace(optimizer=poison(state.optimizer, "fc1/kernel", np.inf)))
     message = stop(run)
     run.close()
     assert message.startswith("step 3: loss 2.")
-    assert "not finite in conv2/kernel;" in message
+    assert "not finite in fc1/kernel;" in message
     assert_finite_checkpoints(prepare, tmp_path / "run", [0, 1, 2], checkpoint_every=1)
 
 
 @pytest.mark.parametrize("step", [1, 4, 6])  # the last one too
-@pytest.mark.parametrize("bad", [[0], [3, 6]])
+@pytest.mark.parametrize("bad", [[0], [1, 2]])
 def test_nonfinite_tensors_are_named(prepare: Callable, step: int, bad: list[int]):
     run = prepare()
     change_before(
-        run, step, after=lambda metrics: metrics | {"nonfinite": jnp.zeros(8, bool).at[jnp.array(bad)].set(True)}
+        run, step, after=lambda metrics: metrics | {"nonfinite": jnp.zeros(4, bool).at[jnp.array(bad)].set(True)}
     )
     message = stop(run)
     assert message.startswith(f"step {step}: loss ")

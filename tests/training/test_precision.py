@@ -21,7 +21,6 @@ from jaxtern.training.step.mesh import FAST_AXIS, create_mesh
 from jaxtern.training.step.precision import LossScale, adjust_scale
 from jaxtern.training.step.step import create_train_step
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
 HALF = {"model": "tiny_norm", "precision": "float16", "batch_size": 16, "optimizer": "adam", "average_decay": 0.9}
 LAYOUTS = {
     "devices": {"num_workers": 4, "num_devices": 4},

@@ -13,7 +13,6 @@ from jaxtern.data.dataset import Split
 from jaxtern.training.run.evaluation import evaluate
 from jaxtern.training.step.state import variables_of
 
-pytestmark = pytest.mark.usefixtures("tiny_models")
 SMOOTHING = 0.3
 FIELDS = {"model": "tiny_pair", "method": "float", "optimizer": "sgd", "learning_rate": 1.0, "batch_size": 16}
 LAYOUTS = [{}, {"num_workers": 4, "num_devices": 2}, {"num_workers": 2, "num_devices": 4, "devices_per_worker": 2}]
