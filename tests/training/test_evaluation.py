@@ -72,8 +72,8 @@ def test_evaluation_of_fewer_than_five_classes_recalls_all():
     assert plant(logits, labels).recall_at_5 == 1
 
 
-def test_evaluation_of_lenet_is_that_of_its_logits(digits: Split):
-    model = create_model("lenet", (8, 8, 1), 10, seed=3)
+def test_evaluation_of_a_network_is_that_of_its_logits(digits: Split):
+    model = create_model("tiny", (8, 8, 1), 10, seed=3)
     graph, params = nnx.split(model, nnx.Param)
     logits = np.asarray(model(jnp.asarray(digits.images, jnp.float32) / 127.5 - 1))
     result, expected = evaluate(graph, nnx.to_pure_dict(params), digits, MNIST), expect(logits, digits.labels)
