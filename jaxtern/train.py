@@ -130,14 +130,13 @@ def describe(run: Run) -> str:
     feed = "resident" if run.inputs.resident else "streamed"
     start = f"from step {step}" if 0 < step < recipe.run.num_steps else "finished" if step else "from the start"
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    what = f"weight changes every {recipe.local.steps} steps" if recipe.local.steps else "gradients"
     wire = str(run.wires[1])
     if step:  # the table was told when the run began
         wire = wire.splitlines()[-1]
     return (
         f"{recipe.model.name} ({parameters:,} parameters) on {recipe.data.name} ({dataset.train.size:,} training and"
         f" {dataset.test.size:,} test examples, {feed})\n"
-        f"{recipe.run.num_workers} workers{processes}, {what} by {recipe.mean.method}\n{wire}\n"
+        f"{recipe.run.num_workers} workers{processes}, {recipe.local.exchanged} by {recipe.mean.method}\n{wire}\n"
         f"{recipe.run.num_steps:,} steps of {recipe.run.batch_size} examples, {start}, in {run.workdir}"
     )
 

@@ -58,7 +58,8 @@ class _Team:
 
     def run(self, command: Sequence[str], num_processes: int) -> int:
         """Starts all processes and waits for their ends; returns the status of the first to fail, or 0."""
-        coordinator = f"127.0.0.1:{_free_port()}"
+        with socket.create_server(("127.0.0.1", 0)) as probe:  # a free port
+            coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
         before = {number: signal.signal(number, self._catch) for number in _PASSED_ON}
         try:
             for process in range(num_processes):
@@ -151,9 +152,3 @@ def _as_seen(line: bytes) -> str:
     """The text that a terminal shows for a line with carriage returns: the last part that is not blank."""
     drawn = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
     return drawn[-1].rstrip() if drawn else ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -150,6 +150,11 @@ def test_dry_run_reads_data_that_are_there(tmp_path: Path):
     assert "39 examples, 7 classes, which are there; the network is given 16\n" in describe(run)
 
 
+def test_dry_run_says_where_weight_changes_are_exchanged():
+    said = describe(prepare_dry_run(load("digits", local={"steps": 20})))
+    assert "\n4 workers, weight changes every 20 steps by ternary\n" in said
+
+
 def test_dry_run_knows_the_highest_rate():
     recipe = load("imagenet_resnet50_lars_32k")
     first, highest, last = find_rates(recipe, 1_281_167)

@@ -36,6 +36,11 @@ class LocalSection(Section):
                 raise ValueError(f"local.{error}") from None
 
     @property
+    def exchanged(self) -> str:
+        """What workers exchange, in words."""
+        return f"weight changes every {self.steps} steps" if self.steps else "gradients"
+
+    @property
     def of_report(self) -> dict[str, Any]:
         """Arguments of `wire_report`."""
         return {"local_steps": self.steps or 1, "fragments": self.fragments}

@@ -119,7 +119,8 @@ def describe(run: DryRun) -> str:
     return (
         f"{recipe.model.name}: {trained + frozen:,} parameters, {trained:,} trained and {frozen:,} frozen\n"
         f"{recipe.data.name}: {data}; the network is given {shape}\n"
-        f"{recipe.run.num_workers} workers, gradients by {recipe.mean.method}\n{run.wire}\nsent {run.wire.summary()}\n"
+        f"{recipe.run.num_workers} workers, {recipe.local.exchanged} by {recipe.mean.method}\n"
+        f"{run.wire}\nsent {run.wire.summary()}\n"
         f"{recipe.run.num_steps:,} steps of {recipe.run.batch_size:,} examples,"
         f" {recipe.run.batch_size // recipe.run.num_workers:,} a worker{split}{epochs}\n"
         f"learning rate {first:.4g} first, {highest:.4g} highest, {last:.4g} last"

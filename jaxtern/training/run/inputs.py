@@ -57,7 +57,8 @@ def open_inputs(data: DataSection, steps_per_call: int | None = None, data_dir: 
     shape = task.example_shape(dataset.train)
     if view not in (None, shape):  # made images are taken as views
         raise ValueError(f"data.synthetic_shape={shape}: data.preprocessing={data.preprocessing!r} takes {view}")
-    resident = data.feed == "resident" or not task.of_images or (data.feed == "auto" and _fits(dataset, shape))
+    is_small = (dataset.train.size + dataset.test.size) * math.prod(shape) <= _RESIDENT_BYTES
+    resident = data.feed == "resident" or not task.of_images or (data.feed == "auto" and is_small)
     if resident and task.of_images:
         dataset = dataset._replace(train=load_split(dataset.train, threads), test=load_split(dataset.test, threads))
     return Inputs(dataset, task, shape, task.input_shape(shape), resident, threads)
@@ -101,10 +102,6 @@ def _count_threads(data: DataSection) -> int:
     if data.decode_threads is not None:
         return data.decode_threads
     return 1 if data.decode_processes else len(os.sched_getaffinity(0))
-
-
-def _fits(dataset: Dataset, shape: tuple[int, ...]) -> bool:
-    return (dataset.train.size + dataset.test.size) * math.prod(shape) <= _RESIDENT_BYTES
 
 
 def own_share(rows: NamedSharding, batch_size: int) -> Share:
