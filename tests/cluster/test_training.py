@@ -55,7 +55,7 @@ def test_processes_train_to_the_bits_of_one_process(train: Callable, digests: Ca
 def test_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_in_another(
     train: Callable, digests: Callable, tmp_path: Path, local: dict[str, int]
 ):
-    fields = {"num_steps": 300, "checkpoint_every": 1000, "evaluate_every": 0, "num_workers": 2} | local
+    fields = {"num_steps": 160, "checkpoint_every": 1000, "evaluate_every": 0, "num_workers": 2} | local
     launcher = train("run", 2, **fields)
     lines: list[str] = []
     for line in launcher.stdout:
@@ -73,11 +73,11 @@ def test_signal_to_one_process_stops_all_at_one_step_and_the_run_goes_on_in_anot
     assert sorted(who for who, _ in stops) == ["[0] stopped by a signal to another process ", "[1] stopped by SIGTERM "]
     assert len({rest for _, rest in stops}) == 1
     step = int(stops[0][1].split(";")[0])
-    assert 10 < step < 300
+    assert 10 < step < 160
     assert list(digests(tmp_path / "run")) == [0, step]
     assert finish(train("run", 1, **fields))[0] == 0  # in one process, with the same workers
     assert finish(train("straight", 1, **fields))[0] == 0
-    assert digests(tmp_path / "run")[300] == digests(tmp_path / "straight")[300]
+    assert digests(tmp_path / "run")[160] == digests(tmp_path / "straight")[160]
     losses, same = records(tmp_path / "run", "loss"), records(tmp_path / "straight", "loss")
     # of local steps each process means its own workers' first
     assert losses == ([pytest.approx(each, rel=1e-6) for each in same] if local else same)

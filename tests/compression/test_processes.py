@@ -16,8 +16,6 @@ import pytest
 
 import jaxtern
 
-pytestmark = pytest.mark.optimized
-
 WORKER = Path(__file__).with_name("worker_process.py")
 EXACT = ("gather", "sum", "scatter")
 NAMES = [*EXACT, "two_way", *(f"{name} pieces" for name in (*EXACT, "two_way"))]
