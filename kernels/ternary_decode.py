@@ -146,7 +146,7 @@ def _require_two(words: jax.Array, total: jax.Array, size: int, num_workers: int
 
 
 def units_of(scales: jax.Array, num_levels: int) -> jax.Array:
-    """The value of a digit, s / (N L), by the inverse, as XLA divides unknown scales; NaN where s is not finite."""
+    """The value of a digit, s (1 / (N L)); NaN where s is not finite. XLA divides in this way unless it knows s."""
     return jnp.where(jnp.isfinite(scales), scales, jnp.nan) * (np.float32(1) / np.float32(num_levels))
 
 

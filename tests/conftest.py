@@ -74,7 +74,7 @@ def strict_promotion() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
-    """XLA spends little on programs that run once; modules with the mark, whose claims are of bits, have a user's."""
+    """XLA optimises little, as most programs run once; in a module with that mark it compiles as for a user."""
     quickly = request.node.get_closest_marker("optimized") is None
     jax.config.update("jax_disable_most_optimizations", quickly)
     yield

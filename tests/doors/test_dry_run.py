@@ -18,7 +18,7 @@ from jaxtern.training.run.loop import NonFiniteError
 INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.py") if path.stem != "__init__")
 LEAST_SIZE = 75  # of images that every network takes
 LARGE = [name for name in INSTALLED if name.startswith(("image", "flowers"))]  # take a minute
-# Whose networks others of them have: a small one stands for those that a minute would compile.
+# Whose networks others of them have, so that ResNet-20 may stand for ResNet-50, which takes a minute to compile.
 AGAIN = ["flowers", "flowers_resnet50", "imagenet_resnet50_dgc", "imagenet_resnet50_lars_32k"]
 PARAMETERS = {
     **dict.fromkeys(("default", "digits"), 131_080), "mnist": 1_256_080, "cifar10": 1_068_298,

@@ -116,16 +116,9 @@ def test_step_compresses_weight_decay_in_the_loss_and_no_tensor_that_stays_float
     take_steps: Callable, digits: Split, mode: str
 ):
     """One worker's update is -s, 0 or s in all of a ternary tensor; decoupled decay comes on top of it."""
-    fields = {
-        "model": "lenet",
-        "optimizer": "sgd",
-        "learning_rate": 1.0,
-        "method": "terngrad",
-        "clip_sigmas": 0.0,
-        "num_workers": 1,
-    }
+    fields = {"optimizer": "sgd", "learning_rate": 1.0, "method": "terngrad", "clip_sigmas": 0.0, "num_workers": 1}
     fields |= {"float_last_layer": True, "exclude": ("conv1/.*",), "weight_decay": 0.5, "weight_decay_mode": mode}
-    run = take_steps(1, **fields)
+    run = take_steps(1, model="lenet", **fields)
     params, batch = run.states[0].params, run.batches[0]
     gradients = jax.grad(worker_loss)(params, run.program.graph, digits.images[batch], digits.labels[batch])
     if mode == "loss":
