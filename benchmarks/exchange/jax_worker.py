@@ -162,8 +162,7 @@ class Worker:
 
 
 def main(size: str) -> None:
-    worker = Worker(*join(), shapes_of(size))
-    serve({"prepare": worker.prepare, "time": worker.time, "drop": worker.drop})
+    serve(lambda: Worker(*join(), shapes_of(size)), ("prepare", "time", "drop"))
 
 
 if __name__ == "__main__":

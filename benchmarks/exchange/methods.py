@@ -20,15 +20,18 @@ OTHERS: dict[str, Callable[[], Reducer]] = {
     "top_k .001": partial(top_k, 0.001),
     "sign": sign,
     "sign two_way": partial(sign, two_way=True),
-    **{f"terngrad {name}": partial(terngrad, exchange=name) for name in EXCHANGES},
 }
-METHODS = ("float", *EXCHANGES, *(name for name in OTHERS if name != "float"))
-BIASED = tuple(name for name in OTHERS if "float" not in name)  # of which a single mean may be far from the float mean
+TERNGRAD = {f"terngrad {name}": name for name in EXCHANGES}
+METHODS = ("float", *EXCHANGES, *(name for name in OTHERS if name != "float"), *TERNGRAD)
+BIASED = tuple(name for name in (*OTHERS, *TERNGRAD) if "float" not in name)  # a single mean may be far from float's
 
 
 def create_reducer(name: str, network: Network | None = None) -> Reducer:
     """The reducer of a row, over links of which only the exchanges of ternary words want to know."""
-    return OTHERS[name]() if name in OTHERS else ternary(exchange=name, network=network)
+    if name in OTHERS:
+        return OTHERS[name]()
+    method = terngrad if name in TERNGRAD else ternary
+    return method(exchange=TERNGRAD.get(name, name), network=network)
 
 
 def tensors_of(shapes: Shapes) -> dict[str, jax.ShapeDtypeStruct]:

@@ -126,9 +126,11 @@ class Worker:
 
 
 def main(size: str) -> None:
-    join()
-    worker = Worker(shapes_of(size))
-    serve({"prepare": worker.prepare, "time": worker.time, "drop": worker.drop})
+    def create() -> Worker:
+        join()
+        return Worker(shapes_of(size))
+
+    serve(create, ("prepare", "time", "drop"))
 
 
 if __name__ == "__main__":

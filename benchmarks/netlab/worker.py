@@ -58,10 +58,15 @@ def digest(arrays: Iterable[Any]) -> str:
     return made.hexdigest()
 
 
-def serve(handlers: dict[str, Callable[..., dict]]) -> None:
-    """Answers orders until there are no more; a failure is an answer too, and the end."""
+def serve(create: Callable[[], Any], names: Iterable[str]) -> None:
+    """Creates a worker, whose methods of these names answer orders until there are no more.
+
+    A failure is an answer too, and the end.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # gloo reports connections on standard output
+    worker = create()
+    handlers = {name: getattr(worker, name) for name in names}
     for line in sys.stdin:
         order = json.loads(line)
         try:

@@ -95,8 +95,7 @@ def standardize(images: np.ndarray) -> torch.Tensor:
 
 
 def main(file: str, rate: str, momentum: str) -> None:
-    worker = Worker(file, float(rate), float(momentum))
-    serve({handler.__name__: handler for handler in (worker.prepare, worker.train, worker.evaluate)})
+    serve(lambda: Worker(file, float(rate), float(momentum)), ("prepare", "train", "evaluate"))
 
 
 if __name__ == "__main__":

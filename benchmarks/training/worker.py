@@ -124,9 +124,8 @@ def load_splits(data_dir: str) -> tuple[Split, Split]:
 
 
 def main(data_dir: str | None, seed: int) -> None:
-    worker = Worker(*join(), data_dir, seed)
-    handlers = (worker.calibrate, worker.prepare, worker.time, worker.train, worker.evaluate, worker.drop)
-    serve({handler.__name__: handler for handler in handlers})
+    names = ("calibrate", "prepare", "time", "train", "evaluate", "drop")
+    serve(lambda: Worker(*join(), data_dir, seed), names)
 
 
 if __name__ == "__main__":

@@ -180,8 +180,7 @@ def test_page_s_mpirun_with_a_coordinator(hosts: Sandbox, same_as_alone: Callabl
 
 
 def test_page_s_job_set_of_kubernetes(hosts: Sandbox, same_as_alone: Callable):
-    (text,) = blocks("Kubernetes")
-    job_set = yaml.safe_load(text)
+    job_set = yaml.safe_load((ROOT / "docs/examples/jobset.yaml").read_text())
     (workers,) = job_set["spec"]["replicatedJobs"]
     job = workers["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]

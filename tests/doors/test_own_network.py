@@ -1,22 +1,21 @@
-"""A user's own network, as docs/trainer.md writes it: trained, evaluated, exported, used."""
+"""A user's own network, as an example of the docs writes it: trained, evaluated, exported, used."""
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Path:
-    """Where the page's file lies, and `run`, which it has trained."""
+    """Where the example lies, and `run`, which it has trained."""
     folder = tmp_path_factory.mktemp("own")
-    pages = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trainer.md").read_text(), flags=re.DOTALL)
-    (recipe,) = (page for page in pages if "class TwoLayers" in page)
-    (folder / "two_layers.py").write_text(recipe)
+    shutil.copy(EXAMPLES / "two_layers.py", folder)
     done = run_door("train", "--config=./two_layers.py", "--config.run.num_steps=100", "--workdir=run", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "hidden/kernel" in done.stdout
@@ -63,10 +62,8 @@ def test_network_that_is_not_there_ends_in_a_line(
 
 @pytest.mark.slow
 def test_own_loss_trains_and_is_evaluated_from_its_file(tmp_path: Path, run_door: Callable):
-    """As docs/trainer.md writes it; without its file the run is refused."""
-    pages = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trainer.md").read_text(), flags=re.DOTALL)
-    (recipe,) = (page for page in pages if "def squares" in page)
-    (tmp_path / "squares.py").write_text(recipe)
+    """As an example of the docs writes it; without its file the run is refused."""
+    shutil.copy(EXAMPLES / "squares.py", tmp_path)
     flags = "--config=./squares.py", "--config.run.num_steps=100", "--workdir=run"
     done = run_door("train", *flags, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -17,7 +17,7 @@ from jaxtern.kernels import follow
 from jaxtern.kernels.segments import fill_up
 
 _MUTUAL_LATENCIES = 2  # words of two workers must take so many for an all-reduce, which waits for one more message
-_PAIR_LATENCIES = 10  # a message of a round of pairs must take so many, to be worth that all hosts wait
+_PAIR_LATENCIES = 20  # a message of a round of pairs must take so many, to be worth that all hosts wait
 
 
 class Exchange:
