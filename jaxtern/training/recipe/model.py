@@ -13,7 +13,7 @@ class ModelSection(Section):
     """The network, its precision and loss, its first weights, and which of them are trained.
 
     Attributes:
-      name: network, one of those that `jaxtern.models.MODELS` and docs/trainer.md list.
+      name: network, one of those that `jaxtern.models.MODELS` and docs/api.md list.
       dropout_rate: share of activations that are dropped in training; None: the network's own.
       batch_norm: moments that normalise in training: "local" (each worker's own; the moving ones are averaged over the
         workers), "first" (likewise, but the moving ones are worker 0's) or "sync" (those of all workers' examples).
