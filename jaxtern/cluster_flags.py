@@ -20,6 +20,9 @@ PEER_TIMEOUT = flags.DEFINE_float(
 
 def join() -> cluster.Cluster:
     """Calls `cluster.join` with the flags; raises UsageError for invalid settings, and exits if the start fails."""
+    for name, alias in (("process_id", "rank"), ("num_processes", "world_size")):
+        if flags.FLAGS[name].present > flags.FLAGS[alias].present > 0:  # an alias counts as both
+            raise UsageError(f"--{alias}: is another name of --{name}, which is given, too; give one")
     try:
         return cluster.join(
             COORDINATOR.value, PROCESS_ID.value, NUM_PROCESSES.value, START_TIMEOUT.value, PEER_TIMEOUT.value

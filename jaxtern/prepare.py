@@ -58,7 +58,8 @@ def main(source: str, out: str) -> int:
         test_split = "train" if set(TEST_SPLITS).isdisjoint(report.splits) else None
         recipe = sheet_recipe(dataset, PREPROCESSING.value, test_split)
         suits = recipe.data.preprocessing if recipe.data.preprocessing in ("mnist", "cifar10") else "photos"
-        print(f"a first look: python -m jaxtern.train --config={suits} --config.data.name={dataset}", flush=True)
+        parts = " --config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]'" if test_split else ""
+        print(f"a first look: python -m jaxtern.train --config={suits} --config.data.name={dataset}{parts}", flush=True)
         if SHEET.value:
             command_line.tell("drawing the sheet")
             draw_sheet(recipe, Path(SHEET.value))

@@ -101,9 +101,8 @@ class WireReport(NamedTuple):
         for number, row in enumerate(rows):
             share = row.bits_per_element / (self.float_bits_per_element or 1) if number < len(self.tensors) else 0
             kind = "" if share < 1 else "  float" if share < 1.05 else "  more than float"
-            lines.append(
-                f"{row.path:{width}}  {row.elements:12,}  {row.bits_per_element:12.2f}  {row.bytes:14,.0f}{kind}"
-            )
+            line = f"{row.path:{width}}  {row.elements:12,}  {row.bits_per_element:12.2f}  {row.bytes:14,.0f}{kind}"
+            lines.append(line)
         ways = ", ".join(self.traffic.ways) or "nothing"
         return "\n".join([*lines, f"{self.num_workers} workers, by {ways}: {self.comparison}"])
 

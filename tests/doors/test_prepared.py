@@ -1,6 +1,7 @@
 """From images in folders to a model: prepared, drawn, trained on with a kill in mid-epoch, evaluated elsewhere."""
 
 import json
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -58,6 +59,12 @@ def test_prepare_draws_the_sheet_of_training_images_alone(dataset: Path, run_doo
     done = run_door("prepare", source, tmp_path / "out", "--validation_fraction=0", f"--sheet={sheet}")
     assert done.returncode == 0, done.stderr
     assert cv2.imread(str(sheet)).std() > 20
+    parts = "--config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]'"
+    assert done.stdout.splitlines()[-2].endswith(f" --config.data.name={tmp_path / 'out'} {parts}")
+    command = shlex.split(done.stdout.splitlines()[-2].partition("-m jaxtern.train ")[2])
+    small = "--config.run.num_steps=1", "--config.run.batch_size=16"
+    trained = run_door("train", *command, *small, f"--workdir={tmp_path / 'run'}")
+    assert trained.returncode == 0, trained.stderr
 
 
 def test_run_on_prepared_images_killed_in_mid_epoch_goes_on_as_if_it_had_not_been(
