@@ -39,7 +39,11 @@ def blocks(heading: str, steps: int = FEW_STEPS) -> list[str]:
     """What a section's code blocks hold, where each run is of so many steps."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     found = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
-    return [text.replace("--workdir=", f"--config.run.num_steps={steps} --workdir=") for text in found]
+    return [shortened(text, steps) for text in found]
+
+
+def shortened(text: str, steps: int = FEW_STEPS) -> str:
+    return text.replace("--workdir=", f"--config.run.num_steps={steps} --workdir=")
 
 
 def make_environment(**more: str) -> dict[str, str]:
@@ -180,7 +184,7 @@ def test_page_s_mpirun_with_a_coordinator(hosts: Sandbox, same_as_alone: Callabl
 
 
 def test_page_s_job_set_of_kubernetes(hosts: Sandbox, same_as_alone: Callable):
-    job_set = yaml.safe_load((ROOT / "docs/examples/jobset.yaml").read_text())
+    job_set = yaml.safe_load(shortened((ROOT / "docs/examples/jobset.yaml").read_text()))
     (workers,) = job_set["spec"]["replicatedJobs"]
     job = workers["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
