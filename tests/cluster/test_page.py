@@ -43,6 +43,7 @@ def blocks(heading: str, steps: int = FEW_STEPS) -> list[str]:
 
 
 def shortened(text: str, steps: int = FEW_STEPS) -> str:
+    """The same commands, whose runs are of so many steps."""
     return text.replace("--workdir=", f"--config.run.num_steps={steps} --workdir=")
 
 
