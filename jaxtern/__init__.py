@@ -55,5 +55,9 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+__all__ = ["cluster"]
+__all__ += list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, "cluster"})
+    return sorted({*globals(), *__all__})

@@ -80,15 +80,18 @@ def main() -> int:
     with command_line.refusing():
         network = read_links()
         fast = dataclasses.replace(INSIDE_HOST, bandwidth=parse(FAST_RATE, _RATES, 1))
+        job = read_parameters() if PARAMETERS.value is not None else None
         if STEP_SECONDS.value is None or CODEC.value:
             command_line.tell("measuring this machine")
-        job = read_parameters() if PARAMETERS.value is not None else read_recipe()
+        job = job or read_recipe()
         speed = measure_quantizer_speed(job.quantizer) if CODEC.value else QuantizerSpeed()
         links = HOSTS.value, DEVICES.value, network, fast
-        scenario = Scenario(*links, job.compute_seconds, job.overlap, job.timing)
-        methods = usual_methods(job.quantizer, job.layout, job.num_floats, speed, job.bucket_size)
-        forecast = Forecast(methods | job.others, scenario)
-    report(job, speed, forecast)
+        at = Scenario(*links, job.compute_seconds, job.overlap, job.timing)
+        forecast, ideal = (
+            Forecast(usual_methods(job.quantizer, job.layout, job.num_floats, each, job.bucket_size) | job.others, at)
+            for each in (speed, QuantizerSpeed())
+        )
+    report(job, speed, forecast, ideal)
     return 0
 
 
@@ -123,7 +126,7 @@ def read_mean(mean: MeanSection) -> tuple[Quantizer, int | None, Reducer | None]
 def read_parameters() -> Job:
     """The job of --parameters: one tensor."""
     if any(argument.lstrip("-").startswith("config") for argument in sys.argv[1:]):
-        raise ValueError("--parameters and --config: give one of them")
+        raise ValueError("--parameters has no recipe: give --config alone to compare a recipe's own method")
     count = parse(PARAMETERS, _COUNTS, 1)
     if count > 2**40 or count % 1:
         raise ValueError(f"--parameters={PARAMETERS.value}: must be a whole number of 1 or more")
@@ -164,8 +167,8 @@ def parse(flag: flags.FlagHolder, units: dict[str, float], least: float = 0.0) -
     return value
 
 
-def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
-    """Prints the forecast."""
+def report(job: Job, speed: QuantizerSpeed, forecast: Forecast, ideal: Forecast) -> None:
+    """Prints the forecast, and what to take if compression took no time."""
     scenario, compressed = forecast.scenario, sum(job.layout.sizes)
     if AS_JSON.value:
         given = {"elements": {"compressed": compressed, "float": job.num_floats}, "speed": dataclasses.asdict(speed)}
@@ -180,9 +183,11 @@ def report(job: Job, speed: QuantizerSpeed, forecast: Forecast) -> None:
             f" {seconds(scenario.network.latency)} a message; a step without exchange takes"
             f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}"
             f"{every}\n\n{forecast}\n\n"
-            "codec: compression, measured here (--nocodec: none); wire: the messages' time that it does not hide\n"
-            + forecast.recommendation().replace("; ", "\n  ")
+            f"codec: compression, measured on this {jax.devices()[0].device_kind} (--nocodec: none); wire: messages'"
+            " time that it does not hide\n" + forecast.recommendation().replace("; ", "\n  ")
         )
+        if CODEC.value:
+            print("where compression takes no time: " + ideal.recommendation().split("; ")[0])
 
 
 if __name__ == "__main__":

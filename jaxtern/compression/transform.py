@@ -147,6 +147,8 @@ def compressed_mean(
         if virtual_workers is not None and (isinstance(updates, dict) or len(workers) != virtual_workers):
             given = f"a {type(updates).__name__} of {len(workers)}"
             raise ValueError(f"updates: {given}: must be a list of virtual_workers={virtual_workers} trees")
+        if not isinstance(state, CompressedMeanState):
+            raise ValueError(f"state: is {type(state).__name__}: must be the CompressedMeanState of `init`")
         collectives.count_workers(axes.workers + axes.fast)  # raises for an axis that does not exist
         layout = describe(workers[0], axes, exclude)
         group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
@@ -170,7 +172,7 @@ def _first_state(
     if not isinstance(state, State):
         raise ValueError(f"reducer: its `init` returned {type(state).__name__}: must be a jaxtern.State")
     if unbound and jax.tree.leaves(state.local):
-        where = "as each worker has a state of its own, `init` must run inside shard_map, too (see jaxtern.state_specs)"
+        where = "as each worker has a state of its own, `init` must run inside shard_map or pmap, too"
         raise ValueError(f"{unbound}; {where}")
     local = jax.tree.map(lambda leaf: jnp.stack([leaf] * local_workers), state.local)
     measured = Statistics(*[jnp.float32(0)] * 3) if statistics else None

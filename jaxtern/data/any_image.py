@@ -25,17 +25,17 @@ class DamagedImage(ValueError):
     """An image that cannot be decoded; the message says why."""
 
 
-def decode_any(encoded: bytes, channels: int) -> np.ndarray:
-    """Decodes the first frame to uint8[H, W, channels], upright by its EXIF tag: grey with 1 channel, RGB with 3.
+def decode_any(encoded: bytes, channels: int, as_stored: bool = False) -> np.ndarray:
+    """Decodes the first frame to uint8[H, W, channels]: grey with 1 channel, RGB with 3; upright by its EXIF tag.
 
-    Drops alpha, as the decoders of training do, and reduces 16 bits a channel to 8. Raises DamagedImage if the file is
-    not an image, or damaged.
+    Drops alpha, as the decoders of training do, and reduces 16 bits a channel to 8. `as_stored` turns nothing. Raises
+    DamagedImage if the file is not an image, or damaged.
     """
     if encoded.startswith(PNG):
         with _opened(encoded) as image:
             image.verify()  # decoding alone does not notice a missing end
     with _opened(encoded) as image:
-        upright = ImageOps.exif_transpose(image)
+        upright = image if as_stored else ImageOps.exif_transpose(image)
         if upright.mode.startswith("I"):  # Pillow would clip 16 bits
             upright = Image.fromarray((np.asarray(upright).astype(np.uint32) >> 8).astype(np.uint8))
         pixels = np.array(upright.convert("L" if channels == 1 else "RGB"))

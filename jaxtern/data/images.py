@@ -2,20 +2,17 @@
 
 The rows of a JPEG below the view are not decoded. If the view is at least two, four or eight times as large as the
 result, the decoder shrinks it by that factor, which takes fewer frequencies. simplejpeg, which has its own
-libjpeg-turbo, decodes JPEGs; OpenCV does the rest. Both release Python's global lock.
+libjpeg-turbo, decodes JPEGs; Pillow decodes PNGs; OpenCV does the rest. All release Python's global lock.
 """
 
-import io
 import struct
-import zlib
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 import simplejpeg
-from PIL import Image
 
-from jaxtern.data.any_image import JPEG, PNG
+from jaxtern.data.any_image import JPEG, PNG, DamagedImage, decode_any
 from jaxtern.data.preprocessing.views import View
 
 cv2.setNumThreads(0)  # as many images are decoded at once as there are cores to do it
@@ -57,7 +54,7 @@ def decode(image: bytes | np.ndarray, channels: int) -> np.ndarray:
     if isinstance(image, np.ndarray):
         return _convert(image, channels)
     if _read_header(image).place is None:
-        return _decode_png(image, channels)
+        return _call_pillow(image, channels, "PNG")
     return _call_simplejpeg(image, channels)
 
 
@@ -133,46 +130,20 @@ def _call_simplejpeg(encoded: bytes | bytearray, channels: int, **options: Any) 
         return simplejpeg.decode_jpeg(encoded, "RGB" if channels == _RGB else "GRAY", **options)
     except ValueError as error:
         if any(words in str(error) for words in _HARMLESS):
-            return _call_pillow(encoded, channels, options.get("min_factor", 1))
+            return _call_pillow(encoded, channels, "JPEG", options.get("min_factor", 1))
         raise ValueError(f"the JPEG is damaged or cut short: {' '.join(str(error).split())}") from None
 
 
-def _call_pillow(encoded: bytes | bytearray, channels: int, factor: int) -> np.ndarray:
-    """Decodes what simplejpeg refuses, to the size that it would have returned."""
+def _call_pillow(encoded: bytes | bytearray, channels: int, kind: str, factor: int = 1) -> np.ndarray:
+    """Decodes a PNG, or a JPEG that simplejpeg refuses, to the size that it would have returned."""
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
-            pixels = np.asarray(image.convert("RGB" if channels == _RGB else "L"))
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"the JPEG is damaged or cut short: {error}") from None
+        pixels = decode_any(bytes(encoded), channels, as_stored=True)
+    except DamagedImage as error:
+        raise ValueError(f"the {kind} is damaged or cut short: {error}") from None
     if factor > 1:
         height, width = (-(-length // factor) for length in pixels.shape[:2])
         pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
     return pixels.reshape(*pixels.shape[:2], channels)
-
-
-def _decode_png(encoded: bytes, channels: int) -> np.ndarray:
-    flags, needed = cv2.IMREAD_COLOR if channels == _RGB else cv2.IMREAD_GRAYSCALE, _needed_of_png(encoded)
-    try:
-        pixels = cv2.imdecode(np.frombuffer(needed, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error as error:  # the header claims more pixels than OpenCV accepts
-        raise ValueError(f"the PNG cannot be decoded: {' '.join(str(error).split())}") from None
-    if pixels is None:
-        raise ValueError("the PNG is damaged or cut short")
-    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if channels == _RGB else pixels[..., None]
-
-
-def _needed_of_png(encoded: bytes) -> bytes:
-    """Keeps the chunks that the pixels depend on, after checking them: libpng prints warnings about the others."""
-    kept, place, kind = [PNG], len(PNG), b""
-    while kind != b"IEND":
-        end = place + 12 + int.from_bytes(encoded[place : place + 4], "big")
-        kind, content, check = encoded[place + 4 : place + 8], encoded[place + 4 : end - 4], encoded[end - 4 : end]
-        if len(encoded) < end or zlib.crc32(content) != int.from_bytes(check, "big"):
-            raise ValueError("the PNG is damaged or cut short")
-        if kind[:1].isupper() or kind == b"tRNS":  # a capital marks a chunk that decoders must understand
-            kept.append(encoded[place:end])
-        place = end
-    return b"".join(kept)
 
 
 def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:

@@ -150,7 +150,7 @@ class LocalSteps:
 
     @property
     def specs(self) -> LocalState:
-        """PartitionSpecs of the state, see `local_specs`."""
+        """PartitionSpecs over a mesh for the state."""
         return local_specs(self.axis_names)
 
     def init(self, params: Any, moments: Any = ()) -> LocalState:
@@ -163,7 +163,7 @@ class LocalSteps:
         try:
             collectives.count_workers(self.axis_names + self.fast_axis_names)
         except ValueError as error:
-            raise ValueError(f"{error}; `init` of local_steps must run inside shard_map, too (see its specs)") from None
+            raise ValueError(f"{error}; `init` of local_steps must run inside shard_map or pmap, too") from None
         describe(params, exclude=self.exclude)
         parts = [self._select(params, number) for number in range(self.timing.fragments)]
         means = [self.mean.init(part) for part in parts]

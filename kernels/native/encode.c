@@ -36,7 +36,7 @@ INLINE Wide multiply_low(Wide a, Wide b) { return (a & 0xFFFFFFFFu) * (b & 0xFFF
 #endif
 
 /* Philox 2x32-7; only the low 32 bits of `left` and `right` count. */
-static void draw(const uint32_t* key, uint32_t first, Noise* noise) {
+void draw_noise(const uint32_t* key, uint32_t first, Noise* noise) {
   enum { WIDTH = sizeof(Wide) / sizeof(uint64_t) };
   uint64_t lefts[RUN] ALIGNED, rights[RUN] ALIGNED;
   for (int j = 0; j < RUN; j++) lefts[j] = first + (uint64_t)j;
@@ -60,7 +60,7 @@ static void draw(const uint32_t* key, uint32_t first, Noise* noise) {
 const uint32_t* noise_of_run(const uint32_t* key, uint32_t first_group, int64_t run, Noise* noise) {
   if (noise->group != run / LANES) {
     noise->group = run / LANES;
-    draw(key, first_group + (uint32_t)(run / LANES * RUN), noise);
+    draw_noise(key, first_group + (uint32_t)(run / LANES * RUN), noise);
   }
   return noise->halves[run % LANES / 2];
 }

@@ -78,6 +78,9 @@ typedef struct Noise {
   uint32_t halves[2][RUN] ALIGNED;
 } Noise;
 
+/* Draws for RUN places, the first of which is number `first`. */
+void draw_noise(const uint32_t* key, uint32_t first, Noise* noise);
+
 /* The bits of a run, 16 for each place: the lower half if the run's number is even, else the upper. */
 const uint32_t* noise_of_run(const uint32_t* key, uint32_t first_group, int64_t run, Noise* noise);
 

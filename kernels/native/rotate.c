@@ -5,7 +5,13 @@
 
 enum { BLOCK = 4096, WAYS = 16, ROWS = BLOCK / WAYS, GROUP = 64, BLOCKS_PER_ITEM = 4 };
 
-typedef float Lanes __attribute__((vector_size(4 * WAYS), may_alias)); /* a row of a block */
+static const float FACTOR = 1.0f / 64; /* the root of 1 / BLOCK */
+
+/* A row of a block, anywhere in memory. */
+typedef float Lanes __attribute__((vector_size(4 * WAYS), aligned(4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(4 * WAYS), aligned(4), may_alias));
+
+#define EACH_WAY(i) _Pragma("GCC unroll 16") for (int i = 0; i < WAYS; i++) /* unrolled, so that rows are registers */
 
 typedef struct Rotate {
   const XLA_FFI_CallFrame* frame;
@@ -15,35 +21,15 @@ typedef struct Rotate {
   int is_inverse;
 } Rotate;
 
-/* Philox 2x32-7, as in noise.py. */
-static void draw_signs(const uint32_t* key, uint32_t group, uint32_t halves[2]) {
-  uint32_t left = group, right = key[0];
-  for (uint32_t i = 0; i < 7; i++) {
-    uint64_t product = (uint64_t)left * 0xD256D193u;
-    left = (uint32_t)(product >> 32) ^ (key[1] + i * 0x9E3779B9u) ^ right;
-    right = (uint32_t)product;
-  }
-  halves[0] = left;
-  halves[1] = right;
-}
-
-/* Flips signs of `size` elements, the first of which is number `place` of those whose draws begin at `group`. Where it
- * rotates back, zeros become positive, as an all-reduce may lose their sign: +0 is added; -0 changes nothing. */
+/* Flips signs of less than a block of elements, the first of which is number `place` of those whose draws begin at
+ * `group`. Where it rotates back, zeros become positive, as an all-reduce may lose their sign: +0 is added; -0 changes
+ * nothing. */
 static void flip(const Rotate* job, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
   const float zero = job->is_inverse ? 0.0f : -0.0f;
-  while (size > 0) {
-    uint32_t halves[2];
-    draw_signs(job->key, (uint32_t)(group + place / GROUP), halves);
-    int64_t first = place % GROUP, count = minimum(GROUP - first, size);
-    if (count == GROUP) {
-      for (int half = 0; half < 2; half++, from += GROUP / 2, to += GROUP / 2)
-        for (int j = 0; j < GROUP / 2; j++) to[j] = float_of(bits_of(from[j]) ^ halves[half] >> j << 31) + zero;
-    } else {
-      for (int64_t j = first; j < first + count; j++)
-        *to++ = float_of(bits_of(*from++) ^ halves[j / 32] >> j % 32 << 31) + zero;
-    }
-    place += count, size -= count;
-  }
+  Noise noise;
+  draw_noise(job->key, (uint32_t)(group + place / GROUP), &noise);
+  for (int64_t i = 0, at = place % GROUP; i < size; i++, at++)
+    to[i] = float_of(bits_of(from[i]) ^ noise.halves[at / 32 % 2][at / GROUP] >> at % 32 << 31) + zero;
 }
 
 /* The Walsh-Hadamard transform of a small block, four elements at a time; the sums are multiplied by a factor. */
@@ -60,65 +46,85 @@ static void mix(float* x, int size, float factor) {
   }
 }
 
+INLINE void flip_row(Lanes* x, const Noise* noise, int row) {
+  const Bits column = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  *x = (Lanes)((Bits)*x ^ (noise->halves[row / 2 % 2][row / 4] >> row % 2 * WAYS) >> column << 31);
+}
+
 INLINE void mix_four(Lanes* x, int step) {
   Lanes a = x[0] + x[step], b = x[0] - x[step], c = x[2 * step] + x[3 * step], d = x[2 * step] - x[3 * step];
   x[0] = a + c, x[step] = b + d, x[2 * step] = a - c, x[3 * step] = b - d;
 }
 
-/* The transform over 16 rows, `stride` rows apart, in registers: as `mix` has it over two steps. */
-INLINE void mix_rows(Lanes* rows, int stride, float factor) {
-  Lanes x[WAYS];
-#pragma GCC unroll 16
-  for (int row = 0; row < WAYS; row++) x[row] = rows[row * stride];
+/* The transform over 16 rows in registers, as `mix` has it over two steps. */
+INLINE void mix_rows(Lanes* x) {
 #pragma GCC unroll 4
   for (int row = 0; row < WAYS; row += 4) mix_four(x + row, 1);
 #pragma GCC unroll 4
   for (int row = 0; row < 4; row++) mix_four(x + row, 4);
-#pragma GCC unroll 16
-  for (int row = 0; row < WAYS; row++) rows[row * stride] = x[row] * factor;
-}
-
-/* The transform over all rows. */
-INLINE void mix_all(Lanes* rows, float factor) {
-  for (int row = 0; row < ROWS; row += WAYS) mix_rows(rows + row, 1, 1.0f);
-  for (int row = 0; row < WAYS; row++) mix_rows(rows + row, WAYS, factor);
 }
 
 /* Rotates row r of 16 by r columns to the left, or back. */
-INLINE void shift_rows(Lanes* rows, int is_back) {
-  float twice[WAYS][2 * WAYS] ALIGNED;
-  for (int row = 0; row < WAYS; row++) {
-    memcpy(twice[row], rows + row, sizeof *rows);
-    memcpy(twice[row] + WAYS, rows + row, sizeof *rows);
-  }
-  for (int row = 0; row < WAYS; row++) memcpy(rows + row, twice[row] + (is_back ? WAYS - row : row), sizeof *rows);
+INLINE void shift_rows(Lanes* x, int is_back) {
+  Lanes twice[2 * WAYS] ALIGNED;
+  EACH_WAY(i) twice[2 * i] = twice[2 * i + 1] = x[i];
+  EACH_WAY(i) x[i] = *(Lanes*)((float*)(twice + 2 * i) + (is_back ? WAYS - i : i));
 }
 
-/* See _transform of rotation.py. */
-static void transform(float* block, int64_t size, int is_inverse) {
-  const float factor = 1.0f / sqrtf((float)size);
-  if (size < BLOCK) {
-    mix(block, (int)size, factor);
-    return;
-  }
-  Lanes* rows = (Lanes*)block;
-  if (!is_inverse) mix_all(rows, 1.0f);
+/* Processors do not read so far ahead: the next block comes to the second cache, as the first one is full. */
+INLINE void prefetch(const Lanes* row) { __builtin_prefetch(row + ROWS, 0, 2); }
+
+/* Rotates a block of 256 rows of 16 columns: see _transform of rotation.py. */
+static void turn_rows(const Noise* noise, const Lanes* from, Lanes* to) {
+  Lanes block[ROWS] ALIGNED, x[WAYS] ALIGNED;
   for (int row = 0; row < ROWS; row += WAYS) {
-    if (!is_inverse) shift_rows(rows + row, 0);
-    mix_rows(rows + row, 1, is_inverse ? 1.0f : factor);
-    if (is_inverse) shift_rows(rows + row, 1);
+    EACH_WAY(i) x[i] = from[row + i], flip_row(x + i, noise, row + i);
+    mix_rows(x);
+    EACH_WAY(i) block[row + i] = x[i];
   }
-  if (is_inverse) mix_all(rows, factor);
+  for (int row = 0; row < WAYS; row++) {
+    EACH_WAY(i) x[i] = block[row + i * WAYS];
+    mix_rows(x);
+    EACH_WAY(i) block[row + i * WAYS] = x[i];
+  }
+  for (int row = 0; row < ROWS; row += WAYS) {
+    EACH_WAY(i) x[i] = block[row + i];
+    shift_rows(x, 0);
+    mix_rows(x);
+    EACH_WAY(i) to[row + i] = x[i] * FACTOR, prefetch(from + row + i);
+  }
+}
+
+/* Rotates it back; zeros become positive, as in `flip`. */
+static void turn_rows_back(const Noise* noise, const Lanes* from, Lanes* to) {
+  Lanes block[ROWS] ALIGNED, x[WAYS] ALIGNED;
+  for (int row = 0; row < ROWS; row += WAYS) {
+    EACH_WAY(i) x[i] = from[row + i];
+    mix_rows(x);
+    shift_rows(x, 1);
+    mix_rows(x);
+    EACH_WAY(i) block[row + i] = x[i], prefetch(from + row + i);
+  }
+  for (int row = 0; row < WAYS; row++) {
+    EACH_WAY(i) x[i] = block[row + i * WAYS];
+    mix_rows(x);
+    EACH_WAY(i) x[i] *= FACTOR, flip_row(x + i, noise, row + i * WAYS);
+    EACH_WAY(i) to[row + i * WAYS] = x[i] + 0.0f;
+  }
 }
 
 /* Rotates a block; its first element is number `place` of those whose draws begin at `group`. */
 static void turn(const Rotate* job, int64_t size, int64_t group, int64_t place, const float* from, float* to) {
-  float block[BLOCK] ALIGNED;
-  if (job->is_inverse) memcpy(block, from, (size_t)size * sizeof *block);
-  else flip(job, group, place, size, from, block);
-  transform(block, size, job->is_inverse);
-  if (job->is_inverse) flip(job, group, place, size, block, to);
-  else memcpy(to, block, (size_t)size * sizeof *block);
+  if (size == BLOCK) {
+    Noise noise;
+    draw_noise(job->key, (uint32_t)(group + place / GROUP), &noise);
+    (job->is_inverse ? turn_rows_back : turn_rows)(&noise, (const Lanes*)from, (Lanes*)to);
+    return;
+  }
+  if (job->is_inverse) memmove(to, from, (size_t)size * sizeof *to);
+  else flip(job, group, place, size, from, to);
+  mix(to, (int)size, 1.0f / sqrtf((float)size));
+  if (job->is_inverse) flip(job, group, place, size, to, to);
 }
 
 /* Rotates some blocks of a tensor; the last item also has the block that overlaps the last whole one. */

@@ -258,7 +258,7 @@ DAMAGED = {
     "PNG cut in its header": PNG[:20],
     "PNG of more pixels than any has": PNG[:12] + HUGE + zlib.crc32(HUGE).to_bytes(4, "big") + PNG[33:],
     "PNG cut in the middle": PNG[: len(PNG) // 2],
-    "PNG without its end": PNG[:-1],
+    "PNG without its end": PNG[:-12],
     "PNG with a wrong byte": PNG[:500] + bytes([PNG[500] ^ 1]) + PNG[501:],
 }
 
@@ -323,7 +323,7 @@ def test_png_is_decoded_without_lines_of_the_library(capfd: pytest.CaptureFixtur
     Image.fromarray(pixels).save(file, "PNG", icc_profile=b"none")
     raw = file.getvalue()
     np.testing.assert_array_equal(decode(raw, 3), pixels)
-    for damaged in (raw[:-20], raw[:-3], raw.replace(b"IDAT", b"IDAT\xff", 1), raw[:70] + b"\xff" + raw[71:]):
+    for damaged in (raw[:-20], raw[:-12], raw.replace(b"IDAT", b"IDAT\xff", 1), raw[:70] + b"\xff" + raw[71:]):
         with pytest.raises(ValueError, match="the PNG is damaged or cut short"):
             decode(damaged, 3)
     with pytest.raises(ValueError, match="is empty"):

@@ -155,7 +155,7 @@ CASES = {
     "plan without hosts": ("plan", ["--hosts=0"], ["--hosts=0", "positive integer"]),
     "plan of half a parameter": ("plan", ["--parameters=1.5"], ["--parameters=1.5: must be a whole number"]),
     "plan without a step": ("plan", ["--parameters=1M"], ["--step_seconds is not set"]),
-    "plan of both": ("plan", ["--parameters=1M", "--config=digits"], ["--parameters and --config: give one of them"]),
+    "plan of both": ("plan", ["--parameters=1M", "--config=digits"], ["--parameters has no recipe"]),
     "plan without a network": ("plan", ["--network=nowhere"], ["--network=nowhere: cannot be read"]),
     "plan of an unknown field": ("plan", ["--config.mean.levls=3"], ["config.mean.levls", "mean.levels"]),
     "plan of no levels": (

@@ -354,7 +354,7 @@ def test_what_does_not_fit_the_tree_is_refused_in_one_line():
         Training(_noisy, 2, inner=SGD, steps=7, fragments=7).init(_shapes())
     with pytest.raises(ValueError, match="exclude: must be true of a tensor"):
         Training(_noisy, 2, inner=SGD, steps=7, exclude=lambda _: False).init(_shapes())
-    with pytest.raises(ValueError, match=r"axis 'data': no such axis .* must run inside shard_map, too"):
+    with pytest.raises(ValueError, match=r"axis 'data': no such axis .* must run inside shard_map or pmap, too"):
         jaxtern.local_steps("data", SGD, steps=2).init(_shapes())
     local = jaxtern.local_steps("data", SGD, steps=2, virtual_workers=2)
     with pytest.raises(ValueError, match="gradients: 1 trees for virtual_workers=2"):

@@ -114,6 +114,8 @@ def quantized(
     if exchange not in ("auto", *EXCHANGES):
         raise ValueError(f"exchange={exchange!r}: must be one of auto, {', '.join(EXCHANGES)}")
     bucket_size = None if bucket_size is None else as_integer("bucket_size", bucket_size, 1)
+    if not isinstance(network, Network | None):
+        raise ValueError(f"network={network!r}: must be a jaxtern.Network, or None")
     links = network or Network()
 
     def plan(layout: Layout, num_workers: int) -> pipeline.Plan:
