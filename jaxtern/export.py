@@ -4,6 +4,7 @@ The folder holds the program (StableHLO, for CPUs and NVIDIA GPUs and any batch 
 `python -m jaxtern.predict FOLDER IMAGE...` uses it.
 """
 
+import shlex
 from pathlib import Path
 
 from absl import flags
@@ -31,7 +32,7 @@ def main() -> int:
         write_artifact(out, artifact)
     print(f"{describe(artifact)}\nin {out}")
     if len(artifact.manifest.input_shape) == 3:
-        print(f"to predict: python -m jaxtern.predict {out} IMAGE_OR_FOLDER")
+        print(f"to predict: python -m jaxtern.predict {shlex.quote(str(out))} IMAGE_OR_FOLDER")
     return 0
 
 

@@ -11,7 +11,6 @@ the codec, are run, on this machine.
 """
 
 import dataclasses
-import json
 import math
 import re
 import sys
@@ -55,7 +54,6 @@ OVERLAP = flags.DEFINE_bool(
 )
 LOCAL_STEPS = flags.DEFINE_integer("local_steps", None, "steps from one exchange to the next [recipe's, or 1]", 1)
 FRAGMENTS = flags.DEFINE_integer("fragments", None, "parts of the weights that take turns [recipe's, or 1]", 1)
-AS_JSON = flags.DEFINE_bool("json", False, "print all figures as JSON instead of tables")
 
 _RATES = {"": 1.0, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9}  # in bytes a second
 _TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -91,7 +89,7 @@ def main() -> int:
             Forecast(usual_methods(job.quantizer, job.layout, job.num_floats, each, job.bucket_size) | job.others, at)
             for each in (speed, QuantizerSpeed())
         )
-    report(job, speed, forecast, ideal)
+    report(job, forecast, ideal)
     return 0
 
 
@@ -167,27 +165,22 @@ def parse(flag: flags.FlagHolder, units: dict[str, float], least: float = 0.0) -
     return value
 
 
-def report(job: Job, speed: QuantizerSpeed, forecast: Forecast, ideal: Forecast) -> None:
+def report(job: Job, forecast: Forecast, ideal: Forecast) -> None:
     """Prints the forecast, and what to take if compression took no time."""
-    scenario, compressed = forecast.scenario, sum(job.layout.sizes)
-    if AS_JSON.value:
-        given = {"elements": {"compressed": compressed, "float": job.num_floats}, "speed": dataclasses.asdict(speed)}
-        print(json.dumps(forecast.to_json() | given, indent=2))
-    else:
-        devices = f" of {scenario.devices} devices" if scenario.devices > 1 else ""
-        steps = scenario.timing.steps
-        every = f"; an exchange in {steps} steps, beside float's in every step" if steps > 1 else ""
-        print(
-            f"{job.name}: {compressed:,} elements compressed, {job.num_floats:,} float\n"
-            f"{scenario.hosts:,} hosts{devices}, {scenario.network.bandwidth / 125e6:.4g} Gbit/s,"
-            f" {seconds(scenario.network.latency)} a message; a step without exchange takes"
-            f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}"
-            f"{every}\n\n{forecast}\n\n"
-            f"codec: compression, measured on this {jax.devices()[0].device_kind} (--nocodec: none); wire: messages'"
-            " time that it does not hide\n" + forecast.recommendation().replace("; ", "\n  ")
-        )
-        if CODEC.value:
-            print("where compression takes no time: " + ideal.recommendation().split("; ")[0])
+    scenario, steps = forecast.scenario, forecast.scenario.timing.steps
+    devices = f" of {scenario.devices} devices" if scenario.devices > 1 else ""
+    every = f"; an exchange in {steps} steps, compared with float in every step" if steps > 1 else ""
+    print(
+        f"{job.name}: {sum(job.layout.sizes):,} elements compressed, {job.num_floats:,} float\n"
+        f"{scenario.hosts:,} hosts{devices}, {scenario.network.bandwidth / 125e6:.4g} Gbit/s,"
+        f" {seconds(scenario.network.latency)} a message; a step without exchange takes"
+        f" {seconds(scenario.compute_seconds)}{', which hides the wire' if scenario.overlap else ''}"
+        f"{every}\n\n{forecast}\n\n"
+        f"codec: compression, measured on this {jax.devices()[0].device_kind} (--nocodec: none); wire: messages that it"
+        " does not hide\n" + forecast.recommendation().replace("; ", "\n  ")
+    )
+    if CODEC.value:
+        print("where compression takes no time: " + ideal.recommendation().split("; ")[0])
 
 
 if __name__ == "__main__":

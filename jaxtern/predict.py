@@ -43,11 +43,11 @@ def main(artifact: str, *paths: str) -> int:
         split, classes = _open_files(paths) if named is None else _open_split(named, DATA_DIR.value, SPLIT.value)
         if named is not None and classes != predictor.labels:
             command_line.tell(f"--dataset={named}: has other classes than the network; its labels are not compared")
-        command_line.tell(f"predicting {split.size:,} images")
+        command_line.tell(f"images to predict: {split.size:,}")
         predictions, bad = predict(predictor, split, classes == predictor.labels)
         if OUT.value is not None:
             write_predictions(Path(OUT.value), predictions)
-            print(f"predictions of {len(predictions.keys):,} images in {OUT.value}")
+            print(f"predictions in {OUT.value}, of images: {len(predictions.keys):,}")
         elif predictions.keys:
             print(format_table(predictions))
     if predictions.precision_at_1 is not None:
@@ -77,7 +77,7 @@ def predict(predictor: Predictor, split: Split | Records, has_labels: bool) -> t
 def _open_files(paths: tuple[str, ...]) -> tuple[ImageFiles, None]:
     files = ImageFiles(paths)
     if files.left_out:
-        print(f"left out: {len(files.left_out):,} files whose names are not those of images", file=sys.stderr)
+        print(f"left out, as their names are not those of images: {len(files.left_out):,}", file=sys.stderr)
     return files, None
 
 

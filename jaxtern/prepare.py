@@ -11,6 +11,7 @@ same command continues it, and gives the same bytes. A dataset of TensorFlow Dat
 
 import functools
 import os
+import shlex
 from pathlib import Path
 
 from absl import flags
@@ -45,6 +46,7 @@ PREPROCESSING = flags.DEFINE_enum(
     "preprocessing", None, list(PREPROCESSINGS), "of the sheet [by the images: mnist, cifar10 or vgg_f]"
 )
 
+_MANY = 256  # images, enough for the recipes' batches
 _PICTURES = (".png", ".jpg", ".pdf", ".svg", ".webp")
 
 
@@ -58,8 +60,12 @@ def main(source: str, out: str) -> int:
         test_split = "train" if set(TEST_SPLITS).isdisjoint(report.splits) else None
         recipe = sheet_recipe(dataset, PREPROCESSING.value, test_split)
         suits = recipe.data.preprocessing if recipe.data.preprocessing in ("mnist", "cifar10") else "photos"
-        parts = " --config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]'" if test_split else ""
-        print(f"a first look: python -m jaxtern.train --config={suits} --config.data.name={dataset}{parts}", flush=True)
+        named = shlex.quote(dataset)
+        named += " --config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]'" if test_split else ""
+        images = sum(shard.images for shard in report.splits["train"])
+        if images < _MANY:
+            named += f" --config.run.batch_size={max(images // 8, 1) * 4}"
+        print(f"a first look: python -m jaxtern.train --config={suits} --config.data.name={named}", flush=True)
         if SHEET.value:
             command_line.tell("drawing the sheet")
             draw_sheet(recipe, Path(SHEET.value))

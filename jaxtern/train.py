@@ -129,7 +129,8 @@ def describe(run: Run) -> str:
     parameters = sum(leaf.size for leaf in jax.tree.leaves((run.state.params, run.state.frozen)))
     feed = "resident" if run.inputs.resident else "streamed"
     start = f"from step {step}" if 0 < step < recipe.run.num_steps else "finished" if step else "from the start"
-    processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    devices = f" of {jax.local_device_count()} devices" if jax.local_device_count() > 1 else ""
+    processes = f" in {jax.process_count()} processes{devices}" if jax.process_count() > 1 else ""
     wire = str(run.wires[1])
     if step:  # the table was told when the run began
         wire = wire.splitlines()[-1]

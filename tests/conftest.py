@@ -365,7 +365,7 @@ PROGRESS = (
     "loading JAX",
     "opening the data: ",
     "evaluating ",
-    "predicting ",
+    "images to predict: ",
     "exporting ",
     "drawing the sheet",
     "measuring this machine",

@@ -93,9 +93,9 @@ class StreamingFeed:
 def _require_batch(batch_size: int, num_examples: int, share: Share) -> None:
     """Refuses a batch that is larger than the split, or that the hosts cannot share equally."""
     if batch_size > num_examples:
-        raise ValueError(f"batch_size={batch_size}: must be at most the {num_examples} examples of the training split")
+        raise ValueError(f"run.batch_size={batch_size}: must be at most the {num_examples} training examples")
     if batch_size % share.num_hosts:
-        raise ValueError(f"batch_size={batch_size}: must be a multiple of the {share.num_hosts} hosts")
+        raise ValueError(f"run.batch_size={batch_size}: must be a multiple of the {share.num_hosts} hosts")
 
 
 def evaluation_batches(

@@ -5,6 +5,7 @@
 
 import importlib.util
 import resource
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def open_folder(path: str | Path, train_split: str = "train", test_split: str | 
     if not path.is_dir():
         raise FileNotFoundError(f"{given}: no such folder")
     if not (path / "dataset_info.json").is_file():
-        why = f"python -m jaxtern.prepare SOURCE {path} makes one"
+        why = f"python -m jaxtern.prepare SOURCE {shlex.quote(str(path))} makes one"
         if any(path.glob("*array_record*")):
             why = "its preparation was not finished: run the same jaxtern.prepare again"
         raise FileNotFoundError(f"{given}: holds no dataset (there is no dataset_info.json); {why}")

@@ -33,7 +33,7 @@ def load_dataset(
         return load_digits()
     if "/" in name and (Path(name).exists() or not _CONFIG.fullmatch(name)):
         if Path(name).is_file():
-            raise ValueError(f"dataset={name!r}: is a file, which is read as text where preprocessing='text'")
+            raise ValueError(f"dataset={name!r}: is no folder; data.preprocessing='text' reads a file as text")
         refuse_arguments(name, data_dir=data_dir)
         return records.open_folder(name, train_split, test_split)
     if name == "mnist" and data_dir is not None and not (Path(data_dir) / name).is_dir():

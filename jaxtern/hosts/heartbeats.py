@@ -1,10 +1,9 @@
 """Heartbeats over TCP, by which the processes of a cluster know which of them are alive.
 
-Every process keeps a connection to process 0. Both sides send a beat every second, a goodbye before a regular end, and
-a verdict before they leave because something failed. A process is lost if its connection closes without a goodbye or
-verdict, or if nothing arrives for too long. Beats go on after a goodbye, until the connection closes, as JAX lets all
-processes wait for each other at the end; process 0 must stay until all have said goodbye. The first verdict that
-reaches process 0 is final: it tells all others, which repeat it to confirm.
+Every process keeps a connection to process 0. Both sides send a beat every second, a word when they have reached their
+end, a goodbye before they leave, and a verdict before they leave because something failed. A process is lost if its
+connection closes without a goodbye or verdict, or if nothing arrives for too long. Process 0 must stay until all have
+reached their end. The first verdict that reaches process 0 is final: it tells all others, which repeat it to confirm.
 """
 
 import abc
@@ -52,7 +51,7 @@ class _Peer:
 
     def __init__(self, host: str, writer: asyncio.StreamWriter, heard: float):
         self.host, self.writer, self.heard = host, writer, heard
-        self.finished = self.gone = self.knows_verdict = False
+        self.at_end = self.finished = self.gone = self.knows_verdict = False
 
 
 class Side(abc.ABC):
@@ -74,7 +73,7 @@ class Side(abc.ABC):
         self._peers: dict[int, _Peer] = {}
         self._beat = min(1.0, timeout / 6)
         self._clock = AwakeClock(self._beat)
-        self._finished = False
+        self._at_end = False
 
     async def run(self, leave: Callable[[Verdict], None]) -> None:
         """Sends and receives for ever; calls `leave` once with a verdict, but not for this process's own failure."""
@@ -92,10 +91,19 @@ class Side(abc.ABC):
         peers = [self._peers.get(process) for process in self._others]
         return all(peer is not None and (peer.knows_verdict or peer.gone) for peer in peers)
 
+    def tell_end(self) -> None:
+        """Tells the others that this process has nothing more to do with them."""
+        self._at_end = True
+        self._send(end=True)
+
+    def all_at_end(self) -> bool:
+        """Whether the others have reached their end, too."""
+        return all(peer.at_end or peer.gone for peer in tuple(self._peers.values()))
+
     def tell_goodbye(self) -> None:
-        """Tells the others that this process is about to end regularly."""
-        self._finished = True
-        self._send(bye=True)
+        """Tells the others that this process is about to leave regularly."""
+        self._at_end = True
+        self._send(end=True, bye=True)
 
     def alone(self) -> bool:
         """Whether the processes for which this one stays have left."""
@@ -125,6 +133,7 @@ class Side(abc.ABC):
             while line := await reader.readline():
                 said = parse_line(line) or {}
                 peer.heard = self._clock.now
+                peer.at_end |= "end" in said
                 peer.finished |= "bye" in said
                 if "verdict" in said:
                     peer.knows_verdict = True
@@ -137,7 +146,7 @@ class Side(abc.ABC):
         if not peer.finished:
             reason = "ended without a word: it was killed, or its host went down"
             self._judge(Verdict(process, 1, f"{named(process, peer.host)} {reason}"))
-        elif process == 0 and not self._finished:
+        elif process == 0 and not self._at_end:
             self._judge(Verdict(0, 1, f"{named(0, peer.host)} ended before the others had"))
 
     def _send_beat(self) -> None:

@@ -127,15 +127,14 @@ async def _listen(meet: Callable, bind_address: str) -> asyncio.Server:
         if error.errno == errno.EADDRINUSE:
             who = "another program listens there, or another process with process_id=0"
             raise StartError(f"coordinator={bind_address}: {who} ({reason})") from None
-        need = "process 0 must run on that host: is this process 0?"
-        need += " JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT names another address to listen at"
-        raise ValueError(f"coordinator={bind_address}: {need} ({' '.join(reason.split())})") from None
+        need = "process 0, which this is, must run on that host, or JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT name another"
+        raise ValueError(f"coordinator={bind_address}: {' '.join(reason.split())}; {need}") from None
 
 
 def _ask(cluster: Cluster, timeout: float) -> dict[str, Any]:
     """Introduces this process to process 0, again and again until it answers."""
     address, begun = parse_address("coordinator", cluster.coordinator), time.monotonic()
-    reason, told = "nothing answers there", False
+    reason, told = "no run answers there", False
     while (left := begun + timeout - time.monotonic()) > 0:
         if not told and timeout - left > _QUIET_SECONDS:
             told = True
@@ -147,7 +146,7 @@ def _ask(cluster: Cluster, timeout: float) -> dict[str, Any]:
                 with connection.makefile("rb") as lines:
                     answer = parse_line(lines.readline(LONGEST_LINE))
         except TimeoutError:
-            reason = "nothing answers there"
+            reason = "no run answers there"
         except OSError as error:
             reason = " ".join((error.strerror or str(error)).split())
         else:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxtern.hosts.heartbeats import Hub, Side, Spoke, Verdict
 from jaxtern.hosts.roll_call import StartError
 from jaxtern.hosts.settings import shorten, to_line
@@ -27,6 +29,7 @@ _VERDICT_SECONDS = 3.0  # time for the watch to hear of a lost process after a c
 _TELL_SECONDS = 2.0
 _ASIDE_SECONDS = 0.5  # for which a process stays that leaves because another failed
 _LAST_SECONDS = 2.0  # for which process 0 stays, as JAX aborts the others at once when it leaves
+_END_SECONDS = 300.0  # as jax.distributed waits
 _GOODBYE_SECONDS = 10.0
 _HOOK_SECONDS = 20.0
 _STEP_SECONDS = 0.02
@@ -45,6 +48,12 @@ class Watch:
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def say_goodbye(self, awaits_others: bool) -> None:
+        if not awaits_others:
+            self._call(self._side.tell_end)
+            self._wait_for(self._side.all_at_end, _END_SECONDS)
+            while self._verdict.wait(5 * _STEP_SECONDS):  # the watch's thread is about to end this process
+                time.sleep(60)
+            jax.distributed.shutdown()  # not at Python's exit: JAX aborts if one is lost before
         self._call(self._side.tell_goodbye)
         if awaits_others and isinstance(self._side, Hub):
             self._wait_for(self._side.alone, _GOODBYE_SECONDS)
@@ -165,10 +174,10 @@ def tell_failure(reason: str, status: int, asks_first: bool = True) -> None:
 
 
 def say_goodbye(awaits_others: bool = False) -> None:
-    """Tells the other processes that this one ends regularly.
+    """Leaves regularly, with all others, for which it waits up to 5 minutes.
 
-    With `awaits_others`, process 0 waits up to 10 seconds for the others to exit, as JAX aborts them when they lose it.
-    Set it for an exit without jax.distributed's own wait for all.
+    With `awaits_others`, it leaves at once, but process 0 waits up to 10 seconds for the others to exit, as JAX aborts
+    them when they lose it.
     """
     if _watch is not None:
         _watch.say_goodbye(awaits_others)

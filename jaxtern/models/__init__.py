@@ -59,11 +59,11 @@ def create_model(
     """
     if name not in MODELS:
         raise ValueError(
-            f"model={name!r}: must be one of {', '.join(MODELS)}, or what a recipe or --networks adds to them"
+            f"model.name={name!r}: must be one of {', '.join(MODELS)}, or what a recipe or --networks adds to them"
         )
     takes, given = (("images", "text")[is_text] for is_text in (MODELS[name].takes_text, len(input_shape) == 1))
     if takes != given:
-        raise ValueError(f"model={name!r}: takes {takes}, and preprocessing gives {given}")
+        raise ValueError(f"model.name={name!r}: takes {takes}, and preprocessing gives {given}")
     options: dict[str, Any] = {} if dropout_rate is None else {"dropout_rate": dropout_rate}
     if dropout_rate is not None:
         if "dropout_rate" not in inspect.signature(MODELS[name].__init__).parameters:

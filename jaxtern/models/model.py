@@ -39,9 +39,8 @@ class Model(nnx.Module):
 def unpack_image_shape(input_shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:
     """Height, width and channels of images with sides of at least `least` pixels; ValueError for other shapes."""
     if len(input_shape) != 3 or min(input_shape) < 1 or min(input_shape[:2]) < least:
-        raise ValueError(
-            f"input_shape={input_shape}: must be height, width and channels, height and width {least} or more"
-        )
+        rule = f"must be height, width and channels, height and width (data.image_size) {least} or more"
+        raise ValueError(f"input_shape={input_shape}: {rule}")
     height, width, channels = input_shape
     return height, width, channels
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtern.compression.fragments import EVERY_STEP, Timing
 from jaxtern.compression.network.links import Network
@@ -88,17 +88,18 @@ class Forecast:
             return "one worker exchanges nothing: take float"
         best, plain = self.best_exact(), self.best(["float"])
         exact, base = self.here[best].total, self.every_step[plain].total
+        usual = "float" if self.scenario.timing.steps == 1 else "float in every step"
         if base <= exact:
             text = f"stay with {plain}: {seconds(base)} a step"
             text += f", while the best exact exchange, {best}, takes {seconds(exact)}" if best != plain else ""
         else:
-            text = f"take {best}: {seconds(exact)} a step, {base / exact:.2f} times the speed of float"
+            text = f"take {best}: {seconds(exact)} a step, {base / exact:.2f} times the speed of {usual}"
         text += self._compare_with_one_worker(min(exact, base))
         for way in (self.best([name]) for name in dict.fromkeys(way.method for way in self.here)):
             if way not in (best, plain) and self.here[way].total < min(exact, base):
                 what = ", which is unbiased but not exact," if way.method == "two_way" else ""
                 text += f"; {way}{what} takes {seconds(self.here[way].total)}"
-                text += f", {base / self.here[way].total:.2f} times the speed of float"
+                text += f", {base / self.here[way].total:.2f} times the speed of {usual}"
         return text + self._recommend_local_steps(best if exact < base else plain)
 
     def _compare_with_one_worker(self, total: float) -> str:
@@ -115,24 +116,6 @@ class Forecast:
         steps = next((steps for steps, total in totals.items() if total < 1.1 * compute), _LOCAL_STEPS[-1])
         text = f"; with an exchange in {steps} steps (local.steps={steps}) it takes {seconds(totals[steps])} on average"
         return text + (", but try 10 to 30 steps first, as more cost accuracy" if steps > 30 else "")
-
-    def to_json(self) -> dict[str, Any]:
-        """All figures, in seconds and bytes a second, ready for JSON."""
-
-        def row(way: Way, time: StepTime) -> dict[str, Any]:
-            return way._asdict() | time._asdict() | {"total": time.total}
-
-        return {
-            "cluster": dataclasses.asdict(self.scenario),
-            "step": [row(way, time) for way, time in self.here.items()],
-            "scaling": [
-                {"workers": count, **row(way, time), "speed_up": self.speed_up(count, way)}
-                for count, times in self.scaling.items()
-                for way, time in times.items()
-            ],
-            "best": self.best_exact()._asdict(),
-            "recommendation": self.recommendation(),
-        }
 
     def __str__(self) -> str:
         """Two tables, less than 100 columns wide: the cluster's step, and the speed-up at other sizes."""

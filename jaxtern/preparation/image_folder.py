@@ -51,7 +51,7 @@ def open_image_folder(path: Path, validation_fraction: float | None, seed: int) 
     elif validation_fraction is not None:
         raise ValueError(f"validation_fraction={validation_fraction}: the source has splits: {', '.join(items)}")
     other = len(shown) - len(kept)
-    remarks = (f"{other:,} files left out, as their names are not those of images",) if other else ()
+    remarks = (f"left out, as their names are not those of images: {other:,}",) if other else ()
     lossless = all(each.member.is_folder or each.parts[-1].lower().endswith(LOSSLESS) for each in kept)
     return Source(names, items, read, "png" if lossless else "jpeg", remarks=remarks)
 
@@ -69,7 +69,7 @@ def split_off_validation(
         count = max(1, round(fraction * len(rows)))
         if 0 < len(rows) <= count:  # require_sound refuses a class without images
             raise ValueError(
-                f"validation_fraction={fraction}: class {name} has {len(rows)} images, too few to split;"
+                f"validation_fraction={fraction}: class {name} has too few images to split: {len(rows)};"
                 " --validation_fraction=0 leaves all of them to training"
             )
         generator = np.random.Generator(np.random.Philox(key=[seed, label]))

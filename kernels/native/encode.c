@@ -1,6 +1,6 @@
 /* ternary_encode: see ternary_encode.py, and noise.py and rounding.py for the arithmetic. */
 #include <math.h>
-#if defined(__SSE2__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -27,9 +27,6 @@ INLINE Wide multiply_low(Wide a, Wide b) { return (Wide)_mm512_mul_epu32((__m512
 #elif defined(__AVX2__)
 typedef uint64_t Wide __attribute__((vector_size(32), may_alias));
 INLINE Wide multiply_low(Wide a, Wide b) { return (Wide)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
-#elif defined(__SSE2__)
-typedef uint64_t Wide __attribute__((vector_size(16), may_alias));
-INLINE Wide multiply_low(Wide a, Wide b) { return (Wide)_mm_mul_epu32((__m128i)a, (__m128i)b); }
 #else
 typedef uint64_t Wide __attribute__((vector_size(16), may_alias));
 INLINE Wide multiply_low(Wide a, Wide b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }

@@ -114,7 +114,8 @@ def test_join_on_an_address_of_another_machine_is_refused(open_script: Open, end
         open_script(SCRIPT, "--coordinator=192.0.2.77:2222", "--process_id=0", "--num_processes=2")
     )
     assert status == 2
-    assert line.startswith("error: coordinator=192.0.2.77:2222: process 0 must run on that host")
+    assert line.startswith("error: coordinator=192.0.2.77:2222: ")
+    assert "process 0, which this is, must run on that host" in line
 
 
 def _slurm(process: int, count: int, port: int) -> dict[str, str]:

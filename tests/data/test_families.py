@@ -36,7 +36,7 @@ def standardize(name: str, images: np.ndarray) -> np.ndarray:
 
 
 def test_preprocessing_of_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match=r"^preprocessing='resnet': must be one of mnist, cifar10, alexnet, vgg, "):
+    with pytest.raises(ValueError, match=r"^data.preprocessing='resnet': must be one of mnist, cifar10, alexnet, "):
         get_preprocessing("resnet")
 
 

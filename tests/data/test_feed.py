@@ -174,7 +174,7 @@ def test_damaged_image_is_named(
 @pytest.mark.parametrize(
     ("batch", "num_hosts", "words"),
     [
-        (24, 1, "batch_size=24: must be at most the 23 examples of the training split"),
+        (24, 1, "batch_size=24: must be at most the 23 training examples"),
         (8, 3, "batch_size=8: must be a multiple of the 3 hosts"),
     ],
 )

@@ -102,7 +102,7 @@ def test_dataset_of_text_is_a_file_with_a_slash(tmp_path: Path, monkeypatch: pyt
     for name, words in refused.items():
         with pytest.raises((ValueError, FileNotFoundError), match=f"^dataset='{name}': .*{words}$"):
             open_text(name, 3, None, "train", None)
-    with pytest.raises(ValueError, match=r"^dataset='./a.txt': is a file, which is read as text where preprocessing"):
+    with pytest.raises(ValueError, match=r"^dataset='./a.txt': is no folder; data.preprocessing='text'"):
         load_dataset("./a.txt")
 
 
@@ -147,7 +147,7 @@ def test_images_ask_for_their_labels():
     for inputs, targets in (task.in_training(images, labels, keys), task.in_evaluation(images, labels)):
         np.testing.assert_allclose(inputs, np.asarray(images) / 127.5 - 1, rtol=1e-6)
         assert targets is labels
-    with pytest.raises(ValueError, match=r"^preprocessing='vgg99': must be one of mnist, .*, text$"):
+    with pytest.raises(ValueError, match=r"^data.preprocessing='vgg99': must be one of mnist, .*, text$"):
         create_task("vgg99")
 
 

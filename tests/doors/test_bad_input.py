@@ -37,7 +37,7 @@ CASES = {
         ["--config.mean.method=zip"],
         ["mean.method='zip'", "float, ternary, terngrad, quantized, top_k, dgc"],
     ),
-    "unknown model": ("train", ["--config.model.name=lenett"], ["model='lenett'", "lenet"]),
+    "unknown model": ("train", ["--config.model.name=lenett"], ["model.name='lenett'", "lenet"]),
     "unknown dataset": ("train", ["--config.data.name=cifar99"], ["dataset='cifar99'", "TFDS knows none"]),
     "no such folder": ("train", ["--config.data.name=./nowhere"], ["dataset='./nowhere': no such folder"]),
     "text that is not there": (
@@ -45,7 +45,7 @@ CASES = {
         ["--config=charlm", "--config.data.name=./nowhere.txt"],
         ["dataset='./nowhere.txt': no such file"],
     ),
-    "text as images": ("train", ["--config.data.name=../play.txt"], ["dataset='../play.txt': is a file", "'text'"]),
+    "text as images": ("train", ["--config.data.name=../play.txt"], ["dataset='../play.txt': is no folder", "'text'"]),
     "images as text": ("train", ["--config=charlm", "--config.data.name=digits"], ["dataset='digits'", "a text file"]),
     "text that is too short": (
         "train",
@@ -60,7 +60,7 @@ CASES = {
             "--config.data.synthetic_classes=9",
             "--config.model.name=lenet",
         ],
-        ["model='lenet': takes images, and preprocessing gives text"],
+        ["model.name='lenet': takes images, and preprocessing gives text"],
     ),
     "unknown preprocessing": (
         "train",
@@ -79,7 +79,7 @@ CASES = {
         ["--config.data.preprocessing=cifar10", "--config.data.image_size=9"],
         ["size=9", "8 by 8"],
     ),
-    "batch larger than the split": ("train", ["--config.run.batch_size=1440"], ["batch_size=1440", "1437 examples"]),
+    "batch larger than the split": ("train", ["--config.run.batch_size=1440"], ["batch_size=1440", "1437 training"]),
     "made images of no shape": (
         "train",
         ["--config.data.name=synthetic", "--config.data.synthetic_shape=(5,5)"],

@@ -86,7 +86,7 @@ def test_network_exported_without_its_dataset_predicts_files_and_dataset_as_eval
     done = run_door("predict", tmp_path / "moved", f"--dataset={dataset}", f"--out={of_dataset}")
     assert (done.returncode, done.stderr) == (0, "")
     told, precision = done.stdout.splitlines()
-    assert told == f"predictions of 8 images in {of_dataset}"
+    assert told == f"predictions in {of_dataset}, of images: 8"
     done = run_door("predict", tmp_path / "moved", photos / "source" / "test", f"--out={of_files}")
     assert (done.returncode, done.stderr) == (0, "")
     assert of_dataset.read_bytes() == evaluated.read_bytes()
@@ -96,7 +96,7 @@ def test_network_exported_without_its_dataset_predicts_files_and_dataset_as_eval
     if family["preprocessing"] == "inception":  # takes images of any shape
         of_others = tmp_path / "others.csv"
         done = run_door("predict", tmp_path / "moved", "--dataset=digits", f"--out={of_others}")
-        assert (done.returncode, done.stdout) == (0, f"predictions of 360 images in {of_others}\n")
+        assert (done.returncode, done.stdout) == (0, f"predictions in {of_others}, of images: 360\n")
         assert done.stderr == "--dataset=digits: has other classes than the network; its labels are not compared\n"
     assert all(key.split("/")[1] == row[0] for key, row in read(evaluated).items())
     assert read(of_files) == expected
@@ -170,7 +170,7 @@ def test_predict_needs_nothing_of_training_and_names_damaged_images(
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     said = without_progress(done.stderr).splitlines()
-    assert said == ["error: b.png: the PNG is damaged or cut short", "imported []"]
+    assert said == ["error: b.png: the PNG is damaged or cut short: Truncated File Read", "imported []"]
     (line,) = done.stdout.splitlines()
     key, *values = line.split()
     assert key == "a.png"

@@ -35,8 +35,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, run_door: Callable) -> Pat
                 cv2.imwrite(str(folder / f"{number}.jpg"), photo)
     done = run_door("prepare", root / "source", root / "out", f"--sheet={root / 'sheet.png'}")
     assert done.returncode == 0, done.stderr
+    first = "a first look: python -m jaxtern.train"
     assert done.stdout.splitlines()[-2:] == [
-        f"a first look: python -m jaxtern.train --config=photos --config.data.name={root / 'out'}",
+        f"{first} --config=photos --config.data.name={root / 'out'} --config.run.batch_size=16",
         f"sheet in {root / 'sheet.png'}",
     ]
     return root / "out"

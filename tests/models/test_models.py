@@ -176,7 +176,7 @@ def test_batch_norm_has_terngrads_constants_and_no_scale(name: str, momentum: fl
 def test_model_refuses_images_of_which_nothing_would_be_left(name: str, side: int, shapes_of: Callable):
     shapes_of(name, (side, side, 3), 10)
     for shape in ((side - 1, 224, 3), (224, side - 1, 3)):
-        message = f"input_shape={shape}: must be height, width and channels, height and width {side} or more"
+        message = f"{shape}: must be height, width and channels, height and width (data.image_size) {side} or more"
         with pytest.raises(ValueError, match=re.escape(message)):
             create_model(name, shape, 10, seed=0)
 
@@ -189,7 +189,7 @@ def test_model_refuses_what_is_no_image(name: str, shape: tuple[int, ...]):
 
 
 def test_model_that_does_not_exist_is_named():
-    with pytest.raises(ValueError, match="model='lenett': must be one of lenet, cifarnet"):
+    with pytest.raises(ValueError, match=r"model.name='lenett': must be one of lenet, cifarnet"):
         create_model("lenett", (28, 28, 1), 10, seed=0)
 
 
@@ -207,7 +207,7 @@ def test_dropout_rate_is_that_of_all_dropouts_or_refused(name: str):
 
 @pytest.mark.parametrize(("name", "shape"), [("lenet", (28,)), ("transformer", (28, 28, 1))])
 def test_model_of_images_takes_no_text_nor_the_other_way_round(name: str, shape: tuple[int, ...]):
-    with pytest.raises(ValueError, match=f"model='{name}': takes (images|text), and preprocessing gives (text|images)"):
+    with pytest.raises(ValueError, match=f"name='{name}': takes (images|text), and preprocessing gives (text|images)"):
         create_model(name, shape, 10, seed=0)
 
 

@@ -41,7 +41,7 @@ def test_folders_of_classes_come_back_once_byte_for_byte(
         ("train", "1", "15", "3", "5", "0", "0"),
         ("test", "1", "6", "3", "2", "0", "0"),
     ]
-    assert report.remarks == ("1 files left out, as their names are not those of images",)
+    assert report.remarks == ("left out, as their names are not those of images: 1",)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ BAD = {
     ),
     "too few to split": (
         {"a/1.png": b"", "b/1.png": b"", "b/2.png": b""},
-        ["class a has 1 images, too few to split; --validation_fraction=0 "],
+        ["class a has too few images to split: 1; --validation_fraction=0 "],
     ),
 }
 

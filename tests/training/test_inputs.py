@@ -94,7 +94,7 @@ def test_inputs_too_large_for_the_devices_are_streamed(
         (TEXT | {"feed": "streaming"}, "feed='streaming': preprocessing='text' takes text, which is resident"),
         (TEXT | {"image_size": 7}, "image_size=7: preprocessing='text'"),
         (TEXT | {"data": "digits"}, "dataset='digits': preprocessing='text' takes the path of a text file"),
-        (TEXT | {"preprocessing": "mnist"}, "is a file, which is read as text where preprocessing='text'"),
+        (TEXT | {"preprocessing": "mnist"}, "is no folder; data.preprocessing='text'"),
         (TEXT | MADE | {"synthetic_classes": 1000}, "synthetic_classes=1000: must be 256 at most"),
         (MADE | {"preprocessing": "vgg"}, r"data.synthetic_shape=\(12, 10, 3\): .*='vgg' takes \(224, 224, 3\)"),
         (MADE | {"synthetic_shape": (12, 10)}, r"synthetic_shape=\(12, 10\): must be height, width and channels"),

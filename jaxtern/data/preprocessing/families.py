@@ -82,7 +82,7 @@ class Preprocessing:
 def get_preprocessing(name: str) -> Preprocessing:
     """The preprocessing of images with this name; raises ValueError for an unknown one."""
     if name not in PREPROCESSINGS:
-        raise ValueError(f"preprocessing={name!r}: must be one of {', '.join(PREPROCESSINGS)}, text")
+        raise ValueError(f"data.preprocessing={name!r}: must be one of {', '.join(PREPROCESSINGS)}, text")
     return PREPROCESSINGS[name]
 
 

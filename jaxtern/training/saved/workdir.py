@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import logging
@@ -23,6 +24,9 @@ WITHOUT_EFFECT = (  # fields that change no bit of a run
     "run.keep_checkpoints", "run.keep_best", "data.decode_threads", "data.decode_processes",
 )  # fmt: skip
 
+_LASTING = errno.EACCES, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS  # no second try helps
+_NAMED = 4  # changes that an error names
+
 
 def read_recipe(workdir: Path) -> Recipe:
     """Reads the recipe of a run; raises FileNotFoundError if there is no run, ValueError if it cannot be read."""
@@ -41,16 +45,19 @@ def read_recipe(workdir: Path) -> Recipe:
 
 @contextlib.contextmanager
 def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> Iterator[None]:
-    """Claims a folder for a run of this recipe; raises OSError if it cannot be made.
+    """Claims a folder for a run of this recipe; raises OSError if it cannot be made now.
 
     Raises ValueError if another process trains there, if it holds a run of another recipe and `allow_change` is false,
     or if its path cannot be a folder.
     """
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        lock = (workdir / "lock").open("w")
+    except OSError as error:
+        if error.errno not in _LASTING:
+            raise
         raise ValueError(f"workdir={str(workdir)!r}: cannot be made: {error.strerror}") from None
-    with (workdir / "lock").open("w") as lock:
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -74,7 +81,7 @@ def _take_over(workdir: Path, recipe: Recipe, allow_change: bool) -> None:
     if not allow_change:
         _require_none(workdir, "config", changes)
     elif changes:
-        logger.info("the run goes on with another config: %s", changes)
+        logger.info("the run goes on with another config: %s", "; ".join(changes))
 
 
 def write_recipe(workdir: Path, recipe: Recipe) -> None:
@@ -124,14 +131,15 @@ def _write_json(path: Path, content: dict) -> None:
     replace_durably(path, json.dumps(content, indent=2) + "\n")
 
 
-def _find_changes(before: dict[str, Any], after: dict[str, Any]) -> str:
+def _find_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     changed = [name for name in before if before[name] != after[name] and name not in WITHOUT_EFFECT]
-    return "; ".join(f"{name} is {before[name]!r} there and {after[name]!r} here" for name in changed)
+    return [f"{name} is {before[name]!r} there and {after[name]!r} here" for name in changed]
 
 
-def _require_none(workdir: Path, kind: str, changes: str) -> None:
+def _require_none(workdir: Path, kind: str, changes: list[str]) -> None:
     if changes:
+        named = "; ".join(changes[:_NAMED]) + (f"; and {len(changes) - _NAMED} more" if changes[_NAMED:] else "")
         raise ValueError(
-            f"workdir={str(workdir)!r}: holds a run with another {kind} ({changes});"
+            f"workdir={str(workdir)!r}: holds a run with another {kind} ({named});"
             f" take another --workdir, or continue it with this {kind} by --allow_config_change"
         )
