@@ -86,7 +86,7 @@ class WireReport(NamedTuple):
 
     def summary(self) -> str:
         """The report in a line."""
-        coded = f" ({self.coded_bits_per_element:.2f} if coded perfectly)" if self.traffic.saved else ""
+        coded = f" ({self.coded_bits_per_element:.2f} by an ideal entropy coder)" if self.traffic.saved else ""
         return (
             f"{self.bits_per_element:.2f} bits per gradient element, worker and step{coded}; float32 all-reduce"
             f" {self.float_bits_per_element:.1f}: {self.comparison}"

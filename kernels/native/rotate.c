@@ -47,8 +47,8 @@ static void mix(float* x, int size, float factor) {
 }
 
 INLINE void flip_row(Lanes* x, const Noise* noise, int row) {
-  const Bits column = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  *x = (Lanes)((Bits)*x ^ (noise->halves[row / 2 % 2][row / 4] >> row % 2 * WAYS) >> column << 31);
+  const Bits zero = {0}, column = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  *x = (Lanes)((Bits)*x ^ (zero + (noise->halves[row / 2 % 2][row / 4] >> row % 2 * WAYS)) >> column << 31);
 }
 
 INLINE void mix_four(Lanes* x, int step) {
