@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxtern.hosts.heartbeats import Hub, Side, Spoke, Verdict
 from jaxtern.hosts.roll_call import StartError
 from jaxtern.hosts.settings import shorten, to_line
@@ -53,6 +51,8 @@ class Watch:
             self._wait_for(self._side.all_at_end, _END_SECONDS)
             while self._verdict.wait(5 * _STEP_SECONDS):  # the watch's thread is about to end this process
                 time.sleep(60)
+            import jax  # here, as a command says something before it loads JAX
+
             jax.distributed.shutdown()  # not at Python's exit: JAX aborts if one is lost before
         self._call(self._side.tell_goodbye)
         if awaits_others and isinstance(self._side, Hub):

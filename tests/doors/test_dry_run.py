@@ -168,7 +168,7 @@ def test_dry_run_knows_the_highest_rate():
 @pytest.mark.parametrize(
     ("name", "sections", "words"),
     [
-        ("digits", {"model": {"name": "lenett"}}, "model='lenett': must be one of"),
+        ("digits", {"model": {"name": "lenett"}}, "model.name='lenett': must be one of"),
         ("digits", {"mean": {"exclude": ("conv9/.*",)}}, "exclude='conv9/.*': must match"),
         ("flowers", {"model": {"init_exclude": ("head/.*",)}}, "init_exclude='head/.*': must match"),
         ("cifar10", {"data": {"image_size": 33}}, "image_size=33: images of 32 by 32 pixels"),

@@ -43,7 +43,7 @@ def test_own_network_is_evaluated_and_exported_from_its_file(folder: Path, run_d
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "error: model='two_layers': must be one of lenet, "),
+        ([], "error: model.name='two_layers': must be one of lenet, "),
         (["--networks=nowhere.py"], "error: --networks=nowhere.py: FileNotFoundError: "),
         (["--networks=broken.py"], "error: --networks=broken.py: ZeroDivisionError: division by zero"),
     ],

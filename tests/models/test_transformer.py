@@ -158,8 +158,8 @@ def test_transformer_refuses_more_characters_than_it_has_positions():
 @pytest.mark.parametrize(
     ("name", "shape", "words"),
     [
-        ("transformer", (28, 28, 1), "model='transformer': takes text, and preprocessing gives images"),
-        ("lenet", (128,), "model='lenet': takes images, and preprocessing gives text"),
+        ("transformer", (28, 28, 1), "model.name='transformer': takes text, and preprocessing gives images"),
+        ("lenet", (128,), "model.name='lenet': takes images, and preprocessing gives text"),
     ],
 )
 def test_model_refuses_what_it_cannot_read(name: str, shape: tuple[int, ...], words: str):
