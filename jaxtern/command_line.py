@@ -65,7 +65,8 @@ def run(main: Callable[..., int], positionals: Sequence[str] = (), more_help: Ca
     with _ending_in_a_line():
         rest = _parse(positionals)
         if HELP.value:
-            print(sys.modules["__main__"].__doc__, flags.FLAGS.main_module_help() + more_help(), sep="\n")
+            told = flags.text_wrap(flags.doc_to_help(sys.modules["__main__"].__doc__ or ""))
+            print(told, flags.FLAGS.main_module_help() + more_help(), sep="\n")
             sys.exit(0)
         _require_positionals(rest, positionals)
         sys.exit(main(*rest))
