@@ -143,7 +143,8 @@ def leaving_when_failed() -> Iterator[None]:
     """Ends a process of a cluster at once if the code inside fails, by an exception or by `sys.exit`.
 
     Python's usual exit would wait for the other processes, which wait for this one. The others are told why. If this
-    process fails only because another did, as collectives do, it prints that one's reason and no traceback.
+    process fails only because another did, as collectives do, it prints that one's reason and no traceback. Where none
+    fails, all wait for each other at the end of the code inside, and leave JAX's cluster.
     """
     try:
         yield

@@ -114,13 +114,11 @@ def compressed_mean(
       fast_axis_name: axes of `shard_map` over the devices of one worker, such as those inside a host. Gradients are
         first averaged over them as floats: `hierarchical(float_mean(), reducer, fast_axis_name)`.
       min_size: tensors with fewer elements stay float.
-      exclude: a function of a tensor's path, such as "conv1/kernel"; if it returns True, which it must for at least one
-        path, the tensor stays float.
+      exclude: a function of a path, such as "conv1/kernel": whether that tensor stays float; at least one must.
       seed: seed of the noise, 0 to 2^32 - 1; it may be traced.
       virtual_workers: V: `updates` are a sequence of V trees, the gradients of V workers on each device, and the result
         has the same bits as from V times as many devices. None: they are the gradients of one worker.
-      delayed: whether to return the mean of the update before (zero in the first one), whose exchange runs beside the
-        computation of this update (see `jaxtern.delayed`).
+      delayed: whether to return the mean of the update before, zero in the first one (see `jaxtern.delayed`).
       statistics: whether to measure zeros, error and angle of what is sent; costs a float all-reduce in each step.
 
     Returns:

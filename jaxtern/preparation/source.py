@@ -53,7 +53,8 @@ def require_sound(source: Source, path: str, whole: bool) -> Source:
     if not seen:
         raise ValueError(f"SOURCE={path!r}: holds no images")
     if nowhere := [name for label, name in enumerate(source.class_names) if label not in seen]:
-        raise ValueError(f"SOURCE={path!r}: holds no images of {name_some(nowhere, 'class', 'classes')}; delete it")
+        lacks = f"holds no images of {name_some(nowhere, 'class', 'classes')}"
+        raise ValueError(f"SOURCE={path!r}: {lacks}; add some, or delete what is empty")
     if set(TEST_SPLITS).isdisjoint(source.splits):
         remedy = "--config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]' takes a tenth"
         remarks += (f"no split to evaluate on: training needs {' or '.join(TEST_SPLITS)}; {remedy}",)

@@ -150,7 +150,7 @@ def test_a_process_killed_after_another_has_ended_is_named(start: Callable, end_
 
 @pytest.mark.parametrize("seconds", [0.01, pytest.param(0.05, marks=pytest.mark.slow)])
 def test_a_process_killed_while_all_end_is_named(start: Callable, end_of: EndOf, seconds: float):
-    """In 9 of 12 tries such a process was killed before it had left JAX's cluster, which then aborted the other."""
+    """JAX itself would abort the other, if this one is lost before it has left JAX's cluster."""
     killed, left = start(2, "--steps=20")
     assert killed.stdout.readline() == "done\n"
     time.sleep(seconds)

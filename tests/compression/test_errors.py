@@ -47,6 +47,7 @@ QUANTIZED: list[tuple[dict[str, Any], str]] = [
     ({"block_size": 2.0}, r"block_size=2\.0: must be an integer of 1 or more"),
     ({"exchange": "ring"}, r"exchange='ring': must be one of auto, gather, sum, scatter, two_way$"),
     ({"exchange": None}, r"exchange=None: must be one of"),
+    ({"network": "1gbit"}, r"network='1gbit': must be a jaxtern\.Network, or None"),
 ]
 
 
@@ -333,3 +334,10 @@ def test_the_mean_has_no_derivative(transform: Callable):
 
     message = r"compressed_mean: has no derivative; differentiate the loss of each worker, then average$"
     _refused(lambda: jax.vmap(transform(total), axis_name="data")(jnp.ones((2, 3))), message)
+
+
+@pytest.mark.parametrize("state", [None, (), {"count": 0}])
+def test_state_that_init_did_not_make_is_named(state: Any):
+    mean = ternary_mean("data")
+    with pytest.raises(ValueError, match=f"state: is {type(state).__name__}: must be the CompressedMeanState"):
+        jax.vmap(lambda g: mean.update(g, state)[0], axis_name="data")(jnp.ones((2, 8)))

@@ -66,6 +66,15 @@ def test_png_decodes_to_what_was_encoded(channels: int):
     np.testing.assert_array_equal(decode(to_png(pixels), channels), pixels)
 
 
+def test_png_is_decoded_as_stored_whatever_its_exif_data_say():
+    """As its header has it, in which the pixels of a view are given."""
+    file, pixels = io.BytesIO(), paint(33, 47)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be shown turned by a quarter
+    Image.fromarray(pixels).save(file, "PNG", exif=turned)
+    np.testing.assert_array_equal(decode(file.getvalue(), 3), pixels)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_jpeg_of_every_kind_decodes_to_nearly_what_was_encoded(kind: str):
     pixels = paint(100, 130)

@@ -45,10 +45,9 @@ def test_plan_of_a_recipe_measures_step_and_codec(run_door: Callable, tmp_path: 
     steps = [re.split(r"  +", row) for row in rows if re.match(r"(float|gather|sum|scatter|two_way)[ ,]", row)]
     assert len(steps) == 10
     assert all(codec.endswith("s") for name, _, codec, *_ in steps if not name.startswith("float"))  # and is not 0
-    best = max(
-        (row for row in steps if row[0].startswith(("gather", "sum", "scatter"))), key=lambda row: float(row[-1])
-    )
-    assert f"take {best[0]}: " in done.stdout
+    exact = [row for row in steps if row[0].startswith(("gather", "sum", "scatter"))]
+    best = max(float(row[-1]) for row in exact)  # of several, as the column is rounded
+    assert any(f"take {row[0]}: " in done.stdout for row in exact if float(row[-1]) == best)
     assert "where compression takes no time: take " in rows[-1]
 
 

@@ -57,11 +57,11 @@ def test_prepare_draws_the_sheet(dataset: Path):
 
 def test_prepare_draws_the_sheet_of_training_images_alone(dataset: Path, run_door: Callable, tmp_path: Path):
     source, sheet = dataset.parent / "source" / "train", tmp_path / "sheet.png"
-    done = run_door("prepare", source, tmp_path / "out", "--validation_fraction=0", f"--sheet={sheet}")
+    done = run_door("prepare", source, tmp_path / "my out", "--validation_fraction=0", f"--sheet={sheet}")
     assert done.returncode == 0, done.stderr
     assert cv2.imread(str(sheet)).std() > 20
     parts = "--config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]' --config.run.batch_size=16"
-    assert done.stdout.splitlines()[-2].endswith(f" --config.data.name={tmp_path / 'out'} {parts}")
+    assert done.stdout.splitlines()[-2].endswith(f" --config.data.name='{tmp_path}/my out' {parts}")
     command = shlex.split(done.stdout.splitlines()[-2].partition("-m jaxtern.train ")[2])
     trained = run_door("train", *command, "--config.run.num_steps=1", f"--workdir={tmp_path / 'run'}")
     assert trained.returncode == 0, trained.stderr

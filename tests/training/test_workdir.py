@@ -1,5 +1,6 @@
 """A run's folder belongs to one recipe and to one trainer at a time."""
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,25 @@ def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(
     assert "num_steps is 6 there and 3 here" in caplog.text
     write_recipe(taken, other)
     assert read_recipe(taken) == other
+
+
+def test_of_many_changes_the_first_are_named(taken: Path, small_recipe: Callable[..., Recipe]):
+    other = small_recipe(num_steps=3, method="float", seed=5, learning_rate=0.3, batch_size=16, model="cifarnet")
+    with pytest.raises(ValueError, match=r"there and .* here; and \d more\); take another --workdir") as caught:
+        claim(taken, other, allow_change=False)
+    assert str(caught.value).count(" there and ") == 4
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EROFS, ValueError), (errno.ENOSPC, OSError)])
+def test_only_what_will_not_pass_is_a_mistake_of_the_user(
+    tmp_path: Path, small_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, number: int, kind: type
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(kind, match=r"no$"):
+        claim(tmp_path / "run", small_recipe(), allow_change=False)
 
 
 def test_workdir_of_before_recipes_had_sections_is_told(taken: Path, small_recipe: Callable[..., Recipe]):
