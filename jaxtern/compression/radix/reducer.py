@@ -93,9 +93,8 @@ def quantized(
       rotation: whether tensors are rotated before they are rounded.
       rounding: "dither" draws u for all workers, shifted for each, and subtracts it again; "stochastic" draws u for
         each worker and does not subtract it; "nearest" has u = 1/2, and only rotation makes the mean unbiased.
-      exchange: "gather", "sum" and "scatter" give the same mean, bit for bit, over different collectives; "auto" takes
-        the fastest of them by `network`. "two_way" sends the fewest bits from four workers on, as it rounds the mean
-        again before sending it back; it is unbiased but noisier.
+      exchange: "gather", "sum" and "scatter" give the same mean, bit for bit; "auto" takes the fastest of them by
+        `network`. "two_way" sends the fewest bits from four workers on; it rounds the mean again, unbiased but noisier.
       bucket_size: elements of the buckets in which tensors travel, the last of the tree first, so that one is on its
         way while others are computed, encoded or decoded. On CPUs larger buckets travel in pieces. None: a single
         bucket. Noise, and so the mean's last digits, depend on it.
