@@ -3,6 +3,7 @@ word on noise and trits, and the doors without their seconds of imports.
 """
 
 import dataclasses
+import fnmatch
 import importlib.metadata
 import json
 import math
@@ -65,6 +66,20 @@ hypothesis.settings.load_profile("jaxtern")
 MOST_MEMORY = 2**32  # bytes of a process that runs tests, at the end of a module
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "have XLA compile modules with the mark optimized as it does for a user, which takes twice as long"
+    parser.addoption("--optimize", action="store_true", help=told)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Rows of a table that its mark `few` does not name are slow."""
+    for item in items:
+        few = item.get_closest_marker("few")
+        if few and not any(fnmatch.fnmatchcase(item.name.partition("[")[2][:-1], row) for row in few.args):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def strict_promotion() -> Iterator[None]:
     """No implicit change of dtype. For our own code: optax's Adam, and so all training, needs the standard rules."""
@@ -74,8 +89,8 @@ def strict_promotion() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
-    """XLA optimises little, as most programs run once; in a module with that mark it compiles as for a user."""
-    quickly = request.node.get_closest_marker("optimized") is None
+    """XLA optimises little, as most programs run once; with --optimize a module with that mark is for a user."""
+    quickly = not (request.config.getoption("optimize") and request.node.get_closest_marker("optimized"))
     jax.config.update("jax_disable_most_optimizations", quickly)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

@@ -18,6 +18,7 @@ from jaxtern.training.run.run import prepare_run
 SIZE, WORKERS, BATCHES = 9000, 3, 12
 
 
+@pytest.mark.slow
 def test_gain_and_noise_are_those_of_normal_variables():
     """Of heavy-tailed gradients, whose workers differ threefold."""
     methods = ["terngrad", "ternary", "7 levels"]
@@ -76,6 +77,7 @@ def test_table_is_of_a_run_with_its_workers(
         assert "bias" in name or float(ternary.split(", ")[1]) < 0.7 * noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "status"), [("--batches=0", 2), ("--workers=0", 2), ("--workers=3", "error: --workers=3: must divide ")]
 )

@@ -33,6 +33,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return call
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_arguments_and_results():
     created = list(cases.create_cases(30_000, ["float32", "bfloat16"], 3))
     assert {case.op for case in created} == {"rotate", *OPS}
@@ -44,6 +45,7 @@ def test_bytes_are_those_of_arguments_and_results():
         assert case.moved == moved, case.name
 
 
+@pytest.mark.slow
 def test_table_and_figures_hold_every_operation(run: Callable, tmp_path: Path, capsys: pytest.CaptureFixture):
     file = tmp_path / "kernels.json"
     assert run("--elements", "2**12", "--dtypes", "float32", "--repeats", "2", "--json", str(file)) == 0
@@ -78,6 +80,7 @@ def test_blocks_have_a_scale_each_and_no_rows_of_plain_jnp(run: Callable, tmp_pa
     assert {row["implementation"] for row in json.loads(file.read_text())["rows"][1:]} <= {"reference", "native"}
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_takes_one_row_and_the_status(
     run: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
@@ -122,6 +125,7 @@ def test_comparison_is_bit_for_bit_and_any_nan_is_nan(mosaic: list[float], refer
     assert check.find_difference(run, (jnp.ones(1),)) == difference.replace("\\", "")
 
 
+@pytest.mark.slow
 def test_check_names_every_op_and_what_differs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     bad = check.shard_sum
     monkeypatch.setattr(check, "MIXES", 2)
@@ -162,6 +166,7 @@ def test_tune_prints_the_best_and_leaves_the_defaults(monkeypatch: pytest.Monkey
     assert "Tuning(warpgroups=4, items=1): too many registers" in printed
 
 
+@pytest.mark.slow
 def test_without_mosaic_tune_is_refused_and_check_says_so(run: Callable, capsys: pytest.CaptureFixture):
     reason = "the device is 'cpu', no NVIDIA GPU"
     assert run("--tune") == f"--tune: {reason}"

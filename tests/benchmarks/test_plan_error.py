@@ -68,6 +68,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_plan_error_is_nothing_where_the_model_is_the_truth(record: Path):
     done = run(record)
     assert done.returncode == 0, done.stderr

@@ -36,6 +36,7 @@ def test_join_of_three_by_flags_makes_them_one_cluster(open_script: Open, end_of
         assert out == [f"{process} 3 127.0.0.1:{free_port} 6 True"]
 
 
+@pytest.mark.slow
 def test_join_without_process_0_ends_in_one_line(open_script: Open, end_of: EndOf, free_port: int):
     as_in_torch = f"--coordinator=tcp://127.0.0.1:{free_port}", "--rank=1", "--world_size=2"
     status, out, (line,) = end_of(open_script(SCRIPT, *as_in_torch, "--start_timeout=2"))
@@ -58,6 +59,7 @@ def test_join_with_one_missing_names_it_in_all_that_are_there(open_script: Open,
     assert any("waiting for processes 1, 3 of 4" in line for line in err[:-1])
 
 
+@pytest.mark.few("number")
 @pytest.mark.parametrize(
     ("second", "rule"),
     [
@@ -137,6 +139,7 @@ def test_join_of_two_that_jax_finds(open_script: Open, end_of: EndOf, free_port:
         assert end_of(ended) == (0, [f"{process} 2 None 3 True"], [])  # nothing of gloo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_join_of_one_of_two_that_jax_finds_ends_in_one_line(
     open_script: Open, end_of: EndOf, free_port: int, process: int
@@ -151,6 +154,7 @@ def test_join_in_kubernetes_without_its_package_is_refused(open_script: Open, en
     assert (status, line.partition("cannot start")[0]) == (2, "error: Kubernetes: jax.distributed ")
 
 
+@pytest.mark.slow
 def test_failing_after_joining_ends_at_once_and_sigterm_ends_the_other(
     open_script: Open, end_of: EndOf, free_port: int
 ):

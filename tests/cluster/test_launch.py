@@ -122,6 +122,7 @@ def test_launch_of_a_missing_program_fails_like_a_shell(capfd: pytest.CaptureFix
     assert "no-such-program: not found" in capfd.readouterr().err
 
 
+@pytest.mark.few("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_launch_passes_signals_on_and_waits_for_all_to_save(
     open_script: Open, end_of: EndOf, tmp_path: Path, number: signal.Signals
@@ -177,6 +178,7 @@ def test_launch_ends_all_where_nobody_reads_what_they_print(open_script: Open, t
     process.stdout = None
 
 
+@pytest.mark.few("arguments[013]-*")
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

@@ -72,6 +72,7 @@ def test_mpirun_trains_to_the_bits_of_one_process(start: Callable, tmp_path: Pat
     assert ends[2] == ends[1]
 
 
+@pytest.mark.few("1")
 @pytest.mark.parametrize("victim", [0, 1])
 def test_mpirun_ends_all_where_one_is_killed(start: Callable, victim: int):
     launcher = start(2, Path(__file__).with_name("watch_process.py"))

@@ -99,6 +99,7 @@ def test_processes_that_stood_still_together_go_on(start: Callable, end_of: EndO
     assert [end_of(process)[0] for process in processes] == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("who", "how", "status", "reason"),
     [
@@ -130,6 +131,7 @@ def test_watch_that_listens_at_all_addresses_is_reached_by_ipv4(host: str | None
         socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5).close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_processes_may_end_one_after_the_other(start: Callable, end_of: EndOf, who: int):
     for process in start(2, "--peer_timeout=1", "--steps=20", f"--who={who}", "--how=late"):
@@ -137,6 +139,7 @@ def test_processes_may_end_one_after_the_other(start: Callable, end_of: EndOf, w
         assert (status, out[-1], err) == (0, "done", [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_killed_after_another_has_ended_is_named(start: Callable, end_of: EndOf, victim: int):
     processes = start(2, "--steps=20", f"--who={victim}", "--how=late")
@@ -161,6 +164,7 @@ def test_a_process_killed_while_all_end_is_named(start: Callable, end_of: EndOf,
     assert not any("stack trace" in line for line in err)
 
 
+@pytest.mark.slow
 def test_a_process_that_thaws_at_its_end_fails_as_the_others_do(start: Callable, end_of: EndOf):
     frozen, left = start(2, "--steps=20", "--peer_timeout=1")
     assert frozen.stdout.readline() == "done\n"
@@ -171,18 +175,21 @@ def test_a_process_that_thaws_at_its_end_fails_as_the_others_do(start: Callable,
     assert (status, err[-1].partition(" (host")[0]) in ((1, "error: process 0"), (1, "error: process 1"))
 
 
+@pytest.mark.slow
 def test_processes_that_are_stopped_together_leave_without_alarm(start: Callable, end_of: EndOf):
     for process in start(2, "--steps=20", "--how=stop"):
         status, out, err = end_of(process)
         assert (status, out[-1], err) == (128 + signal.SIGTERM, "done", [])
 
 
+@pytest.mark.slow
 def test_a_starved_watch_raises_no_alarm(start: Callable, end_of: EndOf):
     for process in start(2, "--peer_timeout=8", "--steps=20", "--who=0", "--how=starve"):
         status, out, err = end_of(process)
         assert (status, out[-1], err) == (0, "done", [])
 
 
+@pytest.mark.slow
 def test_what_is_to_be_done_before_leaving_is_done(start: Callable, end_of: EndOf):
     first, second = start(2, "--how=hook")
     second.kill()
@@ -190,6 +197,7 @@ def test_what_is_to_be_done_before_leaving_is_done(start: Callable, end_of: EndO
     assert (status, out[-1], len(err)) == (1, "hook ran", 1)
 
 
+@pytest.mark.slow
 def test_the_launcher_names_the_process_that_failed_first(open_script: Open, end_of: EndOf):
     script = [sys.executable, str(Path(__file__).with_name("watch_process.py")), "--who=0", "--how=usage"]
     status, out, err = end_of(open_script("launcher.py", json.dumps({"num_processes": 2}), *script))
@@ -285,6 +293,7 @@ def test_a_process_that_never_comes_to_the_watch_is_lost():
     asyncio.run(pair.run(wait))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_that_is_cut_off_after_its_goodbye_is_lost(lost: int, monkeypatch: pytest.MonkeyPatch):
     async def part() -> None:

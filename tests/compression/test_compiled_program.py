@@ -86,6 +86,7 @@ def test_between_processes_small_floats_are_one_message_and_a_large_tensor_is_it
     assert [each.size for each in wire(update, *arguments)] == [2**21 + sum(_sizes("abc"))]
 
 
+@pytest.mark.few("2-13-*")
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("exchange", ["scatter", "two_way"])
 @pytest.mark.parametrize(("num_workers", "runs_of_sums"), [(2, 13), (8, 7)])
@@ -102,6 +103,7 @@ def test_scatter_and_two_way_are_an_all_to_all_and_an_all_gather_of_packed_words
     assert found == [_maximum(num_workers, 3, check_vma), there, gathered]
 
 
+@pytest.mark.few("two_way")
 @pytest.mark.parametrize("exchange", ["scatter", "two_way"])
 def test_over_slow_links_the_all_to_all_is_rounds_of_pairs(workers: Callable, wire: Callable, exchange: str):
     slow, fast = (Network(latency=1e-6, bandwidth=rate) for rate in (1e3, 1e12))
@@ -218,6 +220,7 @@ def test_statistics_cost_one_float_all_reduce_more(workers: Callable, wire: Call
     assert sum(collective.size for collective in more) == sum(_sizes("abc")) + 2
 
 
+@pytest.mark.few("options1*")
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("options", [{"levels": 1, "block_size": 64}, {"levels": 7}])
 def test_traffic_of_formats_is_the_sizes_read_off_the_program(

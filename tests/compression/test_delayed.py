@@ -21,6 +21,7 @@ from jaxtern import compressed_mean, state_specs
 pytestmark = pytest.mark.optimized
 
 
+@pytest.mark.few("ternary", "float")
 @pytest.mark.parametrize("reducer", ["ternary", "float", "dgc", jaxtern.ternary(exchange="two_way")])
 def test_delayed_wraps_the_reducer_and_what_stays_float(reducer: Any):
     """Over vmapped workers: zero, then the means of the steps before, of large tensors and small ones."""

@@ -93,6 +93,7 @@ def test_every_line_of_the_tables_is_run_here():
     assert [row for row in ROWS if f'"{row}"' not in source] == []
 
 
+@pytest.mark.few("shard_map, check_vma=True", "pmap")
 @pytest.mark.parametrize("row", ["shard_map", "shard_map, check_vma=True", "pmap", "vmap"])
 def test_layouts(row: str):
     (code,) = ROWS[row]
@@ -196,6 +197,7 @@ def test_haiku():
     assert_learnt(params, loss)
 
 
+@pytest.mark.few("MultiSteps", "apply_if_finite")
 @pytest.mark.parametrize("row", OPTAX)
 def test_optax(row: str):
     (code,) = ROWS[row]

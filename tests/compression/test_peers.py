@@ -137,6 +137,7 @@ def test_ternary_sends_log2_of_3_bits_an_element_and_a_scale():
 # torchft, torchft/quantization_test.py and collectives_test.py
 
 
+@pytest.mark.few("float32")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_8_bits_keep_4_percent_of_uniform_tensors(dtype: str):
     """torchft: the mean of |found - wanted| / (wanted + 1e-7) is at most .05 (quantization), .04 (all-reduce).
@@ -165,6 +166,7 @@ def test_mean_squared_error_of_normal_tensors(reducer: str, limit: float):
     assert np.square(mean - tensor).mean() < limit
 
 
+@pytest.mark.few("ternary", "top_k", "sign, two-way")
 @pytest.mark.parametrize("reducer", REDUCERS)
 def test_zeros_stay_finite(reducer: str):
     """hivemind, test_tensor_compression: 5 x 5 zeros through every compression. Ours stay zeros."""
@@ -184,6 +186,7 @@ def test_mean_squared_error_of_means_of_two(reducer: str, least: float, most: fl
 # CGX, test/test_cgx.py
 
 
+@pytest.mark.few("2 bits")
 @pytest.mark.parametrize("levels", [1, 7, 127], ids=["2 bits", "4 bits", "8 bits"])
 def test_tensors_of_equal_elements_are_exact(levels: int):
     """CGX, test_compressed_exact: at 2, 4 and 8 bits, of 1 to 1,000,000 elements in float16 and float32.
@@ -238,6 +241,7 @@ def test_means_in_16_bits_are_their_formula(models: Any, dtype: str, num_workers
     assert_means([found], models.float16_mean(as_lists(gradients), dtype).means, rtol=0, atol=0)
 
 
+@pytest.mark.few("2")
 @pytest.mark.parametrize("rank", [1, 2])
 def test_low_rank_is_exact_where_the_mean_has_so_low_a_rank(rank: int):
     """PyTorch, test_powerSGD_ddp_comm_hook_nccl: gradients of .25 everywhere come out as without a hook.

@@ -253,12 +253,8 @@ ROWS = {
     ),
 }
 LAYOUTS = ["mesh:2 unrolled:2", "vmap:4", "pmap:4", "mesh:4 fast:2"]
-REPEATED = [  # other rows with another option: their claims in any run, their layouts among the slow tests
-    "float", "bfloat16", "terngrad two-way", "ternary by gather", "ternary by sum", "ternary two-way",
-    "ternary, own noise", "7 levels, nearest", "top_k in bfloat16", "top_k without feedback", "low_rank 3",
-    "delayed low_rank",
-]  # fmt: skip
-FEW = ["float16", "ternary by scatter", "top_k", "low_rank 1", "sign two-way", "partition"]  # on all layouts in any run
+FAST = ["float16", "terngrad", "ternary by scatter", "quantized", "top_k", "low_rank 1", "sign two-way"]  # in any run
+FEW = ["ternary by scatter", "low_rank 1"]  # on all layouts in any run
 
 
 def leaves(tree: Any) -> list[np.ndarray]:
@@ -430,8 +426,8 @@ def resized(name: str, num_workers: int) -> Any:
     return ROWS[name].make().resize(reference(name)[-1][1].local, layout_of(name), num_workers)
 
 
-every_row = pytest.mark.parametrize("name", ROWS)
 slow = [pytest.mark.slow]
+every_row = pytest.mark.parametrize("name", [pytest.param(name, marks=slow * (name not in FAST)) for name in ROWS])
 
 
 @every_row
@@ -451,7 +447,7 @@ def test_a_scan_of_vmapped_workers_is_the_same_bits(name: str):
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        pytest.param(name, layout, marks=slow * (name not in FEW and (layout != LAYOUTS[0] or name in REPEATED)))
+        pytest.param(name, layout, marks=slow * (name not in (FEW if layout != LAYOUTS[0] else FAST)))
         for name in ROWS
         for layout in LAYOUTS
     ],
@@ -516,7 +512,7 @@ def test_another_number_of_workers_goes_on_from_the_state(name: str, layout: str
     assert all(np.isfinite(leaf.astype(np.float32)).all() for leaf in leaves(mean))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=slow * (name in REPEATED)) for name in ROWS])
+@every_row
 def test_tensors_that_vary_over_another_checked_axis_leave_the_others_replicated(name: str):
     """Two updates of two workers, whose bias and kernel are cut over two devices each."""
     row, cut = ROWS[name], ("bias", "kernel")

@@ -101,6 +101,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_takes_its_block_alone():
     np.testing.assert_array_equal(np.isfinite(mean["bad"]), np.repeat([True, False, True], 4096))
 
 
+@pytest.mark.few("dither*", "stochastic-1")
 @pytest.mark.parametrize("levels", [1, 2, 7])
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_a_code_foretells_normal_variables(levels: int, rounding: str):

@@ -20,6 +20,7 @@ def _normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
+@pytest.mark.few("gather-vmap:4", "sum-mesh:2*")
 @pytest.mark.parametrize("layout", ["vmap:4", "mesh:2 unrolled:2"])
 @pytest.mark.parametrize("exchange", ["gather", "sum"])
 def test_statistics_are_what_numpy_measures(updates_over: Callable, numpy_levels: Callable, layout: str, exchange: str):

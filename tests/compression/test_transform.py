@@ -38,6 +38,7 @@ def _assert_same(a: Any, b: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.few("options0*")
 @pytest.mark.parametrize(
     ("options", "is_float"),
     [
@@ -103,6 +104,7 @@ def test_another_seed_gives_other_noise():
     np.testing.assert_array_equal(fixed[0], found[-1])
 
 
+@pytest.mark.few("options0")
 @pytest.mark.parametrize("options", [{}, {"clip_sigmas": 1.0, "block_size": 5, "levels": 3, "rotation": False}])
 def test_ternary_mean_is_compressed_mean_with_quantized(updates_over: Callable, options: dict):
     mean, _ = updates_over(functools.partial(ternary_mean, **options), "vmap:4")(_gradients())

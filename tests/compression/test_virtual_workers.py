@@ -66,11 +66,13 @@ def reference(updates_over: Callable) -> Any:
     return updates_over(make, "vmap:8")(_gradients(8, SIZES), 3)[0]
 
 
+@pytest.mark.few("mesh:8-scatter", "mesh:4 *")
 @pytest.mark.parametrize(("layout", "exchange"), LAYOUTS)
 def test_means_are_the_same_bits_on_every_layout(updates_over: Callable, reference: Any, layout: str, exchange: str):
     _assert_same(updates_over(functools.partial(_ternary_by, exchange), layout)(_gradients(8, SIZES), 3)[0], reference)
 
 
+@pytest.mark.few("float")
 @pytest.mark.parametrize("name", STATELESS)
 def test_reducers_without_state_are_the_same_bits_over_several_axes(updates_over: Callable, name: str):
     make = functools.partial(compressed_mean, reducer=STATELESS[name])
@@ -87,6 +89,7 @@ def test_more_than_8_workers_gather_to_the_same_bits(updates_over: Callable, lay
     _assert_same(updates_over(make, layout)(gradients)[0], updates_over(make, "vmap:16")(gradients)[0])
 
 
+@pytest.mark.few("gather-mesh:4*")
 @pytest.mark.parametrize("layout", ["mesh:4 unrolled:2", "mesh:2 mesh:2"])
 @pytest.mark.parametrize("exchange", ["gather", "sum", "scatter", "two_way"])
 def test_shard_map_with_check_vma_knows_that_the_mean_is_replicated(
@@ -121,6 +124,7 @@ def test_more_workers_than_devices_here_trace_with_check_vma(reducer: Any):
     assert (mean["a"].shape, mean["b"].shape, count.shape) == ((10,), (1,), ())
 
 
+@pytest.mark.few("False")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_a_mean_over_one_of_two_axes_leaves_the_other_alone(workers: Callable, updates_over: Callable, check_vma: bool):
     gradients = np.random.default_rng(1).standard_normal((8, 200)).astype(np.float32)
@@ -132,6 +136,7 @@ def test_a_mean_over_one_of_two_axes_leaves_the_other_alone(workers: Callable, u
         np.testing.assert_array_equal(mean[column::2], alone(gradients[column::2])[0])
 
 
+@pytest.mark.few("gather*")
 @pytest.mark.parametrize(
     ("exchange", "layout", "fast"),
     [
@@ -172,6 +177,7 @@ def test_pieces_in_plain_jnp_are_the_same_bits_as_the_whole(updates_over: Callab
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["sum", "two_way"])
 def test_a_lone_gpu_joins_all_buckets_and_changes_no_bit(
     updates_over: Callable, monkeypatch: pytest.MonkeyPatch, exchange: str
@@ -188,6 +194,7 @@ def test_a_lone_gpu_joins_all_buckets_and_changes_no_bit(
     assert len(joined.call_args.args[0]) == 2  # buckets
 
 
+@pytest.mark.few("two_way-4")
 @pytest.mark.parametrize(("exchange", "num_workers"), [("scatter", 2), ("two_way", 4), ("scatter", 6)])
 def test_rounds_of_pairs_are_the_same_bits_as_an_all_to_all(updates_over: Callable, exchange: str, num_workers: int):
     gradients = _gradients(num_workers, SIZES)

@@ -148,6 +148,7 @@ def test_whitening_of_a_constant_image_is_zero(images, value: float):
     np.testing.assert_allclose(jax.jit(color.whiten)(np.full_like(images, value)), 0, atol=1e-3)
 
 
+@pytest.mark.few("crop", "hue")
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_image_is_changed_alike_alone_and_in_any_batch(images, operation: str):
     function, keys = jax.jit(OPERATIONS[operation]), keys_of(6)

@@ -159,6 +159,7 @@ def test_grey_images_are_streamed_in_color_where_views_are_taken(stamps: tuple):
     np.testing.assert_array_equal(batch.examples[..., 0], batch.examples[..., 2])
 
 
+@pytest.mark.few("0")
 @pytest.mark.parametrize("processes", [0, 1])
 def test_damaged_image_is_named(
     write_folder: Callable, jpeg: Any, make_photo: Callable, tmp_path: Path, processes: int
@@ -199,6 +200,7 @@ def test_process_that_is_killed_ends_the_feed_in_one_line(dataset: Dataset):
         list(itertools.islice(feed, 50))
 
 
+@pytest.mark.slow
 def test_process_that_decodes_is_deaf_to_what_its_group_is_sent(dataset: Dataset, expected: list[Batch]):
     feed = stream(dataset, None, 1, 1).batches(0)
     first = next(feed)

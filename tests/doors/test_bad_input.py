@@ -238,6 +238,7 @@ def test_help_refuses_a_recipe_that_does_not_fit_in_one_line(
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_an_optional_field_is_taken_back_by_none(run_door: Callable, tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN_RECIPE.format("mean.block_size = 64"))
     flags = ["--config=./own.py", "--config.mean.block_size=None", "--config.run.num_steps=1", "--workdir=run"]

@@ -35,6 +35,7 @@ def load(name: str, **sections: dict[str, Any]) -> Recipe:
     return Recipe.from_dict(config.to_dict()).replace(run={"dry_run": True}).replace(**sections)
 
 
+@pytest.mark.few("default")
 @pytest.mark.parametrize(
     "name",
     [
@@ -61,6 +62,7 @@ def test_dry_run_passes_for_every_recipe_of_a_small_network(name: str, tmp_path:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.few("cifar10", "imagenet_resnet50")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in AGAIN)) for name in INSTALLED])
 def test_dry_run_describes_every_recipe_at_full_size(name: str):
     recipe = load(name)
@@ -102,6 +104,7 @@ def test_dry_run_by_the_command_leaves_nothing(run_command: Callable, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_dry_run_by_the_command_fails_where_numbers_are_not_finite(run_door: Callable, tmp_path: Path):
     fields = ("--config.optimizer.learning_rate=1e30", "--config.optimizer.name=sgd", "--config.run.dry_run=True")
     done = run_door("train", *fields, f"--workdir={tmp_path / 'run'}")
@@ -118,6 +121,7 @@ def test_dry_run_names_the_step_and_the_tensors_that_are_not_finite():
         list(rehearse(run))
 
 
+@pytest.mark.slow
 def test_dry_run_fails_where_gradients_overflow_in_every_step(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dry_run, "_LOSS_SCALE", 2.0**100)
     run = prepare_dry_run(load("digits", model={"precision": "float16", "loss_scale": 2.0**100}))

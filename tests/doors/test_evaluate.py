@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def workdir(straight: Path, tmp_path: Path) -> Path:
@@ -19,7 +21,6 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_evaluator_finds_what_training_found_and_evaluates_once(workdir: Path, run_door: Callable):
     first = run_door("evaluate", f"--workdir={workdir}")
     assert first.returncode == 0, first.stderr
@@ -35,7 +36,6 @@ def test_evaluator_finds_what_training_found_and_evaluates_once(workdir: Path, r
     assert read(workdir / "evaluations.jsonl") == [record]
 
 
-@pytest.mark.slow
 def test_evaluator_goes_on_from_a_line_that_a_kill_cut_short(workdir: Path, run_door: Callable):
     path = workdir / "evaluations.jsonl"
     first = run_door("evaluate", f"--workdir={workdir}")

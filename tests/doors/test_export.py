@@ -60,6 +60,7 @@ def without(folder: Path) -> Iterator[None]:
         elsewhere.rename(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [
@@ -141,6 +142,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory, run_door: Callable, train_a
     return root
 
 
+@pytest.mark.slow
 def test_export_says_what_the_network_is_and_comes_from(digits: Path):
     manifest = json.loads((digits / "exported" / "manifest.json").read_text())
     assert manifest["recipe"] == json.loads((digits / "run" / "config.json").read_text())

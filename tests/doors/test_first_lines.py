@@ -49,6 +49,7 @@ def test_of_several_processes_the_first_alone_says_that_it_loads(tmp_path: Path)
     assert done.stderr.splitlines() == ["stopped by Ctrl-C"]
 
 
+@pytest.mark.few("prepare*")
 @pytest.mark.parametrize(
     ("door", "arguments", "package", "extra"),
     [
@@ -89,6 +90,7 @@ runpy.run_module("jaxtern.{door}", run_name="__main__", alter_sys=True)
     assert "lenet of step 2" in run_without_extras("export", "--out=exported").stdout
 
 
+@pytest.mark.slow
 def test_training_says_what_it_compiles_and_how_long_that_took(tmp_path: Path, run_door: Callable, train_arguments):
     done = run_door("train", *train_arguments(tmp_path / "run", num_steps=6, steps_per_call=4, checkpoint_every=6))
     said = [line for line in done.stdout.splitlines() if line.startswith("compil")]

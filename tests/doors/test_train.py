@@ -18,12 +18,14 @@ def default(tmp_path_factory: pytest.TempPathFactory, run_command: Callable) -> 
     return folder, done.stdout
 
 
+@pytest.mark.slow
 def test_train_reaches_95_percent_with_ternary_gradients(default: tuple[Path, str]):
     _, said = default
     accuracy = re.search(r"^test accuracy ([\d.]+)%", said, re.MULTILINE)
     assert float(accuracy[1]) > 95
 
 
+@pytest.mark.slow
 def test_train_says_what_it_does_and_what_was_sent(default: tuple[Path, str]):
     _, said = default
     for words in (
@@ -40,6 +42,7 @@ def test_train_says_what_it_does_and_what_was_sent(default: tuple[Path, str]):
     assert float(sent[2]) == 48.0  # 2 * 3/4 * 32
 
 
+@pytest.mark.slow
 def test_train_leaves_a_run_in_its_folder(default: tuple[Path, str]):
     folder, _ = default
     workdir = folder / "runs" / "digits"

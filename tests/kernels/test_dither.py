@@ -32,6 +32,7 @@ def test_the_sum_of_all_dithers_is_known_from_one_draw(num_workers: int):
     np.testing.assert_array_equal(np.asarray(whole, np.float64) * 2**16, total)
 
 
+@pytest.mark.few("native*", "reference-5-2")
 @pytest.mark.parametrize("levels", [1, 2, 7])
 @pytest.mark.parametrize("num_workers", [1, 2, 5])
 @pytest.mark.parametrize("implementation", ["reference", "native"])

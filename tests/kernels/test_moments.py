@@ -69,6 +69,7 @@ def test_moments_equal_numpy_for_any_layout(sizes: list[int], block_size: int | 
     _assert_close(gradient, segments)
 
 
+@pytest.mark.few("16385", "262145")
 @pytest.mark.parametrize("n", [LOOP - 1, LOOP, LOOP + 1, 16 * LOOP, 16 * LOOP + 1, 2**20 + 3])
 def test_moments_equal_numpy_around_the_lengths_of_chunks(n: int):
     _assert_close(np.random.default_rng(n).standard_normal(n, np.float32), Segments((n,)))
@@ -132,6 +133,7 @@ def test_what_is_not_finite_shows_in_its_own_maximum_alone(bad: float, place: in
         np.testing.assert_array_equal(got[[0, 2]], want[[0, 2]])
 
 
+@pytest.mark.few("reference-1000*", "native-262149*")
 @pytest.mark.parametrize(
     ("n", "block_size"),
     [
@@ -164,6 +166,7 @@ def test_moments_are_the_same_bits_alone_unrolled_and_batched(n: int, block_size
             np.testing.assert_array_equal(again, part)
 
 
+@pytest.mark.few("sizes2")
 @pytest.mark.parametrize("sizes", [(40_000, 5, 0, 16_384, 300, 33_000), (900, 124, 1024), (3904, 192, 4096)])
 def test_moments_of_a_bucket_are_those_of_its_tensors_alone(sizes: tuple[int, ...]):
     gradient = np.random.default_rng(0).standard_normal(sum(sizes), np.float32)
@@ -195,6 +198,7 @@ def test_moments_refuse_what_is_no_gradient_of_the_layout():
         moments(jnp.zeros((3,)), Segments((3,)), implementation="fast")
 
 
+@pytest.mark.few("40000")
 @pytest.mark.parametrize("size", [5, 40_000, 2**22 + 30_000])
 def test_moments_of_a_tensor_do_not_depend_on_what_is_beside_it(size: int):
     """Buckets are cut one way where tensors are exchanged bucket by bucket, and not at all where all are one chain."""

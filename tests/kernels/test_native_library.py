@@ -56,6 +56,7 @@ def test_two_processes_at_once_compile_and_keep_one_library(home: Path):
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
+@pytest.mark.few("<lambda>0")
 @needs_native
 @pytest.mark.parametrize("damage", [lambda all_of_it: all_of_it[:5000], lambda _: b"", lambda x: b"\0" + x[1:]])
 def test_a_damaged_library_is_replaced(home: Path, damage):
@@ -68,6 +69,7 @@ def test_a_damaged_library_is_replaced(home: Path, damage):
     assert list(home.iterdir()) == [library]
 
 
+@pytest.mark.slow
 @needs_native
 def test_another_processor_compiler_or_source_has_a_library_of_its_own(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,6 +129,7 @@ def test_a_compiler_that_hangs_is_named(home: Path, tmp_path: Path, monkeypatch:
     assert not home.exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "file"
     file.write_text("")

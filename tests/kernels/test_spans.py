@@ -134,6 +134,7 @@ def test_donated_tensors_are_decoded_into_without_a_copy():
     assert [each.unsafe_buffer_pointer() for each in compiled(words, *tensors)] == addresses
 
 
+@pytest.mark.slow
 @needs_native
 def test_many_programs_at_once_do_not_disturb_one_another():
     """A call returns before its work is done, and XLA hands its frame to the next: four devices run one program."""

@@ -135,6 +135,7 @@ def test_encode_rounds_as_numpy_does_around_the_ends_of_tiles(
         np.testing.assert_array_equal(levels_of(np.asarray(words), n, radix), expected)
 
 
+@pytest.mark.few("2433")
 @pytest.mark.parametrize("n", [128 * 19 + 1, 128 * 20, 128 * 41 + 1])
 def test_plain_jax_encodes_to_the_words_of_c_around_the_ends_of_tiles(n: int):
     gradient = np.random.default_rng(n).standard_normal(n, np.float32)

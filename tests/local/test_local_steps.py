@@ -184,6 +184,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few("every step")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_virtual_workers_are_real_ones_to_the_bit(options: dict[str, Any]):
     real, virtual = (
@@ -192,6 +193,7 @@ def test_virtual_workers_are_real_ones_to_the_bit(options: dict[str, Any]):
     jax.tree.map(np.testing.assert_array_equal, real, virtual)
 
 
+@pytest.mark.few("every step", "low rank in two")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_all_devices_hold_the_same_shared_weights_and_workers_merge(options: dict[str, Any]):
     training = Training(_noisy, 4, inner=optax.sgd(0.1, momentum=0.9), **options)
@@ -223,6 +225,7 @@ def test_of_every_step_and_an_outer_rate_of_one_it_is_data_parallel_sgd():
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=tolerance), state.params, params)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_same_bits_between_exchanges():
     training = Training(_noisy, 4, 2, inner=optax.adam(0.01), steps=6, fragments=2, delay=1, reducer="sign")
     whole = training.run(_shapes(), 13)
@@ -308,6 +311,7 @@ def test_pmap_and_scan_train_as_shard_map_does():
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), own, expected.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1, "mixing": 0.5}], ids=["whole", "streaming"])
 def test_shard_map_may_check_what_varies(options: dict[str, Any]):
     runs = [

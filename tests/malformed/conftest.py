@@ -31,7 +31,7 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the rows of a table every third is for all to run, the others are slow."""
+    """Of the rows of a table every fifth is for all to run, the others are slow."""
     tests: dict[str, int] = {}
     for item in items:
         if (
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         ):
             name = f"{item.path}::{item.originalname}"
             tests[name] = tests.get(name, -1) + 1
-            if tests[name] % 3:
+            if tests[name] % 5:
                 item.add_marker(pytest.mark.slow)
 
 

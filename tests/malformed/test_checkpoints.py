@@ -166,6 +166,7 @@ def test_train_goes_on_without_records_that_are_none(run_door: Callable, recipe_
     assert [record["step"] for record in records if "loss" in record] == [1, 2]
 
 
+@pytest.mark.few("another bit")
 @pytest.mark.parametrize("case", ["another bit", "half of every file", "fewer examples than none", "empty folders"])
 def test_train_sets_the_newest_aside_where_one_before_is_whole(
     run_door: Callable, recipe_flags: list, run_copy: Path, case: str

@@ -245,6 +245,7 @@ def test_evaluate_refuses_a_run_of_no_recipe(refuses: Callable, tmp_path: Path, 
     refuses("evaluate", "--workdir=run", cwd=tmp_path)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=120, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(st.data())
 def test_evaluate_refuses_a_field_of_another_type(refuses: Callable, tmp_path: Path, data: st.DataObject):

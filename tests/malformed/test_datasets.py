@@ -143,6 +143,7 @@ def test_doors_refuse_idx_files(refuses: Callable, tmp_path: Path, case: str, do
         )
 
 
+@pytest.mark.slow
 @OPTIONS
 @hypothesis.given(place=st.integers(0, 15), bits=st.integers(1, 255))
 def test_train_refuses_an_idx_file_with_another_header(refuses: Callable, tmp_path: Path, place: int, bits: int):

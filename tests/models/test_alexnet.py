@@ -49,6 +49,7 @@ def test_alexnet_has_the_parameters_of_its_table():
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == total == 60_965_224
 
 
+@pytest.mark.slow
 def test_alexnet_starts_from_normal_kernels_cut_at_two_deviations(alexnet: AlexNet):
     params = nnx.to_pure_dict(nnx.split(alexnet, nnx.Param, ...)[1])
     groups = [(params[name][group], 0.01, None) for name in CONVOLUTIONS for group in ("first", "second")]
@@ -61,6 +62,7 @@ def test_alexnet_starts_from_normal_kernels_cut_at_two_deviations(alexnet: AlexN
             np.testing.assert_array_equal(layer["bias"], np.full(layer["bias"].shape, bias, np.float32))
 
 
+@pytest.mark.slow
 def test_alexnet_pools_to_six_by_six_and_gives_logits(alexnet: AlexNet):
     def logits(images: jax.Array) -> jax.Array:
         return create(224, 1000)(images)
@@ -69,6 +71,7 @@ def test_alexnet_pools_to_six_by_six_and_gives_logits(alexnet: AlexNet):
     assert alexnet(jnp.zeros((2, 64, 64, 3))).shape == (2, 7)
 
 
+@pytest.mark.slow
 def test_alexnet_gives_the_logits_of_its_layers_one_after_the_other(alexnet: AlexNet):
     images = jax.random.normal(jax.random.key(0), (2, 64, 64, 3))
     params = nnx.to_pure_dict(nnx.split(alexnet, nnx.Param, ...)[1])
@@ -101,6 +104,7 @@ def test_alexnet_gives_the_logits_of_its_layers_one_after_the_other(alexnet: Ale
     np.testing.assert_allclose(alexnet(images), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_alexnet_in_training_remembers_its_batches_alike():
     model, moments = create(57, dropout_rate=0.0), []
     for seed, shift in ((1, 1.0), (2, -2.0)):
@@ -142,6 +146,7 @@ def test_alexnet_v2_has_the_parameters_of_its_table(shapes_of: Callable):
     assert sum(map(math.prod, shapes.values())) == 50_303_912
 
 
+@pytest.mark.slow
 def test_alexnet_v2_starts_from_xaviers_convolutions_normal_linear_layers_and_tenths(
     first_weights: Callable, assert_xavier: Callable, assert_cut_normal: Callable
 ):

@@ -49,6 +49,7 @@ def test_cifarnet_gives_logits_of_any_image_size_and_number_of_classes(cifarnet:
     assert create_model("cifarnet", (13, 9, 1), 7, seed=0)(jnp.zeros((3, 13, 9, 1))).shape == (3, 7)
 
 
+@pytest.mark.slow
 def test_cifarnet_learns_a_batch_by_heart():
     model = create_model("cifarnet", (8, 8, 3), 4, seed=0)
     images = np.random.default_rng(0).standard_normal((8, 8, 8, 3)).astype(np.float32)

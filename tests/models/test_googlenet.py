@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 # Of each block: channels in, then features of its six convolutions.
@@ -68,6 +69,7 @@ def test_googlenet_starts_from_a_deviation_of_a_hundredth_and_zero_biases(
         np.testing.assert_array_equal(weights[path], 0)
 
 
+@pytest.mark.slow
 def test_googlenet_gives_the_logits_of_its_layers_one_after_the_other(filled: Callable, plain: type):
     graph, params, moments = filled("googlenet_terngrad", (64, 96, 3), 5)
     images = np.random.default_rng(2).standard_normal((2, 64, 96, 3), np.float32)

@@ -92,12 +92,14 @@ def shape_of(name: str) -> nnx.Module:
     return nnx.eval_shape(lambda: create_model(name, SHAPES[name], 10, seed=0))
 
 
+@pytest.mark.few("*net", "resnet_20", "alexnet_v2")
 @pytest.mark.parametrize("name", SHAPES)
 def test_model_keeps_weights_and_moments_and_nothing_else(name: str):
     for _, variable in nnx.to_flat_state(nnx.state(shape_of(name))):
         assert isinstance(variable, nnx.Param | nnx.BatchStat)
 
 
+@pytest.mark.few("*net", "resnet*", "vgg*", "alexnet*")
 @pytest.mark.parametrize("name", SHAPES)
 def test_model_names_its_head_and_decays_kernels_alone(name: str):
     weights = nnx.to_flat_state(nnx.state(shape_of(name), nnx.Param))
@@ -124,6 +126,7 @@ def test_model_gives_logits_of_images_of_any_size_above_its_least(name: str, ext
         assert (logits.shape, logits.dtype) == ((2, 7), jnp.float32)
 
 
+@pytest.mark.few("cifarnet")
 @pytest.mark.parametrize("name", marked(TRAINED))
 def test_gradient_reaches_every_weight(name: str, outcome_of: Callable):
     for path, gradient in jax.tree_util.tree_leaves_with_path(outcome_of(name).gradients):
@@ -131,6 +134,7 @@ def test_gradient_reaches_every_weight(name: str, outcome_of: Callable):
         assert np.all(np.isfinite(gradient)), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", marked(DROPPING))
 def test_key_decides_what_is_dropped(name: str, outcome_of: Callable):
     outcome = outcome_of(name)
@@ -138,6 +142,7 @@ def test_key_decides_what_is_dropped(name: str, outcome_of: Callable):
     assert np.all(outcome.trained[1] != outcome.trained[2])
 
 
+@pytest.mark.few("*net")
 @pytest.mark.parametrize("name", marked(sorted(set(DROPPING) - set(NORMALIZED))))
 def test_nothing_is_dropped_in_evaluation(name: str, outcome_of: Callable, filled: Callable):
     graph, params, moments = filled(name, SHAPES[name], 5, dropout_rate=0.0)

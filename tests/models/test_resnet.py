@@ -53,6 +53,7 @@ def test_resnet_for_cifar_has_6n_and_2_layers_and_shortcuts_without_weights(name
     assert total == {"resnet_20": 269_722, "resnet_56": 853_018}[name]
 
 
+@pytest.mark.slow
 def test_resnet_starts_from_he_normal_kernels_and_norms_that_change_nothing(resnet20: nnx.Module):
     for path, leaf in pure(resnet20, nnx.Param).items():
         values = np.asarray(leaf, np.float64)
@@ -105,6 +106,7 @@ def test_resnet_for_cifar_gives_the_logits_of_its_layers_one_after_the_other(res
     np.testing.assert_allclose(ours, jax.jit(logits)(images), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_resnet_in_training_moves_all_moments_and_hands_a_gradient_to_every_weight(resnet20: nnx.Module):
     generator = np.random.default_rng(1)
     images, labels = generator.standard_normal((4, *SMALL)).astype(np.float32), np.arange(4)
@@ -149,6 +151,7 @@ def test_resnet_gives_logits_of_images_of_any_size(name: str):
     assert jax.eval_shape(logits, jax.ShapeDtypeStruct((2, 33, 5, 4), "float32")).shape == (2, 7)
 
 
+@pytest.mark.slow
 def test_resnet_for_imagenet_remembers_more_than_that_for_cifar():
     momenta = {}
     for name in ("resnet_50", "resnet_20"):

@@ -46,6 +46,7 @@ def test_transformer_is_registered():
     assert sum(leaf.size for leaf in jax.tree.leaves(weights(model))) == 824_385
 
 
+@pytest.mark.few("1-8-1")
 @pytest.mark.parametrize(("depth", "width", "heads"), [(2, 16, 2), (3, 24, 4), (1, 8, 1)])
 def test_transformer_has_the_parameters_of_its_formula(depth: int, width: int, heads: int):
     model = make(depth=depth, width=width, heads=heads)
@@ -100,6 +101,7 @@ def test_transformer_knows_the_order_of_characters():
     assert np.abs(np.asarray(model(tokens))[:, -1] - np.asarray(model(swapped))[:, -1]).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_transformer_reads_a_shorter_text_as_the_beginning_of_a_longer():
     model, tokens = make(), text()
     np.testing.assert_allclose(model(tokens[:, :5]), np.asarray(model(tokens))[:, :5], rtol=0, atol=1e-6)
@@ -123,6 +125,7 @@ def test_transformer_drops_by_its_key():
     np.testing.assert_array_equal(still(tokens, jax.random.key(1)), evaluated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, jax.random.key(0)], ids=["evaluation", "training"])
 def test_transformer_gradient_reaches_every_parameter(key: jax.Array | None):
     model = make(dropout_rate=0.1)
@@ -142,6 +145,7 @@ def test_transformer_gradient_reaches_every_parameter(key: jax.Array | None):
         assert np.all(np.any(gradient.reshape(len(gradient), -1) != 0, axis=1)), path
 
 
+@pytest.mark.slow
 def test_transformer_starts_at_the_loss_of_no_knowledge():
     model = create_model("transformer", (32,), 65, seed=1)
     tokens = np.random.default_rng(0).integers(0, 65, (4, 33), np.int32)

@@ -51,6 +51,7 @@ def test_vgg_starts_from_xaviers_kernels_and_zero_biases(
         np.testing.assert_array_equal(weights[path], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vgg_a", "vgg_f"])
 def test_vgg_gives_the_logits_of_its_layers_one_after_the_other(name: str, filled: Callable, plain: type):
     graph, params, moments = filled(name, (32, 64, 3), 5)
@@ -75,6 +76,7 @@ def test_vgg_gives_the_logits_of_its_layers_one_after_the_other(name: str, fille
     np.testing.assert_allclose(found, jax.jit(logits)(params, images), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_vgg_f_drops_more_in_its_funnel(filled: Callable):
     graph, params, moments = filled("vgg_f", (32, 32, 3), 5)
     model = nnx.merge(graph, params, moments)

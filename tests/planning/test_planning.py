@@ -218,6 +218,7 @@ def test_tensors_that_stay_float_are_sent_beside_the_words():
     assert flat == pytest.approx(alone + 4e6 * 3 / 4 * (1 + 2 * 2 / 3) / 1e8)
 
 
+@pytest.mark.few("q")
 @pytest.mark.parametrize(
     "reducer", [low_rank(2), top_k(0.01, "bfloat16"), sign(two_way=True), quantized(2)], ids=["low", "top", "sign", "q"]
 )

@@ -70,6 +70,7 @@ def test_door_explains_itself(run_door: Callable):
         assert word in done.stdout
 
 
+@pytest.mark.slow
 def test_door_stopped_by_hand_says_how_to_go_on(tmp_path: Path, make):
     image = make.jpeg(0, 400, 500)
     source = make.folder(tmp_path / "source", {f"train/{c}/{i}.jpg": image for c in "ab" for i in range(1800)})

@@ -143,6 +143,7 @@ def start_slow(tmp_path: Path, source: Path, deadly: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named_and_the_run_can_go_on(
     tmp_path: Path, source: Path, straight: Path, snapshot: Callable
 ):
@@ -156,6 +157,7 @@ def test_a_killed_worker_is_named_and_the_run_can_go_on(
     assert snapshot(tmp_path / "out") == snapshot(straight)
 
 
+@pytest.mark.few("15")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_with_its_workers_it_goes_on_to_the_same_bytes(
     tmp_path: Path, source: Path, straight: Path, snapshot, number: signal.Signals
@@ -246,6 +248,7 @@ def test_damaged_images_are_named_and_fail_the_run_until_allowed(
     assert sorted(left) == sorted(bad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_full_disk_is_named_and_the_run_can_go_on(tmp_path: Path, make, run_command: Callable, count: int):
     image = make.jpeg(3, 400, 500)

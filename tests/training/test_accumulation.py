@@ -29,6 +29,7 @@ def compile_text(run: Run, num_steps: int | None = None) -> str:
     return step.lower(run.state, run.feed.examples, batch).compile().as_text()
 
 
+@pytest.mark.few("unrolled")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_parts_give_the_step_of_the_whole_batch(take_steps: Callable, layout: str):
     """Weight decay in the loss counts once, too; loss and accuracy are those of all examples."""
@@ -52,6 +53,7 @@ def test_moving_moments_move_once_a_part(take_steps: Callable):
     assert np.abs(means[1] - means[0]).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ternary", "float"])
 def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: Any, method: str):
     fields = {"num_workers": 4, "num_devices": 4, "batch_size": 24, "exchange": "gather"}
@@ -64,6 +66,7 @@ def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: A
     assert sent[0]
 
 
+@pytest.mark.few("fields0")
 @pytest.mark.parametrize("fields", [{"accumulation": 3}, {"num_steps": 6}, {"accumulation": 3, "num_steps": 6}])
 def test_program_for_cpus_has_no_loop(prepare: Callable, fields: dict[str, int]):
     """There a convolution in one is slow."""

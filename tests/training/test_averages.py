@@ -30,6 +30,7 @@ def expected(trees: list[Any], decay: float, of_moments: bool) -> list[np.ndarra
     return averages
 
 
+@pytest.mark.few("0.9999")
 @pytest.mark.parametrize("decay", [0.3, 0.9999])
 def test_averages_follow_weights_and_moments(take_steps: Callable, decay: float):
     """The first is that of update 1, so 2/11 of the first weights stay; .3 is reached in update 3."""
@@ -59,6 +60,7 @@ def test_averages_change_nothing_of_training(take_steps: Callable):
         np.testing.assert_allclose(leaf, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_averages_are_what_is_evaluated(prepare: Callable, tmp_path: Path):
     """By the run, and by those who open its folder, the evaluator among them; frozen tensors have none."""
     run = prepare(average_decay=0.9, num_steps=3, freeze=("fc2/bias",), **FIELDS)

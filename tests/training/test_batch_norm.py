@@ -50,6 +50,7 @@ def moments_of(run: Any, step: int, images: np.ndarray) -> Any:
     return nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
 
 
+@pytest.mark.few("all")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sync_is_one_device_with_the_whole_batch(take_steps: Callable, layout: str):
     """Gradients (the rate is 1), loss, and moving moments."""
@@ -69,6 +70,7 @@ def test_local_is_not_one_device_with_the_whole_batch(take_steps: Callable):
     assert np.abs(many.states[1].params["fc1"]["kernel"] - one.states[1].params["fc1"]["kernel"]).max() > 1e-3
 
 
+@pytest.mark.few("devices-local", "unrolled-first")
 @pytest.mark.parametrize(("layout", "batch_norm"), by_moments(*LAYOUTS, *UNROLLED))
 def test_moving_moments_are_the_mean_of_the_workers_or_those_of_the_first(
     take_steps: Callable, digits: Split, layout: str, batch_norm: str
@@ -85,6 +87,7 @@ def test_moving_moments_are_the_mean_of_the_workers_or_those_of_the_first(
         assert np.abs(run.states[i + 1].moments["norm"]["mean"] - other["norm"]["mean"]).max() > 1e-3
 
 
+@pytest.mark.few("vmapped-first")
 @pytest.mark.parametrize(("layout", "batch_norm"), by_moments("vmapped", "both", *UNROLLED))
 def test_virtual_workers_are_as_real_ones(take_steps: Callable, layout: str, batch_norm: str):
     virtual, real = (

@@ -134,6 +134,7 @@ def test_phases_are_float_epochs_the_method_and_the_epochs_of_its_warm_up():
     assert [phase_at(mean, 32, i, 8 * i) for i in range(13)] == [3] * 4 + [2] * 4 + [1] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"float_epochs": 2}, {"compress_from": 5}])
 def test_float_steps_are_those_of_a_float_run_and_the_others_of_a_ternary_one(
     prepare: Callable, tmp_path: Path, fields: dict[str, int]
@@ -195,6 +196,7 @@ def test_float_steps_between_means_that_carry_are_refused(fields: dict[str, Any]
         MeanSection(**fields, **{name: 2})
 
 
+@pytest.mark.few("extra1")
 @pytest.mark.parametrize(
     "extra",
     [
@@ -218,6 +220,7 @@ def test_steps_that_go_together_leave_what_single_ones_do(prepare: Callable, tmp
         assert digest(states[0]) == digest(states[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-6), ("float16", 1e-3)])
 def test_steps_that_go_together_with_batch_norm_and_averages_are_single_ones_but_for_rounding(
     prepare: Callable, tmp_path: Path, precision: str, tolerance: float
@@ -231,6 +234,7 @@ def test_steps_that_go_together_with_batch_norm_and_averages_are_single_ones_but
         np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_log_spreads_the_time_of_a_call_over_its_steps(prepare: Callable, tmp_path: Path):
     start = time.perf_counter()
     finish(prepare(**EPOCHS, num_steps=12, steps_per_call=4, log_every=1))
@@ -241,6 +245,7 @@ def test_log_spreads_the_time_of_a_call_over_its_steps(prepare: Callable, tmp_pa
     assert 0 < sum(8 / rate for rate in rates) < elapsed
 
 
+@pytest.mark.slow
 def test_signal_stops_at_the_end_of_a_call(prepare: Callable, tmp_path: Path, capfd: pytest.CaptureFixture):
     """Of the call after that in which it comes, and says so; and of the steps that are logged in it none is lost."""
     fields = EPOCHS | {"num_steps": 12, "steps_per_call": 4, "log_every": 2}

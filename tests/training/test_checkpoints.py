@@ -403,6 +403,7 @@ if jax.process_index() == 0:
 """
 
 
+@pytest.mark.slow
 def test_one_process_of_a_cluster_saves_and_restores_alone(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("localhost", 0))

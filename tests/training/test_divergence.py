@@ -202,6 +202,7 @@ def test_run_is_compared_every_so_many_steps_at_the_ends_of_calls(prepare: Calla
     assert due == [2, 4, 6, 10, 12, 14]
 
 
+@pytest.mark.few("fields0")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -216,6 +217,7 @@ def test_run_without_comparison_goes_on(prepare: Callable, fields: dict[str, Any
     assert run.guard.compare(run.state, 0, 1000, True) is None
 
 
+@pytest.mark.few("optimizer*")
 @pytest.mark.parametrize(
     "extra",
     [

@@ -78,6 +78,7 @@ def test_inputs_are_dropped_and_each_worker_and_step_drops_others(prepare: Calla
     assert all(15 < sum(each) < 49 for each in dropped)
 
 
+@pytest.mark.few("both")
 @pytest.mark.parametrize("layout", VIRTUAL)
 def test_virtual_workers_drop_what_real_ones_drop(take_steps: Callable, layout: str):
     real = take_steps(3, num_workers=4, num_devices=4, **PLAIN)
@@ -87,6 +88,7 @@ def test_virtual_workers_drop_what_real_ones_drop(take_steps: Callable, layout: 
     )
 
 
+@pytest.mark.slow
 def test_workers_devices_and_parts_of_a_batch_drop_differently(take_steps: Callable):
     """Four parts of the same sixteen examples: as one worker's, four workers', a worker's devices', one behind another.
 
@@ -105,6 +107,7 @@ def test_workers_devices_and_parts_of_a_batch_drop_differently(take_steps: Calla
             assert np.abs(one - other).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_accumulated_parts_have_keys_of_their_own(take_steps: Callable):
     """Parts with one key would drop the same half of the inputs; by eight keys, 2^-8 of them have no gradient."""
     gradient = gradients(take_steps, batch_size=8, accumulation=8)
@@ -114,6 +117,7 @@ def test_accumulated_parts_have_keys_of_their_own(take_steps: Callable):
     assert np.mean(np.abs(alone).max(axis=1) > 0) < 0.7
 
 
+@pytest.mark.slow
 def test_run_with_dropout_goes_on_as_if_never_stopped(prepare: Callable, tmp_path: Path):
     straight = prepare(tmp_path / "straight", **PLAIN, num_steps=4)
     loop.train(straight)

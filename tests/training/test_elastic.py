@@ -79,6 +79,7 @@ def test_run_of_4_then_2_then_8_workers_sees_each_example_of_an_epoch_once(go_on
     assert sorted(order) == list(range(size))
 
 
+@pytest.mark.slow
 def test_run_of_another_batch_size_goes_on_at_the_next_example(go_on: Callable, tmp_path: Path):
     straight = np.concatenate(take(go_on(tmp_path / "straight", batch_size=4), 24)[0])
     parts = []
@@ -87,6 +88,7 @@ def test_run_of_another_batch_size_goes_on_at_the_next_example(go_on: Callable, 
     np.testing.assert_array_equal(np.concatenate(parts), straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delayed", [False, True])
 def test_float_run_of_other_workers_goes_on_as_one_that_was_never_changed(
     go_on: Callable, tmp_path: Path, delayed: bool
@@ -102,6 +104,7 @@ def test_float_run_of_other_workers_goes_on_as_one_that_was_never_changed(
     assert_close(run.state.params, straight.state.params)
 
 
+@pytest.mark.few("False")
 @pytest.mark.parametrize("delayed", [False, True])
 def test_run_of_other_workers_is_one_that_began_with_them_in_that_state(go_on: Callable, tmp_path: Path, delayed: bool):
     """Steps, noise and weights, from the same weights, moments and counts on; of each two workers one is left."""

@@ -24,6 +24,7 @@ OPTIMIZERS = {
 FIELDS = {"model": "tiny_norm", "num_workers": 2, "num_devices": 2, "batch_size": 16, "learning_rate": 0.1}
 
 
+@pytest.mark.few("half*")
 @pytest.mark.parametrize(
     ("optimizer", "method"),
     [
@@ -47,6 +48,7 @@ def test_frozen_tensors_and_slices_do_not_move_by_a_bit(take_steps: Callable, op
         assert np.mean(moved) > 0.5
 
 
+@pytest.mark.slow
 def test_negative_zeros_stay_negative(prepare: Callable):
     """As pruning leaves them: x * 0."""
     run = prepare(freeze=("fc1/kernel[:, 3]",), **FIELDS, optimizer="adam")

@@ -122,6 +122,7 @@ def test_feed_puts_batches_on_the_devices_of_their_workers(small_recipe: Callabl
     jax.tree.map(np.testing.assert_array_equal, *batches)
 
 
+@pytest.mark.slow
 def test_run_that_goes_on_with_another_batch_size_misses_no_example(prepare: Callable):
     """The first epoch of 1,437 is what 2 batches of 8 and then batches of 16 see, each example once."""
     seen: list[np.ndarray] = []

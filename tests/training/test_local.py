@@ -40,6 +40,7 @@ def take(run: Run, num_steps: int) -> None:
     run.close()
 
 
+@pytest.mark.slow
 def test_bits_are_the_same_on_any_number_of_devices(prepare: Callable, tmp_path: Path):
     """In calls of several steps they are, too, but for the last bits of Adam's means: XLA compiles them together."""
     runs = []
@@ -55,6 +56,7 @@ def test_bits_are_the_same_on_any_number_of_devices(prepare: Callable, tmp_path:
     np.testing.assert_allclose([other, together], [first] * 2, rtol=1e-5)
 
 
+@pytest.mark.few("7")
 @pytest.mark.parametrize("stopped", [2, 3, 4, 7])
 def test_a_run_goes_on_from_any_step_to_the_bits_of_one_that_was_not_stopped(
     prepare: Callable, tmp_path: Path, stopped: int
@@ -99,6 +101,7 @@ def test_nothing_is_sent_between_exchanges(prepare: Callable, collectives: Calla
     assert not collectives(program[program.index("\nENTRY ") :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [2, 8])
 def test_other_workers_go_on_with_the_mean_of_weights_and_moments(prepare: Callable, num_workers: int):
     first = prepare(**FIELDS | {"method": "sign"})
@@ -120,6 +123,7 @@ def test_a_run_of_every_step_does_not_go_on_by_local_steps(prepare: Callable):
         prepare(allow_config_change=True, **FIELDS)
 
 
+@pytest.mark.slow
 def test_frozen_slices_averages_and_decay_go_together(prepare: Callable):
     run = prepare(**FIELDS | {"average_decay": 0.9, "freeze": ("fc2/kernel[:3]",), "weight_decay": 0.1})
     before = to_host(run.state)

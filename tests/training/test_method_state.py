@@ -142,6 +142,7 @@ def test_share_out_keeps_the_mean_where_neither_number_divides_the_other():
     np.testing.assert_allclose(shared[0], (3 * local[0] + local[1]) / 4, rtol=1e-6)
 
 
+@pytest.mark.few("low_rank*")
 @pytest.mark.parametrize(
     ("name", "fields"),
     [("top_k", {"float_epochs": 2}), ("low_rank", {"compress_from": 4}), ("sign", {"float_epochs": 2})],
@@ -158,6 +159,7 @@ def test_float_steps_leave_what_a_method_carries_as_it_was(prepare: Callable, na
     assert any(np.any(leaf) for leaf in jax.tree.leaves(states[8].local))
 
 
+@pytest.mark.slow
 def test_dgc_goes_through_its_densities_epoch_by_epoch_and_says_so(prepare: Callable, tmp_path: Path):
     run = prepare(**EPOCHS | METHODS["dgc"])
     bits = [wire.bits_per_element for wire in run.wires]
@@ -178,6 +180,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] * case.startswith("top_k")) for case in OTHERS]
 )

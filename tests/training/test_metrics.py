@@ -96,6 +96,7 @@ def test_metrics_that_cannot_be_written_are_an_error_and_no_wait(tmp_path: Path)
     assert (tmp_path / "metrics.jsonl").stat().st_size < 2**15
 
 
+@pytest.mark.few("True")
 @pytest.mark.parametrize("log_compression", [False, True])
 def test_metrics_of_a_run_are_those_of_tensorboard(prepare: Callable, tmp_path: Path, log_compression: bool):
     run = prepare(num_steps=4, log_every=2, evaluate_every=2, statistics=log_compression)
@@ -164,6 +165,7 @@ def test_tensorboard_has_the_recipe_and_the_first_inputs(prepare: Callable, tmp_
     assert b"optimizer.learning_rate" in found["_hparams_/experiment"].metadata.plugin_data.content
 
 
+@pytest.mark.slow
 def test_histograms_are_of_weights_and_mean_gradients_where_they_are_due(prepare: Callable, tmp_path: Path):
     """They change no bit."""
     fields = {"num_steps": 4, "steps_per_call": 2, "evaluate_every": 0, "log_every": 4, "num_workers": 2}

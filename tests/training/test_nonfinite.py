@@ -73,6 +73,7 @@ def test_nonfinite_is_one_element_among_the_largest_floats(shape: tuple[int, ...
     }  # fmt: skip
 
 
+@pytest.mark.few("nan-ternary")
 @pytest.mark.parametrize("method", ["ternary", "float"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nonfinite_weight_stops_the_run_at_its_step(prepare: Callable, tmp_path: Path, value: float, method: str):
@@ -107,6 +108,7 @@ def test_nonfinite_update_of_finite_gradients_is_never_saved(prepare: Callable, 
     assert_finite_checkpoints(prepare, tmp_path / "run", [0, 1, 2], checkpoint_every=1)
 
 
+@pytest.mark.few("bad0-4", "bad1-6")
 @pytest.mark.parametrize("step", [1, 4, 6])  # the last one too
 @pytest.mark.parametrize("bad", [[0], [1, 2]])
 def test_nonfinite_tensors_are_named(prepare: Callable, step: int, bad: list[int]):

@@ -77,6 +77,7 @@ def test_products_are_of_that_precision_and_weights_are_float32(prepare: Callabl
     assert (run.state.loss_scale is None) == (precision != "float16")
 
 
+@pytest.mark.few("float16*")
 @pytest.mark.parametrize(("precision", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
 def test_update_is_that_of_float32_but_for_rounding(take_steps: Callable, precision: str, tolerance: float):
     fields = {"model": "tiny_norm", "optimizer": "sgd", "learning_rate": 1.0, "num_workers": 2, "batch_size": 16}
@@ -101,6 +102,7 @@ def test_factor_does_not_change_the_update(take_steps: Callable):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     ["devices", "unrolled", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("vmapped", "of a worker"))],
@@ -120,6 +122,7 @@ def test_overflow_of_one_worker_skips_the_step_of_all(prepare: Callable, monkeyp
     assert [tuple(map(float, state.loss_scale)) for state in states] == [(1024, 0), (1024, 1), (512, 0), (512, 1)]
 
 
+@pytest.mark.few("dgc")
 @pytest.mark.parametrize(
     "method",
     ["dgc", "sign", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ternary", "top_k", "low_rank"))],
@@ -147,6 +150,7 @@ def test_factor_that_is_too_high_comes_down_by_itself(prepare: Callable):
     assert np.all(np.isfinite(states[-1].params["fc1"]["kernel"]))
 
 
+@pytest.mark.slow
 def test_divergence_ends_the_run_once_no_factor_helps(
     prepare: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -157,6 +161,7 @@ def test_divergence_ends_the_run_once_no_factor_helps(
     assert [record.get("loss") for record in read_metrics(tmp_path / "run")] == [None, None]
 
 
+@pytest.mark.slow
 def test_log_leaves_skipped_steps_out_of_its_means(
     prepare: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read_jsonl: Callable
 ):

@@ -72,6 +72,7 @@ def test_step_augments_an_example_anew_every_epoch_and_each_in_its_own_way():
     assert not np.array_equal(jax.random.key_data(example_keys(4, np.full(40, 0), places)), keys[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_step_loss_and_accuracy_are_means_over_the_workers(take_steps: Callable, digits: Split, num_devices: int):
     run = take_steps(6, num_workers=4, num_devices=num_devices, batch_size=16, **GATHERED)
@@ -92,6 +93,7 @@ def test_step_measures_the_compression_where_asked(take_steps: Callable):
         assert metrics["compression/error"] > 0.5
 
 
+@pytest.mark.few("vmapped")
 @pytest.mark.parametrize("way", ["unrolled", "vmapped"])
 def test_step_of_float_workers_is_that_of_one_with_the_whole_batch(take_steps: Callable, way: str):
     many, one = (
@@ -111,6 +113,7 @@ def test_step_weight_decay_in_the_loss_adds_that_of_the_kernels(take_steps: Call
     assert_close(difference, jax.tree.map(lambda w, kernel: 0.25 * w * kernel, params, mask(KERNELS, params)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["loss", "decoupled"])
 def test_step_compresses_weight_decay_in_the_loss_and_no_tensor_that_stays_float(
     take_steps: Callable, digits: Split, mode: str

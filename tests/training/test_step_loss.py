@@ -29,6 +29,7 @@ def written_again(params: Any, images: np.ndarray, labels: np.ndarray, smoothing
     return jnp.asarray(loss)
 
 
+@pytest.mark.few("0.3-layout2")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("smoothing", [0.0, SMOOTHING])
 def test_step_follows_the_loss_of_smoothed_labels_and_auxiliary_logits(

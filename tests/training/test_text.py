@@ -15,6 +15,8 @@ from jaxtern.training.run.evaluation import evaluate
 from jaxtern.training.run.run import Run
 from jaxtern.training.saved.trees import digest
 
+pytestmark = pytest.mark.slow
+
 TEXT = Path(__file__).parents[1] / "data" / "shakespeare.txt"
 FIELDS = {
     "preprocessing": "text", "sequence_length": 16, "model": "transformer", "num_workers": 2, "batch_size": 8,
@@ -29,7 +31,6 @@ def small(folder: Path) -> str:
     return str(path)
 
 
-@pytest.mark.slow
 def test_text_is_learnt_and_goes_on_where_it_stopped(prepare: Callable[..., Run], read_jsonl: Callable, tmp_path: Path):
     """From knowing nothing; and 15 steps and 15 more are 30, to the bit."""
     fields = FIELDS | {"data": small(tmp_path)}
