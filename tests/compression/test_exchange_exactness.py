@@ -157,8 +157,8 @@ def test_all_workers_share_the_largest_of_their_scales(updates_over: Callable):
     assert {-1, 0, 1} <= set(whole) <= {-4, -3, -2, -1, 0, 1, 2, 3, 4}
 
 
-@pytest.mark.few("mesh:4*", "mesh:2 unrolled:2*")
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.few("mesh:4-float16", "mesh:2 unrolled:2-float16")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["mesh:2", "mesh:4", "mesh:8", "mesh:2 mesh:2", "mesh:2 unrolled:2"])
 def test_float_means_in_many_runs_are_those_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, workers: Callable, layout: str, dtype: str

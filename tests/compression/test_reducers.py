@@ -254,7 +254,7 @@ ROWS = {
 }
 LAYOUTS = ["mesh:2 unrolled:2", "vmap:4", "pmap:4", "mesh:4 fast:2"]
 FAST = ["float16", "terngrad", "ternary by scatter", "quantized", "top_k", "low_rank 1", "sign two-way"]  # in any run
-FEW = ["ternary by scatter", "low_rank 1"]  # on all layouts in any run
+FEW = ["ternary by scatter"]  # on all layouts in any run
 
 
 def leaves(tree: Any) -> list[np.ndarray]:

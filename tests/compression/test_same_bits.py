@@ -48,7 +48,6 @@ def _transformation(axes: tuple[str, ...], virtual_workers: int | None, options:
     return jaxtern.compressed_mean(axes, jaxtern.quantized(**of_reducer), virtual_workers=virtual_workers, **of_mean)
 
 
-@pytest.mark.few("mesh:4, small*", "mesh:2 unrolled:2, small, rotation*", "mesh:4, spans, rotation*")
 @pytest.mark.parametrize(
     "case", [pytest.param(each, id=_name(each), marks=() if each["fast"] else pytest.mark.slow) for each in CASES]
 )

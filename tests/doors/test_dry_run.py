@@ -36,13 +36,7 @@ def load(name: str, **sections: dict[str, Any]) -> Recipe:
 
 
 @pytest.mark.few("default")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("cifar10_", "charlm", "photos", *AGAIN)))
-        for name in sorted(set(INSTALLED) - set(LARGE)) + AGAIN
-    ],
-)
+@pytest.mark.parametrize("name", sorted(set(INSTALLED) - set(LARGE)) + AGAIN)
 def test_dry_run_passes_for_every_recipe_of_a_small_network(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """And of small images for those whose network the test of large ones has."""
     monkeypatch.chdir(tmp_path)
@@ -63,7 +57,7 @@ def test_dry_run_passes_for_every_recipe_of_a_small_network(name: str, tmp_path:
 
 
 @pytest.mark.few("cifar10", "imagenet_resnet50")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in AGAIN)) for name in INSTALLED])
+@pytest.mark.parametrize("name", INSTALLED)
 def test_dry_run_describes_every_recipe_at_full_size(name: str):
     recipe = load(name)
     said = describe(prepare_dry_run(recipe))

@@ -140,10 +140,10 @@ def test_what_is_not_finite_shows_in_its_own_maximum_alone(bad: float, place: in
         (7, None),
         (1000, 96),
         (16 * LOOP + 5, None),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in ((1, None), (LOOP - 1, None), (LOOP + 1, None), (3 * LOOP, LOOP + 1))
-        ),
+        (1, None),
+        (LOOP - 1, None),
+        (LOOP + 1, None),
+        (3 * LOOP, LOOP + 1),
     ],
 )
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -193,7 +193,7 @@ def test_virtual_workers_are_real_ones_to_the_bit(options: dict[str, Any]):
     jax.tree.map(np.testing.assert_array_equal, real, virtual)
 
 
-@pytest.mark.few("every step", "low rank in two")
+@pytest.mark.few("low rank in two")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_all_devices_hold_the_same_shared_weights_and_workers_merge(options: dict[str, Any]):
     training = Training(_noisy, 4, inner=optax.sgd(0.1, momentum=0.9), **options)

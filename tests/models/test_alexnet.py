@@ -118,6 +118,7 @@ def test_alexnet_in_training_remembers_its_batches_alike():
         np.testing.assert_allclose(found[...], (0.9997 * first + second) / 1.9997, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_alexnet_drops_in_training_alone_and_by_its_key(alexnet: AlexNet):
     images = jax.random.normal(jax.random.key(2), (2, 64, 64, 3))
     np.testing.assert_array_equal(alexnet(images), alexnet(images))

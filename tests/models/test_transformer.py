@@ -107,6 +107,7 @@ def test_transformer_reads_a_shorter_text_as_the_beginning_of_a_longer():
     np.testing.assert_allclose(model(tokens[:, :5]), np.asarray(model(tokens))[:, :5], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_transformer_treats_the_rows_of_a_batch_apart():
     model, tokens = make(), text(5)
     order = np.array([3, 0, 4, 2, 1])

@@ -200,7 +200,7 @@ def test_float_steps_between_means_that_carry_are_refused(fields: dict[str, Any]
 @pytest.mark.parametrize(
     "extra",
     [
-        pytest.param({"model": "lenet", "num_devices": 1, "weight_decay": 0.01}, marks=pytest.mark.slow),
+        {"model": "lenet", "num_devices": 1, "weight_decay": 0.01},
         {"model": "tiny_drop", "accumulation": 2},
         {"delayed": True},
     ],

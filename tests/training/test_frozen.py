@@ -27,11 +27,7 @@ FIELDS = {"model": "tiny_norm", "num_workers": 2, "num_devices": 2, "batch_size"
 @pytest.mark.few("half*")
 @pytest.mark.parametrize(
     ("optimizer", "method"),
-    [
-        pytest.param(optimizer, method, marks=[pytest.mark.slow] * ((i + j) % 2))
-        for i, optimizer in enumerate(OPTIMIZERS)
-        for j, method in enumerate(("ternary", "float"))
-    ],
+    [(optimizer, method) for optimizer in OPTIMIZERS for method in ("ternary", "float")],
 )
 def test_frozen_tensors_and_slices_do_not_move_by_a_bit(take_steps: Callable, optimizer: str, method: str):
     run = take_steps(3, freeze=FREEZE, method=method, average_decay=0.5, **FIELDS | OPTIMIZERS[optimizer])

@@ -116,6 +116,7 @@ def test_other_workers_go_on_with_the_mean_of_weights_and_moments(prepare: Calla
     take(run, 2)
 
 
+@pytest.mark.slow
 def test_a_run_of_every_step_does_not_go_on_by_local_steps(prepare: Callable):
     every = {name: value for name, value in FIELDS.items() if not name.startswith("local.")}
     take(prepare(**every), 2)
