@@ -16,10 +16,8 @@ def main(arguments: list[str]) -> int:
     elif not arguments or arguments[0] in ("--help", "-h"):
         print(f"jaxtern {__version__}; each tells more with --help:\n", *map(summarize, DOORS), sep="\n")
     else:
-        print(
-            f"error: {arguments[0]!r}: is no command; run python -m jaxtern.COMMAND, as {', '.join(DOORS)}",
-            file=sys.stderr,
-        )
+        doors = ", ".join(DOORS)
+        print(f"error: {arguments[0]!r}: is no command; run python -m jaxtern.COMMAND, as {doors}", file=sys.stderr)
         return USAGE_ERROR
     return 0
 

@@ -154,7 +154,7 @@ def leaving_when_failed() -> Iterator[None]:
             watch.say_goodbye()
             raise
         try:
-            if status in _STOP_STATUSES:
+            if isinstance(error, SystemExit) and status in _STOP_STATUSES:
                 watch.say_goodbye(awaits_others=True)
             else:
                 watch.tell_failure(reason, status, asks_first=not isinstance(error, KeyboardInterrupt))
@@ -172,7 +172,7 @@ def _describe_end(error: BaseException) -> tuple[int, str]:
     """Python's exit status for an uncaught exception, and the reason to give the other processes."""
     if not isinstance(error, SystemExit):
         interrupted = isinstance(error, KeyboardInterrupt)
-        return 1, "it was interrupted" if interrupted else f"{type(error).__name__}: {error}"
+        return (130, "it was interrupted") if interrupted else (1, f"{type(error).__name__}: {error}")
     if isinstance(error.code, int | None):
         return error.code or 0, f"it ended with status {error.code}"
     return 1, str(error.code)
@@ -235,8 +235,9 @@ def _fail_and_exit(reason: str) -> NoReturn:
 
 def _exit(status: int) -> NoReturn:
     """Exits without exit handlers, in which jax.distributed would wait and then abort."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or a closed pipe
+            stream.flush()
     os._exit(status)
 
 

@@ -51,7 +51,8 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
         places, others = _split(group.layout, rank, min_ratio)
-        matrices = [[_as_matrix(own[place]) for place in places] for own in workers]
+        picked = [[own[place] for place in places] for own in workers]
+        matrices = [[x.astype(jnp.float32).reshape(_sides(x.shape, 1)[:2]) for x in own] for own in picked]
         floats = [[own[place] for place in others] for own in workers]
         products = [[_multiply(m, q) for m, q in zip(own, state.shared, strict=True)] for own in matrices]
         lefts, float_means = group.mean([list(pair) for pair in zip(products, floats, strict=True)])
@@ -105,10 +106,6 @@ def _first_factor(key: jax.Array, shape: tuple[int, ...], rank: int) -> jax.Arra
     _, columns, own = _sides(shape, rank)
     bits = random_bits(key, jnp.arange(columns * own, dtype=jnp.uint32))
     return (bits.astype(jnp.float32) / 2**15 - 1).reshape(columns, own)
-
-
-def _as_matrix(tensor: jax.Array) -> jax.Array:
-    return tensor.astype(jnp.float32).reshape(_sides(tensor.shape, 1)[:2])
 
 
 @jax.custom_batching.custom_vmap

@@ -71,7 +71,7 @@ class StreamingFeed:
         self._pieces = min(self.batch_size // self._share.num_hosts, math.ceil(workers / 2))
 
     def batches(self, start: int) -> Generator[Batch]:
-        """As `ResidentFeed.batches`; raises DataError if an example cannot be read, or a process was killed."""
+        """As `ResidentFeed.batches`; raises DataError for an example, ChildProcessError for a process."""
         make = functools.partial(self._make_piece, start)
         with contextlib.closing(_stream(make, _ENDLESS, self.threads, self.processes)) as made:
             while True:
@@ -172,6 +172,6 @@ def _stream(make: Callable[[int], Any], count: int, threads: int, processes: int
         if not str(error).startswith("Worker process was terminated"):
             raise
         remedy = "perhaps for lack of memory: try a smaller data.decode_processes"
-        raise DataError(f"a process that decodes images was killed, {remedy}") from error
+        raise ChildProcessError(f"a process that decodes images was killed, {remedy}") from error
     finally:
         iterator.close()

@@ -39,31 +39,31 @@ def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, gr
     while True:
         team = _Team(grace_seconds)
         status = team.run(command, num_processes)
-        if status == 0 or team.num_signals or status in _IN_VAIN or restarts == max_restarts:
+        if status == 0 or team.caught or status in _IN_VAIN or restarts == max_restarts:
             return status
         restarts += 1
         print(f"launch: starting all again, {restarts} of {max_restarts} times", file=sys.stderr, flush=True)
 
 
 class _Team:
-    """The processes of one start; `num_signals` counts the signals passed on to them."""
+    """The processes of one start; `caught` are the signals received."""
 
     def __init__(self, grace: float):
-        self.num_signals = 0
+        self.caught: list[int] = []
+        self._num_sent = 0  # of these
         self._grace, self._kill_at = grace, math.inf
         self._processes: list[subprocess.Popen] = []
         self._copies: list[threading.Thread] = []
         self._printing, self._nobody_reads = threading.Lock(), False
-        self._caught: list[int] = []
 
     def run(self, command: Sequence[str], num_processes: int) -> int:
         """Starts all processes and waits for their ends; returns the status of the first to fail, or 0."""
         with socket.create_server(("127.0.0.1", 0)) as probe:  # a free port
             coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-        before = {number: signal.signal(number, self._catch) for number in _PASSED_ON}
+        before = {number: signal.signal(number, lambda number, _: self.caught.append(number)) for number in _PASSED_ON}
         try:
             for process in range(num_processes):
-                if not self._caught:
+                if not self.caught:
                     self._start(command, process, for_process(coordinator, process, num_processes))
             return self._wait()
         finally:
@@ -75,9 +75,6 @@ class _Team:
                 copy.join(max(end - time.monotonic(), 0))
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _catch(self, number: int, _: object) -> None:
-        self._caught.append(number)
 
     def _start(self, command: Sequence[str], process: int, environment: dict[str, str]) -> None:
         """Starts a process in its own session, so that Ctrl-C reaches it only once, when passed on."""
@@ -97,24 +94,28 @@ class _Team:
 
     def _copy_lines(self, pipe: IO[bytes], process: int, stream: TextIO) -> None:
         """Prints the lines of a process, each after its number."""
-        try:
+        with pipe:
             for line in pipe:
                 seen = _as_seen(line)
                 if seen or line.endswith(b"\n"):
-                    with self._printing:
-                        print(f"[{process}] {seen}", file=stream, flush=True)
-        except OSError:  # standard output may be a closed pipe
+                    self._print(f"[{process}] {seen}", stream)
+
+    def _print(self, line: str, stream: TextIO) -> None:
+        try:
+            with self._printing:
+                print(line, file=stream, flush=True)
+        except OSError:  # it may be a closed pipe, or a file on a full disk
             self._nobody_reads = True
-        finally:
-            pipe.close()
 
     def _wait(self) -> int:
-        first, waiting = 0, list(range(len(self._processes)))
-        while waiting and not self._nobody_reads:
+        first, waiting = 0 if self._processes else 128 + self.caught[0], list(range(len(self._processes)))
+        while waiting:
             time.sleep(_STEP_SECONDS)
-            while self._caught:
-                self.num_signals += 1
-                self._send(self._caught.pop(0))
+            if self._nobody_reads and not self.caught:
+                self.caught.append(signal.SIGTERM)
+            while self._num_sent < len(self.caught):
+                self._send(self.caught[self._num_sent])
+                self._num_sent += 1
             ended = {i: status for i in waiting if (status := self._processes[i].poll()) is not None}
             waiting = [i for i in waiting if i not in ended]
             failed = [i for i, status in ended.items() if status]
@@ -123,7 +124,7 @@ class _Team:
                 process = min(failed, key=lambda i: ended[i] == -signal.SIGABRT)
                 first = ended[process] if ended[process] > 0 else 128 - ended[process]
                 self._end_others(process, first, bool(waiting))
-            if failed or (ended and self.num_signals) or self.num_signals > 1:
+            if failed or (ended and self._num_sent) or self._num_sent > 1:
                 self._kill_at = min(self._kill_at, time.monotonic() + self._grace)
             if time.monotonic() > self._kill_at:
                 self._kill()
@@ -131,10 +132,9 @@ class _Team:
 
     def _end_others(self, process: int, status: int, others: bool) -> None:
         """Ends the other processes after a failure, unless a signal was passed on to them before."""
-        what = "; ending the others" if others and not self.num_signals else ""
-        with self._printing:
-            print(f"launch: process {process} ended with status {status}{what}", file=sys.stderr, flush=True)
-        if not self.num_signals:
+        what = "; ending the others" if others and not self._num_sent else ""
+        self._print(f"launch: process {process} ended with status {status}{what}", sys.stderr)
+        if not self._num_sent:
             self._send(signal.SIGTERM)
 
     def _send(self, number: int) -> None:

@@ -103,10 +103,9 @@ class Watch:
             _speak_last(f"error: {verdict.reason}")
             os.dup2(nowhere.fileno(), 2)  # hides the errors that follow from this one
             await self._stay_for_the_others()
-            for hook in self.hooks:
+            for hook in (*self.hooks, sys.stdout.flush):  # the disk may be full, or nobody may read
                 with contextlib.suppress(Exception):
                     hook()
-            sys.stdout.flush()
             os._exit(verdict.status)
 
     async def _stay_for_the_others(self) -> None:

@@ -94,18 +94,15 @@ class Forecast:
             text += f", while the best exact exchange, {best}, takes {seconds(exact)}" if best != plain else ""
         else:
             text = f"take {best}: {seconds(exact)} a step, {base / exact:.2f} times the speed of {usual}"
-        text += self._compare_with_one_worker(min(exact, base))
+        least = min(exact, base)
+        speed = self.scenario.hosts * self.scenario.devices * self.scenario.compute_seconds / least if least else 0.0
+        text += f" and {speed:.2f} times that of one worker, which is faster alone" if 0 < speed < 1 else ""
         for way in (self.best([name]) for name in dict.fromkeys(way.method for way in self.here)):
-            if way not in (best, plain) and self.here[way].total < min(exact, base):
+            if way not in (best, plain) and self.here[way].total < least:
                 what = ", which is unbiased but not exact," if way.method == "two_way" else ""
                 text += f"; {way}{what} takes {seconds(self.here[way].total)}"
                 text += f", {base / self.here[way].total:.2f} times the speed of {usual}"
         return text + self._recommend_local_steps(best if exact < base else plain)
-
-    def _compare_with_one_worker(self, total: float) -> str:
-        """Says so if all workers together are slower than one alone."""
-        speed = self.scenario.hosts * self.scenario.devices * self.scenario.compute_seconds / total if total else 0.0
-        return f" and {speed:.2f} times that of one worker, which is faster alone" if 0 < speed < 1 else ""
 
     def _recommend_local_steps(self, way: Way) -> str:
         """Recommends local steps, as many as bring a step near its computation, if the exchange takes half as long."""

@@ -71,10 +71,8 @@ INLINE void shift_rows(Lanes* x, int is_back) {
   EACH_WAY(i) x[i] = *(Lanes*)((float*)(twice + 2 * i) + (is_back ? WAYS - i : i));
 }
 
-/* Processors do not read so far ahead: the next block comes to the second cache, as the first one is full. */
-INLINE void prefetch(const Lanes* row) { __builtin_prefetch(row + ROWS, 0, 2); }
-
-/* Rotates a block of 256 rows of 16 columns: see _transform of rotation.py. */
+/* Rotates a block of 256 rows of 16 columns: see _transform of rotation.py. Processors do not read so far ahead, so the
+ * next block is prefetched to the second cache, as the first one is full. */
 static void turn_rows(const Noise* noise, const Lanes* from, Lanes* to) {
   Lanes block[ROWS] ALIGNED, x[WAYS] ALIGNED;
   for (int row = 0; row < ROWS; row += WAYS) {
@@ -91,7 +89,7 @@ static void turn_rows(const Noise* noise, const Lanes* from, Lanes* to) {
     EACH_WAY(i) x[i] = block[row + i];
     shift_rows(x, 0);
     mix_rows(x);
-    EACH_WAY(i) to[row + i] = x[i] * FACTOR, prefetch(from + row + i);
+    EACH_WAY(i) to[row + i] = x[i] * FACTOR, __builtin_prefetch(from + row + i + ROWS, 0, 2);
   }
 }
 
@@ -103,7 +101,7 @@ static void turn_rows_back(const Noise* noise, const Lanes* from, Lanes* to) {
     mix_rows(x);
     shift_rows(x, 1);
     mix_rows(x);
-    EACH_WAY(i) block[row + i] = x[i], prefetch(from + row + i);
+    EACH_WAY(i) block[row + i] = x[i], __builtin_prefetch(from + row + i + ROWS, 0, 2);
   }
   for (int row = 0; row < WAYS; row++) {
     EACH_WAY(i) x[i] = block[row + i * WAYS];

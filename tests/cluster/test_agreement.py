@@ -41,6 +41,7 @@ def refusal(train: Callable, end_of: EndOf, free_port: int, tmp_path: Path) -> C
     return refuse
 
 
+@pytest.mark.slow
 def test_processes_with_another_config_are_refused_with_the_difference(refusal: Callable):
     line = refusal([{"learning_rate": 0.01}, {"learning_rate": 0.02}])
     assert line == "config optimizer.learning_rate is 0.02 and 0.01"

@@ -85,6 +85,7 @@ def test_join_of_two_that_disagree_ends_at_once(
         assert end_of(first)[0] == 2
 
 
+@pytest.mark.slow
 def test_join_is_not_troubled_by_strangers(open_script: Open, end_of: EndOf, free_port: int):
     first = open_script(SCRIPT, *_flags(free_port, 0, 2))
     _wait_for_listener(free_port)

@@ -178,6 +178,25 @@ def test_launch_ends_all_where_nobody_reads_what_they_print(open_script: Open, t
     process.stdout = None
 
 
+@pytest.mark.parametrize("number", [None, signal.SIGINT])
+def test_launch_has_all_save_where_nobody_reads_what_they_print(
+    open_script: Open, tmp_path: Path, number: signal.Signals | None
+):
+    """As by Ctrl-C, of which the reader of a pipe dies, too."""
+    talking = SAVING.replace("time.sleep(120)", "while True: print('line', flush=True); time.sleep(.1)")
+    process = open_script("launcher.py", '{"num_processes": 2}', sys.executable, "-c", talking, tmp_path)
+    assert process.stdout is not None
+    told = (line for line in process.stdout if "pid" in line)
+    pids = [int(next(told).split()[-1]) for _ in range(2)]
+    process.stdout.close()
+    if number is not None:
+        process.send_signal(number)
+    assert process.wait(timeout=60) == 128 + (number or signal.SIGTERM)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved0", "saved1"]
+    _wait_until_gone(pids)
+    process.stdout = None
+
+
 @pytest.mark.few("arguments[013]-*")
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),

@@ -151,6 +151,7 @@ def test_a_process_killed_after_another_has_ended_is_named(start: Callable, end_
     assert (status, err[-1]) == (1, f"error: process {victim} (host {HOST}) {KILLED}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.01, pytest.param(0.05, marks=pytest.mark.slow)])
 def test_a_process_killed_while_all_end_is_named(start: Callable, end_of: EndOf, seconds: float):
     """JAX itself would abort the other, if this one is lost before it has left JAX's cluster."""

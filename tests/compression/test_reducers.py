@@ -512,6 +512,7 @@ def test_another_number_of_workers_goes_on_from_the_state(name: str, layout: str
     assert all(np.isfinite(leaf.astype(np.float32)).all() for leaf in leaves(mean))
 
 
+@pytest.mark.few("top_k", "low_rank 1")
 @every_row
 def test_tensors_that_vary_over_another_checked_axis_leave_the_others_replicated(name: str):
     """Two updates of two workers, whose bias and kernel are cut over two devices each."""

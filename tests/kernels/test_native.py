@@ -185,7 +185,7 @@ def test_what_native_lacks_is_refused():
         ternary_encode(half, jnp.ones(1), KEY, segments, implementation="native")
 
 
-@pytest.mark.few("mesh:4*")
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize(("layout", "exchange"), [("mesh:4", "gather"), ("mesh:2 unrolled:2", "sum")])
 def test_a_step_on_many_devices_gives_the_bits_of_the_reference(workers: Callable, layout: str, exchange: str):

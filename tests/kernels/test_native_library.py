@@ -87,6 +87,7 @@ def test_another_processor_compiler_or_source_has_a_library_of_its_own(
     assert len(list(home.iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_reference_runs_and_one_line_says_so(home: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)

@@ -69,6 +69,7 @@ def test_transformer_decays_the_kernels_of_its_linear_layers_alone():
     }
 
 
+@pytest.mark.slow
 def test_transformer_starts_with_the_deviations_of_gpt2():
     params = by_path(weights(make(depth=3, width=64)))
     for path, leaf in params.items():
@@ -82,6 +83,7 @@ def test_transformer_starts_with_the_deviations_of_gpt2():
             np.testing.assert_array_equal(values, path.endswith("scale"), path)
 
 
+@pytest.mark.few("5")
 @pytest.mark.parametrize("place", [0, 1, 5, LENGTH - 1])
 def test_transformer_logits_depend_on_no_later_character(place: int):
     model, before = make(), text()

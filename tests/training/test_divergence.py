@@ -136,6 +136,7 @@ FIELDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_gather_names_what_differs_and_where(small_recipe: Callable, wire: Callable):
     recipe = small_recipe(**FOUR | {"model": "tiny_norm", "average_decay": 0.9, "freeze": ("fc1/kernel",)})
     mesh = create_mesh(recipe)

@@ -91,6 +91,7 @@ def test_gradients_of_slices_do_not_enter_the_scale(prepare: Callable, tmp_path:
     assert 0 < 1000 * moved[0] < moved[1]
 
 
+@pytest.mark.slow
 def test_frozen_tensors_are_not_sent_but_evaluated_and_saved(prepare: Callable, tmp_path: Path):
     run = prepare(freeze=("fc1/.*", "fc2/kernel[0]"), num_steps=2, **FIELDS)
     assert [tensor.path for tensor in run.wires[1].tensors] == ["fc2/bias", "fc2/kernel", "norm/bias", "norm/scale"]

@@ -65,6 +65,7 @@ def test_run_starts_from_a_checkpoint_of_a_run_without_averages(prepare: Callabl
     assert not np.array_equal(state.params["fc1"]["kernel"], first.state.params["fc1"]["kernel"])
 
 
+@pytest.mark.slow
 def test_head_starts_fresh_where_it_is_excluded(prepare: Callable, trained: Run, tmp_path: Path):
     """Whatever its shape there."""
     made = {"data": "synthetic", "synthetic_shape": (8, 8, 1), "synthetic_classes": 3, "synthetic_examples": 32}

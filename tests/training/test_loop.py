@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtern.training.run import loop, run as run_module
+from jaxtern.training.run import loop, run as run_module, stopping
 from jaxtern.training.run.curves import plot_curves
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
@@ -67,6 +67,23 @@ def test_run_stopped_by_a_signal_saves_and_goes_on_as_if_never_stopped(prepare: 
     assert finish(again) == result
     assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
     assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
+
+
+def test_signal_that_comes_twice_at_once_is_one(prepare: Callable, monkeypatch: pytest.MonkeyPatch):
+    """As where a supervisor sends it to the launcher, which passes it on, and to its processes; a later one acts."""
+    run, before = prepare(**FIELDS), signal.getsignal(signal.SIGTERM)
+    acted: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: acted.append(number))
+    try:
+        with stopping.StopSignals(run.mesh) as stop:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            assert (stop.received, acted) == (signal.SIGTERM, [])
+            monkeypatch.setattr(stopping, "_ONE_SIGNAL_SECONDS", 0.0)
+            signal.raise_signal(signal.SIGTERM)
+            assert acted == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_run_told_to_stop_in_its_last_step_ends(prepare: Callable):

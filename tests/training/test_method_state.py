@@ -114,6 +114,7 @@ def owed(name: str, local: Any, num_workers: int) -> list[Any]:
     return means + [whole[:, :count] for whole, count in zip(wholes, words, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
 def test_other_workers_owe_together_what_those_before_did(prepare: Callable, name: str):
     fields = EPOCHS | METHODS[name] | {"num_devices": None}

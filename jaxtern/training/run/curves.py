@@ -8,6 +8,7 @@ from jaxtern.training.run.metrics import read_metrics
 def plot_curves(workdir: Path, title: str, loss: str) -> Path:
     """Plots `<workdir>/metrics.jsonl` as `curves.png`: loss (the recipe's) by its parts, accuracy, rate and norms."""
     from matplotlib.figure import Figure  # here, because the import takes a second
+    from matplotlib.ticker import LogLocator
 
     records = read_metrics(workdir)
     parts = sorted({name for record in records for name in record if name.startswith("loss/")})
@@ -25,10 +26,13 @@ def plot_curves(workdir: Path, title: str, loss: str) -> Path:
     for axes, (subject, lines) in zip(figure.subplots(1, len(panels)).flat, panels.items(), strict=True):
         for name, label in lines.items():
             points = [(record["step"], record[name]) for record in records if name in record]
-            steps, values = zip(*points, strict=True) if points else ((), ())
             factor = 100 if subject.endswith("%") else 1
-            axes.plot(steps, [factor * value for value in values], label=label, marker="." * name.startswith("test/"))
-        axes.set(title=subject, xlabel="step", yscale="log" if subject in ("loss", "norms") else "linear")
+            steps, values = [step for step, _ in points], [factor * value for _, value in points]
+            axes.plot(steps, values, label=label, marker="." * (name.startswith("test/") or len(points) == 1))
+        axes.set(title=subject, xlabel="step")
+        if subject in ("loss", "norms"):
+            axes.set_yscale("log", subs=())  # no ticks between these
+            axes.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
         axes.grid(alpha=0.3)
         if len(lines) > 1:
             axes.legend(fontsize="small")

@@ -1,7 +1,9 @@
 """Stops a run after a signal to any of its processes; all of them stop after the same step."""
 
+import contextlib
 import os
 import signal
+import time
 from typing import Any
 
 import jax
@@ -10,6 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern.hosts.messages import to_devices
 from jaxtern.training.step.mesh import DEVICE_AXIS
+
+_ONE_SIGNAL_SECONDS = 0.5  # a supervisor may send a signal to a launcher, which passes it on, and to its processes
 
 
 class Stopped(Exception):
@@ -36,6 +40,7 @@ class StopSignals:
     def __init__(self, mesh: Mesh):
         """Prepares what to tell the devices of a run's mesh."""
         self.received: int | None = None
+        self._received_at = 0.0
         self.agreed = False
         self._before: dict[int, Any] = {}
         self._flags: list[jax.Array] = []
@@ -58,10 +63,14 @@ class StopSignals:
         return self
 
     def _note(self, number: int, frame: Any) -> None:
-        self.received = number
-        self._restore()
-        line = b"stopping once all is saved; a second signal stops at once\n"
-        os.write(2, b"\n" * os.isatty(2) + line)  # print is not for handlers; on a terminal the bar stands there
+        if self.received is None:
+            self.received, self._received_at = number, time.monotonic()
+            line = b"stopping once all is saved; a second signal stops at once\n"
+            with contextlib.suppress(OSError):  # print is not for handlers; on a terminal the bar stands there
+                os.write(2, b"\n" * os.isatty(2) + line)
+        elif time.monotonic() - self._received_at > _ONE_SIGNAL_SECONDS:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -56,7 +56,9 @@ def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
     model = create_network(alone.model, inputs.input_shape, inputs.dataset.num_classes, alone.run.seed)
     program, state = create_run(alone, model, inputs.dataset.train.size, mesh)
     step = create_train_step(alone, program, mesh)
-    batch = _make_batch(examples, inputs)
+    made = inputs.task.make(inputs.example_shape, inputs.dataset.num_classes, examples).train
+    places = np.zeros(examples, np.int32)
+    batch = jax.device_put(Batch(made.examples, made.labels, places, places))
     times = []
     for _ in range(STEPS + WARM_UP):
         begin = time.perf_counter()
@@ -64,10 +66,3 @@ def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
         jax.block_until_ready((state, metrics))
         times.append(time.perf_counter() - begin)
     return statistics.median(times[WARM_UP:])
-
-
-def _make_batch(size: int, inputs: Inputs) -> Batch:
-    """A batch of random pixels or characters on the device."""
-    made = inputs.task.make(inputs.example_shape, inputs.dataset.num_classes, size).train
-    places = np.zeros(size, np.int32)
-    return jax.device_put(Batch(made.examples, made.labels, places, places))

@@ -62,11 +62,12 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             create=False,
             read_only=not keep,
+            cleanup_tmp_directories=keep > 0,
             preservation_policy=self if keep else None,
             multiprocessing_options=_this_process_alone(),
         )
         if keep:
-            with self._reporting():
+            with self._reporting(None):
                 self._directory.mkdir(parents=True, exist_ok=True)
         try:
             self._manager = ocp.CheckpointManager(self._directory, options=options)
@@ -97,7 +98,7 @@ class Checkpoints:
         metadata["digest"] = _digest(arrays, metadata)
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), metadata=ocp.args.JsonSave(metadata))
         self.wait()  # finds out if the folder is gone, which orbax would make again, without its checkpoints
-        with self._reporting():
+        with self._reporting(step):
             self._manager.save(step, args=items)
         self._last = step
 
@@ -206,10 +207,10 @@ class Checkpoints:
     def wait(self) -> None:
         """Waits until all is written; raises CheckpointError if writing failed, or the last checkpoint is gone."""
         last, self._last = self._last, None  # so that a failure is reported only once
-        with self._reporting():
+        with self._reporting(last):
             self._manager.wait_until_finished()
             if last is not None and not (self._directory / str(last)).is_dir():
-                raise FileNotFoundError(f"the last one, of step {last}, is gone")
+                raise FileNotFoundError("its folder is gone")
         self._last = last
 
     def close(self) -> None:
@@ -220,12 +221,13 @@ class Checkpoints:
             self._manager.close()
 
     @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Turns a failure to write, now or in the background, into a CheckpointError."""
+    def _reporting(self, step: int | None) -> Iterator[None]:
+        """Turns a failure to write a checkpoint, now or in the background, into a CheckpointError."""
         try:
             yield
         except Exception as error:  # from orbax, tensorstore or the system
-            told = CheckpointError(f"checkpoints cannot be written to {self._directory}: {_reason(error)}")
+            place = self._directory if step is None else self._directory / str(step)
+            told = CheckpointError(f"{place} cannot be written: {_reason(error)}")
             told.errno = _number(error)
             raise told from error
 
