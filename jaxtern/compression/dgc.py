@@ -41,24 +41,28 @@ def momentum_correction(
     require_number("momentum", momentum, below=1.0)
     if clip_norm is not None:
         require_number("clip_norm", clip_norm)
-    feedback = error_feedback(reducer)
 
-    def reduce(workers: list[Tensors], before: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
-        velocities, moved = [], []
-        for gradients, u in zip(workers, before, strict=True):
-            gradients = [tensor.astype(jnp.float32) for tensor in gradients]
-            if clip_norm is not None:
-                gradients = _clip(gradients, clip_norm / group.size**0.5, group)
-            u = plus([group.product(old, momentum) for old in u], gradients)
-            velocities.append(u)
-            moved.append(plus([group.product(new, momentum) for new in u], gradients) if nesterov else u)
-        reduced = feedback.reduce(moved, inner, group)
-        if masked:
-            pairs = [zip(*pair, strict=True) for pair in zip(velocities, reduced.sent or (), strict=True)]
-            velocities = [[jnp.where(part != 0, 0.0, u) for u, part in pair] for pair in pairs]
-        return reduced, velocities
+    def correct(reducer: Reducer, clip_norm: float | None, masked: bool) -> Reducer:
+        feedback = error_feedback(reducer)
 
-    return beside(feedback, zeros, reduce)
+        def reduce(workers: list[Tensors], before: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
+            velocities, moved = [], []
+            for gradients, u in zip(workers, before, strict=True):
+                gradients = [tensor.astype(jnp.float32) for tensor in gradients]
+                if clip_norm is not None:
+                    gradients = _clip(gradients, clip_norm / group.size**0.5, group)
+                u = plus([group.product(old, momentum) for old in u], gradients)
+                velocities.append(u)
+                moved.append(plus([group.product(new, momentum) for new in u], gradients) if nesterov else u)
+            reduced = feedback.reduce(moved, inner, group)
+            if masked:
+                pairs = [zip(*pair, strict=True) for pair in zip(velocities, reduced.sent or (), strict=True)]
+                velocities = [[jnp.where(part != 0, 0.0, u) for u, part in pair] for pair in pairs]
+            return reduced, velocities
+
+        return beside(feedback, zeros, reduce)
+
+    return correct(reducer, clip_norm, masked)._replace(floats=correct(float_mean(in_order=True), None, False))
 
 
 def _clip(tensors: Tensors, most: Any, group: Group) -> Tensors:
@@ -92,5 +96,5 @@ def dgc(
     """
     sparse = top_k(density, value_dtype, sampled, feedback=False)
     corrected = momentum_correction(sparse, momentum, clip_norm, nesterov)
-    floats = momentum_correction(float_mean(in_order=True), momentum, None, nesterov, masked=False)
-    return partition([(lambda _, shape: len(shape) < 2, floats)], corrected, may_be_empty=True)._replace(floats=floats)
+    floats = corrected.floats or float_mean(in_order=True)
+    return partition([(lambda _, shape: len(shape) < 2, floats)], corrected, may_be_empty=True)

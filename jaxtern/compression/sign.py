@@ -100,7 +100,8 @@ def _two_way() -> Reducer:
 def _pack(tensors: Tensors, layout: Layout) -> list[Signs]:
     """The signs and mean magnitude of each tensor; a NaN makes the scale, and so the mean, NaN."""
     require_int32(layout, layout.sizes)
-    words = [pack_planes(~(_to_planes(x.reshape(-1)) < 0)) for x in tensors]
+    planes = [fill_up(x.reshape(-1), _BITS * num_sign_words(x.size) or 1).reshape(_BITS, -1) for x in tensors]
+    words = [pack_planes(~(plane < 0)) for plane in planes]  # element k W + j is bit k of word j
     scales = [sum_in_order(jnp.abs(x.astype(jnp.float32))) / max(x.size, 1) for x in tensors]
     return list(zip(words, scales, strict=True))
 
@@ -154,11 +155,6 @@ def num_sign_words(size: int) -> int:
 
 def _shard_words(size: int, num_shards: int) -> int:
     return -(-num_sign_words(size) // num_shards)
-
-
-def _to_planes(flat: jax.Array) -> jax.Array:
-    """[n] to [32, W]: element k W + j is bit k of word j."""
-    return fill_up(flat, _BITS * num_sign_words(flat.size) or 1).reshape(_BITS, -1)
 
 
 def _from_planes(planes: jax.Array, size: int) -> jax.Array:

@@ -87,10 +87,10 @@ def _choose(flat: jax.Array, density: float, sampled: bool, value_dtype: str) ->
     if not sampled or flat.size <= _SAMPLES:
         places = jnp.sort(lax.top_k(magnitude, k)[1])
         return places, flat[places].astype(value_dtype)
-    samples = magnitude[:: flat.size // _SAMPLES]
+    samples = magnitude[:: flat.size // _SAMPLES | 1]  # an odd stride meets all columns of a matrix
     threshold = lax.top_k(samples, count_sent(samples.size, density))[0][-1]
     threshold = jnp.where(jnp.isfinite(jnp.max(magnitude)), threshold, jnp.inf)  # sends what is not finite, if any
-    places, is_there = first_places(~(magnitude < threshold), k)
+    places, is_there = first_places(jnp.where(threshold > 0, ~(magnitude < threshold), magnitude > 0), k)
     return places, jnp.where(is_there, flat[places], 0).astype(value_dtype)
 
 

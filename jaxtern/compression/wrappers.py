@@ -48,7 +48,7 @@ def beside(reducer: Reducer, first: Callable[[Layout], Any], reduce: Callable) -
     def resize(local: Any, layout: Layout, num_workers: int) -> Any:
         return share_out(local[0], layout, num_workers), reducer.resize(local[1], layout, num_workers)
 
-    return Reducer(init, reduce_both, reducer.traffic, resize)
+    return Reducer(init, reduce_both, reducer.traffic, resize, reducer.floats)
 
 
 def error_feedback(reducer: Reducer) -> Reducer:
@@ -102,7 +102,8 @@ def delayed(reducer: Reducer) -> Reducer:
         late = dataclasses.replace(group, late=group.late + 1, tracks=False)
         return reducer.reduce(before, inner, late)._replace(sent=None), workers
 
-    return beside(reducer, lambda layout: list(map(jnp.zeros, layout.shapes, layout.dtypes)), reduce)
+    late = beside(reducer, lambda layout: list(map(jnp.zeros, layout.shapes, layout.dtypes)), reduce)
+    return late._replace(floats=reducer.floats and delayed(reducer.floats))
 
 
 def require_match(name: str, applies: Predicate, layout: Layout) -> None:
@@ -130,7 +131,10 @@ def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_
     def parts_of(layout: Layout) -> list[tuple[Reducer, list[int]]]:
         for number, (applies, _) in enumerate(rules if not may_be_empty else ()):
             require_match(f"rules[{number}]", applies, layout)
-        return _deal_out(layout, [*rules, (lambda *_: True, rest)])
+        named, last = list(zip(layout.paths, layout.shapes, strict=True)), len(rules)
+        owners = [next((n for n, (applies, _) in enumerate(rules) if applies(*each)), last) for each in named]
+        reducers = [*(each for _, each in rules), rest]
+        return [(each, [at for at, owner in enumerate(owners) if owner == n]) for n, each in enumerate(reducers)]
 
     def init(layout: Layout, num_workers: int) -> State:
         states = [each.init(layout.select(places), num_workers) for each, places in parts_of(layout)]
@@ -163,14 +167,7 @@ def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_
         parts = zip(local, parts_of(layout), strict=True)
         return tuple(each.resize(own, layout.select(places), num_workers) for own, (each, places) in parts)
 
-    return Reducer(init, reduce, traffic, resize)
-
-
-def _deal_out(layout: Layout, rules: Sequence[tuple[Predicate, Reducer]]) -> list[tuple[Reducer, list[int]]]:
-    """Each reducer with the places of its tensors; the last rule matches all."""
-    named = list(zip(layout.paths, layout.shapes, strict=True))
-    owners = [next(n for n, (applies, _) in enumerate(rules) if applies(*each)) for each in named]
-    return [(each, [at for at, owner in enumerate(owners) if owner == n]) for n, (_, each) in enumerate(rules)]
+    return Reducer(init, reduce, traffic, resize, rest.floats)
 
 
 def bytes_of_tensors(traffic: Traffic, layout: Layout) -> tuple[float, ...]:
@@ -194,20 +191,23 @@ def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, 
     """
     names = collectives.as_axis_names(fast_axis_name)
 
-    def init(layout: Layout, num_workers: int) -> State:
-        if jax.tree.leaves(fast.init(layout, 1)):
-            raise ValueError("fast: must be a reducer without state")
-        return slow.init(layout, num_workers)
+    def over(slow: Reducer) -> Reducer:
+        def init(layout: Layout, num_workers: int) -> State:
+            if jax.tree.leaves(fast.init(layout, 1)):
+                raise ValueError("fast: must be a reducer without state")
+            return slow.init(layout, num_workers)
 
-    def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        if set(names) & set(group.axes.workers):
-            raise ValueError(f"fast_axis_name={fast_axis_name!r}: must name other axes than {group.axes.workers!r}")
-        inside = dataclasses.replace(group, axes=collectives.Axes(names), local_workers=1, tracks=False)
-        averaged = [fast.reduce([own], State(local=[()]), inside).mean for own in workers]
-        axes = collectives.Axes(group.axes.workers, names)
-        return slow.reduce(averaged, state, dataclasses.replace(group, axes=axes))
+        def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
+            if set(names) & set(group.axes.workers):
+                raise ValueError(f"fast_axis_name={fast_axis_name!r}: must name other axes than {group.axes.workers!r}")
+            inside = dataclasses.replace(group, axes=collectives.Axes(names), local_workers=1, tracks=False)
+            averaged = [fast.reduce([own], State(local=[()]), inside).mean for own in workers]
+            axes = collectives.Axes(group.axes.workers, names)
+            return slow.reduce(averaged, state, dataclasses.replace(group, axes=axes))
 
-    return Reducer(init, reduce, slow.traffic, slow.resize)
+        return Reducer(init, reduce, slow.traffic, slow.resize)
+
+    return over(slow)._replace(floats=over(slow.floats or float_mean(in_order=True)))
 
 
 def idle(reducer: Reducer) -> Reducer:

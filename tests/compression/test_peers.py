@@ -302,6 +302,14 @@ def test_top_k_is_its_formula_and_loses_nothing(models: Any):
         np.testing.assert_allclose(mean.sum(axis=0), tensor.mean(axis=1).sum(axis=0), atol=1e-5)
 
 
+def test_a_threshold_of_samples_that_are_zero_sends_what_is_not():
+    """A gradient of 500 elements at its end, below the density, in steps that would send 1,000."""
+    gradient = np.zeros((100_000,), np.float32)
+    gradient[-500:] = 1 + np.arange(500)
+    (means,), _ = reduce_all(jaxtern.top_k(0.01, sampled=True), np.broadcast_to(gradient, (2, 2, 100_000)))
+    np.testing.assert_array_equal(means, [gradient] * 2)
+
+
 def test_momentum_correction_is_its_formula(models: Any):
     """Paddle, test_dgc_op: u = m u + g, v = v + u, k = a share of the size, u and v zero where v was sent.
 

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxtern
-from jaxtern import compressed_mean, ternary_mean
+from jaxtern import compressed_mean, ternary, ternary_mean
 from jaxtern.compression.transform import describe
 
 NUM_WORKERS = 4
@@ -62,23 +63,49 @@ def test_small_and_excluded_tensors_are_the_float_mean_and_no_others(
         assert np.array_equal(found[0], expected) == (is_float(name, leaf[0].size) or not leaf.size)
 
 
-def test_exclude_sees_paths_and_floats_of_a_reducer_go_its_own_way(updates_over: Callable):
+def test_exclude_sees_paths(updates_over: Callable):
     seen = []
     gradients = _gradients()
     make = functools.partial(ternary_mean, exclude=lambda path: seen.append(path) or path == "scalar")
     updates_over(make, "vmap:4")(gradients)
     assert set(seen) == {"conv/bias", "conv/kernel", "empty", "half/0", "half/1", "scalar"}
 
-    def momentum(names: Any) -> Any:  # whose floats take momentum, too
-        return compressed_mean(names, jaxtern.dgc(0.5, momentum=0.5), min_size=10**6)
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        jaxtern.dgc(0.5, momentum=0.5),
+        jaxtern.momentum_correction(jaxtern.top_k(0.5, feedback=False), 0.5),
+        jaxtern.partition([], jaxtern.dgc(0.5, momentum=0.5)),
+    ],
+    ids=["dgc", "momentum_correction", "partition"],
+)
+def test_tensors_that_stay_float_go_a_reducers_own_way(reducer: jaxtern.Reducer):
+    """They take momentum, too."""
 
     def twice(local: Any) -> Any:
-        transformation = momentum("data")
+        transformation = compressed_mean("data", reducer, min_size=10**6)
         first, state = transformation.update(local, transformation.init(local))
         return first, transformation.update(local, state)[0]
 
-    first, second = jax.vmap(twice, axis_name="data")(gradients["conv"])
+    first, second = jax.vmap(twice, axis_name="data")(_gradients()["conv"])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(b, 1.5 * a, atol=1e-6), first, second)
+
+
+def test_hierarchical_averages_what_stays_float_over_all_devices():
+    reducer = jaxtern.hierarchical(jaxtern.float_mean(), ternary(), "fast")
+    transformation = compressed_mean("data", reducer, min_size=1000)
+
+    def on_device(own: Any) -> Any:
+        return transformation.update(own, transformation.init(own))[0]
+
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "fast"), axis_types=(AxisType.Auto,) * 2)
+    own = PartitionSpec(("data", "fast"))
+    run = jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=own, out_specs=own, check_vma=False))
+    small = np.arange(4 * 9, dtype=np.float32).reshape(4, 9)
+    found = run({"small": small, "large": np.ones((4, 2000), np.float32)})
+    np.testing.assert_array_equal(found["small"], np.broadcast_to(small.mean(axis=0), (4, 9)))
+    np.testing.assert_array_equal(*np.broadcast_arrays(found["large"], found["large"][:1]))
 
 
 def test_numpy_and_python_numbers_are_tensors_too():

@@ -55,13 +55,13 @@ class Code(NamedTuple):
 def entropy(code: Code, num_workers: int = 1) -> float:
     """Bits that a perfect coder needs for the sum of the digits of independent workers, in the mean over dithers.
 
-    Sums of many workers are taken as normal variables.
+    Sums of many workers or levels are taken as normal variables.
     """
     drawn = np.array([0.5]) if code.rounding == "nearest" else (np.arange(64) + 0.5) / 64
     shares = np.stack([np.bincount(row, _DENSITY, 2 * code.levels + 1) for row in code.digits(drawn)])
     if code.rounding == "stochastic":
         shares = shares.mean(axis=0, keepdims=True)
-    if num_workers > _MANY:
+    if num_workers > max(1, min(_MANY, 512 // code.levels)):
         level = np.arange(shares.shape[1])
         variance = np.mean(shares @ level**2 - (shares @ level) ** 2)
         return float(np.log2(2 * np.pi * np.e * num_workers * variance) / 2)

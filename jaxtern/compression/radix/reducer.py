@@ -170,9 +170,9 @@ def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> 
     """
     axes, platform = group.axes.workers + group.axes.fast, dispatch.device().platform
     is_tracked = bool(collectives.checked_axes(axes))
-    if platform == "gpu" and not is_tracked and collectives.count_workers(axes) == 1 and plan.buckets:
+    size, is_alone = sum(bucket.size for bucket in plan.buckets), collectives.count_workers(axes) == 1
+    if platform == "gpu" and not is_tracked and is_alone and 0 < size <= dispatch.MAX_SIZE:
         return plan._replace(buckets=[join_buckets(plan.buckets, len(group.layout.sizes))])
-    is_large = sum(bucket.size for bucket in plan.buckets) >= _IN_PLACE_SIZE
-    is_in_place = platform == "cpu" and not is_tracked and is_large and not group.tracks
+    is_in_place = platform == "cpu" and not is_tracked and size >= _IN_PLACE_SIZE and not group.tracks
     is_chained = is_in_place and group.local_workers == 1
     return plan._replace(is_in_place=is_in_place, piece_size=(bucket_size or 2**62) if is_chained else None)
