@@ -96,5 +96,4 @@ def dgc(
     """
     sparse = top_k(density, value_dtype, sampled, feedback=False)
     corrected = momentum_correction(sparse, momentum, clip_norm, nesterov)
-    floats = corrected.floats or float_mean(in_order=True)
-    return partition([(lambda _, shape: len(shape) < 2, floats)], corrected, may_be_empty=True)
+    return partition([(lambda _, shape: len(shape) < 2, corrected.floats or corrected)], corrected, may_be_empty=True)

@@ -45,6 +45,8 @@ def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iter
                 bar.update(len(task.shard.items))
                 yield task, result
         except BrokenProcessPool:
+            for child in multiprocessing.active_children():  # from Python 3.12 on, the pool ends them by SIGTERM
+                child.kill()
             raise OSError(
                 "a worker process was killed, perhaps for lack of memory; run the same command again to continue,"
                 " with fewer --workers if need be"

@@ -39,8 +39,7 @@ class StopSignals:
 
     def __init__(self, mesh: Mesh):
         """Prepares what to tell the devices of a run's mesh."""
-        self.received: int | None = None
-        self._received_at = 0.0
+        self.received, self._received_at = None, 0.0
         self.agreed = False
         self._before: dict[int, Any] = {}
         self._flags: list[jax.Array] = []
