@@ -65,7 +65,7 @@ class _Team:
             for process in range(num_processes):
                 if not self.caught:
                     self._start(command, process, for_process(coordinator, process, num_processes))
-            return self._wait()
+            return self._wait() if self._processes else 128 + self.caught[0]
         finally:
             self._kill()
             for process in self._processes:
@@ -108,7 +108,7 @@ class _Team:
             self._nobody_reads = True
 
     def _wait(self) -> int:
-        first, waiting = 0 if self._processes else 128 + self.caught[0], list(range(len(self._processes)))
+        first, waiting = 0, list(range(len(self._processes)))
         while waiting:
             time.sleep(_STEP_SECONDS)
             if self._nobody_reads and not self.caught:
