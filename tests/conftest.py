@@ -67,7 +67,7 @@ MOST_MEMORY = 2**32  # bytes of a process that runs tests, at the end of a modul
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    told = "have XLA compile modules with the mark optimized as it does for a user, which takes twice as long"
+    told = "have XLA compile modules with the mark optimized as it does for a user, which takes half as long again"
     parser.addoption("--optimize", action="store_true", help=told)
 
 
@@ -89,7 +89,7 @@ def strict_promotion() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
-    """XLA optimises little, as most programs run once; with --optimize a module with that mark is for a user."""
+    """XLA optimises little, as most programs run once; with --optimize, a module with that mark as for a user."""
     quickly = not (request.config.getoption("optimize") and request.node.get_closest_marker("optimized"))
     jax.config.update("jax_disable_most_optimizations", quickly)
     yield

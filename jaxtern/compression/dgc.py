@@ -19,7 +19,7 @@ def momentum_correction(
         u = m u + clip(g),  v = v + u,  mean = reduce(v),  v = v - sent(v),  u = 0 where sent(v) != 0
 
     The mean is that of velocities, for an optimiser without momentum. With a reducer that sends everything, and without
-    masking, it is exactly SGD with momentum.
+    masking, it is exactly SGD with momentum. Tensors that are to stay float take the momentum, too.
 
     Args:
       reducer: a reducer without feedback of its own, which returns `Reduced.sent`.
@@ -96,4 +96,5 @@ def dgc(
     """
     sparse = top_k(density, value_dtype, sampled, feedback=False)
     corrected = momentum_correction(sparse, momentum, clip_norm, nesterov)
-    return partition([(lambda _, shape: len(shape) < 2, corrected.floats or corrected)], corrected, may_be_empty=True)
+    floats = corrected.floats or float_mean(in_order=True)
+    return partition([(lambda _, shape: len(shape) < 2, floats)], corrected, may_be_empty=True)

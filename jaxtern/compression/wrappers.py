@@ -102,8 +102,8 @@ def delayed(reducer: Reducer) -> Reducer:
         late = dataclasses.replace(group, late=group.late + 1, tracks=False)
         return reducer.reduce(before, inner, late)._replace(sent=None), workers
 
-    late = beside(reducer, lambda layout: list(map(jnp.zeros, layout.shapes, layout.dtypes)), reduce)
-    return late._replace(floats=reducer.floats and delayed(reducer.floats))
+    wrapped = beside(reducer, lambda layout: list(map(jnp.zeros, layout.shapes, layout.dtypes)), reduce)
+    return wrapped._replace(floats=reducer.floats and delayed(reducer.floats))
 
 
 def require_match(name: str, applies: Predicate, layout: Layout) -> None:
@@ -187,7 +187,7 @@ def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, 
       fast_axis_name: axes of `shard_map` over the devices of one worker.
 
     Returns:
-      A reducer with the state and the traffic of `slow`.
+      A reducer with the state and the traffic of `slow`. Its `floats` average over all devices, too.
     """
     names = collectives.as_axis_names(fast_axis_name)
 

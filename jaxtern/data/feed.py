@@ -71,7 +71,7 @@ class StreamingFeed:
         self._pieces = min(self.batch_size // self._share.num_hosts, math.ceil(workers / 2))
 
     def batches(self, start: int) -> Generator[Batch]:
-        """As `ResidentFeed.batches`; raises DataError for an example, ChildProcessError for a process."""
+        """As `ResidentFeed.batches`; DataError: an example cannot be read; ChildProcessError: a process was killed."""
         make = functools.partial(self._make_piece, start)
         with contextlib.closing(_stream(make, _ENDLESS, self.threads, self.processes)) as made:
             while True:

@@ -27,7 +27,7 @@ def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, gr
     """Runs a command in several processes; returns the exit status of the first that failed, or 0.
 
     They find each other by environment variables. Their lines are printed after their numbers. When one fails, the
-    others are ended. SIGINT and SIGTERM are passed on to all. If this process is killed, so are they.
+    others are ended. SIGINT and SIGTERM are passed on; SIGTERM is sent if nobody reads. If this is killed, so are they.
 
     Args:
       command: to run.
@@ -50,8 +50,7 @@ class _Team:
 
     def __init__(self, grace: float):
         self.caught: list[int] = []
-        self._num_sent = 0  # of these
-        self._grace, self._kill_at = grace, math.inf
+        self._num_sent, self._grace, self._kill_at = 0, grace, math.inf  # of the signals, that many are passed on
         self._processes: list[subprocess.Popen] = []
         self._copies: list[threading.Thread] = []
         self._printing, self._nobody_reads = threading.Lock(), False

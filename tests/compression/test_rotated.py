@@ -133,6 +133,13 @@ def test_more_levels_and_a_dither_have_less_noise():
     assert Code(1, "stochastic", 2.5).noise == pytest.approx(1.01, abs=0.01)
 
 
+def test_entropy_of_many_levels_goes_on_as_that_of_fewer():
+    """From 257 levels of two workers on, their sum is taken as a normal variable."""
+    few, many = (entropy(Code(levels, "dither", 3.0), 2) for levels in (256, 257))
+    assert many == pytest.approx(few, abs=0.02)
+    assert 13 < entropy(Code(8000, "dither", 3.0), 16) < 17
+
+
 def test_the_sum_of_two_workers_digits_has_less_entropy_than_both():
     code = best_code(1, "dither")
     assert entropy(code) < entropy(code, 2) < 2 * entropy(code)

@@ -44,6 +44,14 @@ def test_without_clipping_the_scale_is_the_maximum():
     assert _scales(gradient, 1e30) == np.abs(gradient).max()
 
 
+@pytest.mark.parametrize(("size", "is_clipped"), [(1.0, True), (1e-15, True), (1e-21, False)])
+def test_a_rotated_tensor_whose_squares_underflow_is_not_clipped(size: float, is_clipped: bool):
+    gradient = (np.random.default_rng(2).standard_normal(4096) * size).astype(np.float32)
+    measured = scales.measure(jnp.asarray(gradient), Segments((4096,)), 1.7, True, "auto")
+    assert (measured.scales[0] < np.abs(gradient).max()) == is_clipped
+    np.testing.assert_array_equal(measured.max_abs, [np.abs(gradient).max()])
+
+
 @pytest.mark.parametrize("value", [0.0, 3.0, -0.1])
 @pytest.mark.parametrize("n", [1, 1000])
 def test_a_constant_tensor_is_not_clipped(value: float, n: int):

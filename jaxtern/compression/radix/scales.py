@@ -46,8 +46,8 @@ def measure(
     energy = jnp.where(mean > 0, variance / mean, 0.0) + mean
     if is_rotated:
         clipped = jnp.float32(clip_sigmas * MAGNITUDE) * energy
-        is_unlike = (np.diff(segments.bounds()) < _MIN_ELEMENTS) | (max_abs < 2.0**-55)  # whose squares underflow
-        clipped = jnp.where(is_unlike, 0.0, clipped)
+        is_unclipped = (np.diff(segments.bounds()) < _MIN_ELEMENTS) | (max_abs < 2.0**-55)  # or squares underflow
+        clipped = jnp.where(is_unclipped, 0.0, clipped)
     else:
         clipped = jnp.float32(clip_sigmas) * jnp.sqrt(variance)
     scales = jnp.where(clipped > 0, jnp.minimum(clipped, max_abs), max_abs)

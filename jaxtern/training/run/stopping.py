@@ -27,7 +27,7 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Notes the first SIGTERM or SIGINT; a second one acts at once.
+    """Notes the first SIGTERM or SIGINT; another one, half a second later or more, acts at once.
 
     A single process stops after the current call. One of several tells the next call, whose metrics tell all others, so
     that they save the same step.
