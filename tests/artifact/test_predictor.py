@@ -25,7 +25,7 @@ from jaxtern.training.run.evaluation import compute_logits, evaluate
 from jaxtern.training.run.exporting import export_network
 from jaxtern.training.run.inputs import facts_of
 
-pytestmark = pytest.mark.optimized
+pytestmark = [pytest.mark.optimized, pytest.mark.slow]
 
 NETWORKS = {
     "whole images": ("lenet", "mnist", (12, 8, 1), None, 23),
@@ -40,7 +40,6 @@ def fail(example: int, why: str) -> None:
     raise AssertionError(f"example {example}: {why}")
 
 
-@pytest.mark.few("more than a batch", "views*")
 @pytest.mark.parametrize("case", NETWORKS)
 def test_predictions_have_the_bits_of_evaluation(make_network: Callable, out: Path, case: str):
     network = make_network(*NETWORKS[case])
@@ -151,7 +150,6 @@ def test_predictor_takes_what_preparation_takes_with_the_same_pixels(tmp_path: P
     assert read.shape[:2] == ((20, 30) if kind == "turned.jpg" else (30, 20))
 
 
-@pytest.mark.slow
 def test_predictor_of_a_text_gives_the_logits_of_evaluation(out: Path):
     task = create_task("text", sequence_length=12)
     data = make_synthetic_text(12, 20, 9)

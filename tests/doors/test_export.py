@@ -21,6 +21,8 @@ FIELDS = {"num_steps": 4, "evaluate_every": 0, "statistics": False, "keep_checkp
 TRAINING = ("jaxtern.training", "jaxtern.models", "jaxtern.compression", "jaxtern.configs", "flax", "optax", "orbax")
 PREDICT = """
 import atexit, runpy, sys
+
+pytestmark = pytest.mark.slow
 atexit.register(lambda: print("imported", sorted(set(sys.modules) & set({banned})), file=sys.stderr))
 sys.argv[0] = "predict.py"
 runpy.run_module("jaxtern.predict", run_name="__main__", alter_sys=True)
@@ -60,7 +62,6 @@ def without(folder: Path) -> Iterator[None]:
         elsewhere.rename(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [
@@ -105,7 +106,6 @@ def test_network_exported_without_its_dataset_predicts_files_and_dataset_as_eval
     assert {row[0] for row in expected.values()} | {row[2] for row in expected.values()} == {"cat", "dog"}
 
 
-@pytest.mark.slow
 def test_run_of_before_facts_were_kept_is_exported_by_its_dataset(
     photos: Path, tmp_path: Path, run_door: Callable, train_arguments: Callable, snapshot: Callable
 ):
@@ -142,7 +142,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory, run_door: Callable, train_a
     return root
 
 
-@pytest.mark.slow
 def test_export_says_what_the_network_is_and_comes_from(digits: Path):
     manifest = json.loads((digits / "exported" / "manifest.json").read_text())
     assert manifest["recipe"] == json.loads((digits / "run" / "config.json").read_text())

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 MANIFESTS = {
     "nothing": b"",

@@ -15,6 +15,8 @@ from jaxtern.models import MODELS, create_model, draw_weights
 from jaxtern.models.transformer import Transformer
 from jaxtern.training.recipe.selection import mask, path_of
 
+pytestmark = pytest.mark.slow
+
 CLASSES, LENGTH = 11, 12
 
 
@@ -46,7 +48,6 @@ def test_transformer_is_registered():
     assert sum(leaf.size for leaf in jax.tree.leaves(weights(model))) == 824_385
 
 
-@pytest.mark.few("1-8-1")
 @pytest.mark.parametrize(("depth", "width", "heads"), [(2, 16, 2), (3, 24, 4), (1, 8, 1)])
 def test_transformer_has_the_parameters_of_its_formula(depth: int, width: int, heads: int):
     model = make(depth=depth, width=width, heads=heads)
@@ -69,7 +70,6 @@ def test_transformer_decays_the_kernels_of_its_linear_layers_alone():
     }
 
 
-@pytest.mark.slow
 def test_transformer_starts_with_the_deviations_of_gpt2():
     params = by_path(weights(make(depth=3, width=64)))
     for path, leaf in params.items():
@@ -83,7 +83,6 @@ def test_transformer_starts_with_the_deviations_of_gpt2():
             np.testing.assert_array_equal(values, path.endswith("scale"), path)
 
 
-@pytest.mark.few("5")
 @pytest.mark.parametrize("place", [0, 1, 5, LENGTH - 1])
 def test_transformer_logits_depend_on_no_later_character(place: int):
     model, before = make(), text()
@@ -103,13 +102,11 @@ def test_transformer_knows_the_order_of_characters():
     assert np.abs(np.asarray(model(tokens))[:, -1] - np.asarray(model(swapped))[:, -1]).max() > 1e-6
 
 
-@pytest.mark.slow
 def test_transformer_reads_a_shorter_text_as_the_beginning_of_a_longer():
     model, tokens = make(), text()
     np.testing.assert_allclose(model(tokens[:, :5]), np.asarray(model(tokens))[:, :5], rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_transformer_treats_the_rows_of_a_batch_apart():
     model, tokens = make(), text(5)
     order = np.array([3, 0, 4, 2, 1])
@@ -128,7 +125,6 @@ def test_transformer_drops_by_its_key():
     np.testing.assert_array_equal(still(tokens, jax.random.key(1)), evaluated)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", [None, jax.random.key(0)], ids=["evaluation", "training"])
 def test_transformer_gradient_reaches_every_parameter(key: jax.Array | None):
     model = make(dropout_rate=0.1)
@@ -148,7 +144,6 @@ def test_transformer_gradient_reaches_every_parameter(key: jax.Array | None):
         assert np.all(np.any(gradient.reshape(len(gradient), -1) != 0, axis=1)), path
 
 
-@pytest.mark.slow
 def test_transformer_starts_at_the_loss_of_no_knowledge():
     model = create_model("transformer", (32,), 65, seed=1)
     tokens = np.random.default_rng(0).integers(0, 65, (4, 33), np.int32)

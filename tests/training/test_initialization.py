@@ -14,6 +14,8 @@ from jaxtern.training.run import loop
 from jaxtern.training.run.run import Run
 from jaxtern.training.saved.checkpoints import Checkpoints
 
+pytestmark = pytest.mark.slow
+
 FIELDS = {"model": "tiny_norm", "num_steps": 2, "checkpoint_every": 1, "learning_rate": 0.1}
 
 
@@ -41,7 +43,6 @@ def damage(workdir: Path, step: int) -> None:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.slow
 def test_run_starts_from_the_averages_of_another(prepare: Callable, trained: Run):
     """Weights, frozen ones and moments; step, optimiser and noise begin anew."""
     state = prepare(init_from=str(trained.workdir), seed=9, **FIELDS).state
@@ -53,7 +54,6 @@ def test_run_starts_from_the_averages_of_another(prepare: Callable, trained: Run
     assert not any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(state.optimizer))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 1])
 def test_run_starts_from_a_checkpoint_of_a_run_without_averages(prepare: Callable, tmp_path: Path, step: int):
     first = prepare(tmp_path / "first", **FIELDS)
@@ -65,7 +65,6 @@ def test_run_starts_from_a_checkpoint_of_a_run_without_averages(prepare: Callabl
     assert not np.array_equal(state.params["fc1"]["kernel"], first.state.params["fc1"]["kernel"])
 
 
-@pytest.mark.slow
 def test_head_starts_fresh_where_it_is_excluded(prepare: Callable, trained: Run, tmp_path: Path):
     """Whatever its shape there."""
     made = {"data": "synthetic", "synthetic_shape": (8, 8, 1), "synthetic_classes": 3, "synthetic_examples": 32}
@@ -81,7 +80,6 @@ def test_head_starts_fresh_where_it_is_excluded(prepare: Callable, trained: Run,
         prepare(tmp_path / "refused", **fields, **start, init_exclude=("fc3/kernel",))
 
 
-@pytest.mark.slow
 def test_fresh_head_is_neither_that_of_the_source_nor_of_a_source_before_it(prepare: Callable, tmp_path: Path):
     """With the same seed, classes and body, and nothing learned meanwhile."""
     fields = FIELDS | {"seed": 9}
@@ -153,7 +151,6 @@ def test_run_with_a_damaged_checkpoint_gives_the_one_before_it(
         prepare(tmp_path / "named", init_from=str(trained.workdir / "checkpoints" / "2"), **FIELDS)
 
 
-@pytest.mark.slow
 def test_run_that_goes_on_does_not_read_them_again(prepare: Callable, trained: Run):
     fields = FIELDS | {"init_from": str(trained.workdir)}
     first = prepare(**fields)
@@ -165,7 +162,6 @@ def test_run_that_goes_on_does_not_read_them_again(prepare: Callable, trained: R
     assert_equal(again.state.params, first.state.params)
 
 
-@pytest.mark.slow
 def test_layers_with_numbers_for_names_are_found(prepare: Callable, tmp_path: Path):
     fields = FIELDS | {"model": "tiny_blocks"}
     first = prepare(tmp_path / "first", **fields)

@@ -18,6 +18,8 @@ from jaxtern.training.run.run import Run
 from jaxtern.training.saved.trees import MisfitError, digest
 from jaxtern.training.step.step import create_train_step
 
+pytestmark = pytest.mark.slow
+
 FIELDS: dict[str, Any] = {
     "model": "tiny_norm", "num_workers": 4, "num_devices": 2, "batch_size": 16, "num_steps": 12, "optimizer": "adam",
     "checkpoint_every": 5, "log_every": 4, "keep_checkpoints": 9, "exchange": "gather",
@@ -40,7 +42,6 @@ def take(run: Run, num_steps: int) -> None:
     run.close()
 
 
-@pytest.mark.slow
 def test_bits_are_the_same_on_any_number_of_devices(prepare: Callable, tmp_path: Path):
     """In calls of several steps they are, too, but for the last bits of Adam's means: XLA compiles them together."""
     runs = []
@@ -56,7 +57,6 @@ def test_bits_are_the_same_on_any_number_of_devices(prepare: Callable, tmp_path:
     np.testing.assert_allclose([other, together], [first] * 2, rtol=1e-5)
 
 
-@pytest.mark.few("7")
 @pytest.mark.parametrize("stopped", [2, 3, 4, 7])
 def test_a_run_goes_on_from_any_step_to_the_bits_of_one_that_was_not_stopped(
     prepare: Callable, tmp_path: Path, stopped: int
@@ -101,7 +101,6 @@ def test_nothing_is_sent_between_exchanges(prepare: Callable, collectives: Calla
     assert not collectives(program[program.index("\nENTRY ") :])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [2, 8])
 def test_other_workers_go_on_with_the_mean_of_weights_and_moments(prepare: Callable, num_workers: int):
     first = prepare(**FIELDS | {"method": "sign"})
@@ -116,7 +115,6 @@ def test_other_workers_go_on_with_the_mean_of_weights_and_moments(prepare: Calla
     take(run, 2)
 
 
-@pytest.mark.slow
 def test_a_run_of_every_step_does_not_go_on_by_local_steps(prepare: Callable):
     every = {name: value for name, value in FIELDS.items() if not name.startswith("local.")}
     take(prepare(**every), 2)
@@ -124,7 +122,6 @@ def test_a_run_of_every_step_does_not_go_on_by_local_steps(prepare: Callable):
         prepare(allow_config_change=True, **FIELDS)
 
 
-@pytest.mark.slow
 def test_frozen_slices_averages_and_decay_go_together(prepare: Callable):
     run = prepare(**FIELDS | {"average_decay": 0.9, "freeze": ("fc2/kernel[:3]",), "weight_decay": 0.1})
     before = to_host(run.state)
