@@ -15,14 +15,14 @@ import cv2
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = {"num_steps": 4, "evaluate_every": 0, "statistics": False, "keep_checkpoints": 2}
 # What predicting must do without: all of training, and all that only training needs.
 TRAINING = ("jaxtern.training", "jaxtern.models", "jaxtern.compression", "jaxtern.configs", "flax", "optax", "orbax")
 PREDICT = """
 import atexit, runpy, sys
-
-pytestmark = pytest.mark.slow
 atexit.register(lambda: print("imported", sorted(set(sys.modules) & set({banned})), file=sys.stderr))
 sys.argv[0] = "predict.py"
 runpy.run_module("jaxtern.predict", run_name="__main__", alter_sys=True)
@@ -65,7 +65,7 @@ def without(folder: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param({"preprocessing": "mnist"}, marks=pytest.mark.slow),
+        {"preprocessing": "mnist"},
         {"preprocessing": "inception", "image_size": 16},
     ],
 )
