@@ -8,6 +8,8 @@ as easy as 1, 2, 3", SC 2011). Its 64 bits serve four elements with 16 bits each
 consecutive runs of `RUN` elements (see radix.py). docs/benchmarks.md has the tests.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -55,6 +57,7 @@ def mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 15)
 
 
+@partial(jax.jit, static_argnums=2, inline=True)  # traced once for each shape
 def philox2x32(counter: Halves, key: jax.Array, rounds: int = _ROUNDS) -> Halves:
     """Philox 2x32: 64 random bits from a 64-bit counter and a 32-bit key; uint32 of shapes that broadcast."""
     left, right = counter

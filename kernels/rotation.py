@@ -5,6 +5,7 @@ almost Gaussian, however heavy the tails of the tensor are.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from . import noise
+from .barriers import concatenate
 from .dispatch import pick_implementation, require_shape
 from .native.calls import rotate_native
 from .segments import split
@@ -19,6 +21,7 @@ from .segments import split
 BLOCK = 4096  # elements; a power of four, so that scaling by its root is exact
 _LANES = 16  # columns of a block of 256 rows
 _GROUP = 64  # elements whose signs come from one draw of noise
+_join = partial(concatenate, implementation="reference")
 
 
 def block_of(num_elements: int) -> int:
@@ -63,10 +66,8 @@ def rotate(
         return rotate_native(tensors, key, blocks, is_inverse)
     turn = _turn_by_mosaic if picked == "mosaic" else _turn
     vectors = [each.reshape(-1) for each in tensors]
-    if is_inverse:
-        vectors = turn(_turn_last(vectors, blocks, key, is_inverse), blocks, key, is_inverse)
-    else:
-        vectors = _turn_last(turn(vectors, blocks, key, is_inverse), blocks, key, is_inverse)
+    for do in (_turn_last, turn) if is_inverse else (turn, _turn_last):
+        vectors = do(vectors, blocks, key, is_inverse)
     return [vector.reshape(each.shape) for vector, each in zip(vectors, tensors, strict=True)]
 
 
@@ -93,53 +94,59 @@ def _turn_by_mosaic(vectors: list[jax.Array], blocks: list[int], key: jax.Array,
     from .mosaic.rotation import rotate_blocks_mgpu
 
     firsts = np.concatenate([np.arange(0, whole, BLOCK) // _GROUP for whole in wholes]).astype(np.uint32)
-    joined = jnp.concatenate([vector[:whole] for vector, whole in zip(vectors, wholes, strict=True)])
-    turned = rotate_blocks_mgpu(joined.reshape(-1, BLOCK), key, jnp.asarray(firsts), is_inverse).reshape(-1)
-    rests = [vector[whole:] for vector, whole in zip(vectors, wholes, strict=True)]
+    cut = [split(vector, (whole, vector.size - whole)) for vector, whole in zip(vectors, wholes, strict=True)]
+    heads, rests = zip(*cut, strict=True)
+    turned = rotate_blocks_mgpu(_join(heads).reshape(-1, BLOCK), key, jnp.asarray(firsts), is_inverse).reshape(-1)
     rests = _turn(rests, blocks, key, is_inverse, [whole // _GROUP for whole in wholes])
-    return [jnp.concatenate(pair) for pair in zip(split(turned, tuple(wholes)), rests, strict=True)]
+    return [_join(pair) for pair in zip(split(turned, tuple(wholes)), rests, strict=True)]
 
 
 def _turn(
-    vectors: list[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool, firsts: list[int] | None = None
+    vectors: Sequence[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool, firsts: list[int] | None = None
 ) -> list[jax.Array]:
     """Turns signs, drawn from group `firsts` on, or 0, and applies the transform to all whole blocks."""
-    signs = _signs(key, firsts or [0] * len(vectors), [vector.size for vector in vectors])
+    alike: dict[tuple[int, int, int], list[int]] = {}  # places of vectors of one layout, such as those of all workers
+    for place, (vector, block, first) in enumerate(zip(vectors, blocks, firsts or [0] * len(vectors), strict=True)):
+        alike.setdefault((vector.size, block, first), []).append(place)
+    stacks = [jnp.stack([vectors[place] for place in places]) for places in alike.values()]
+    signs = _signs(key, [first for _, _, first in alike], [size for size, _, _ in alike])
 
     def flip(x: jax.Array, signs: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ signs, jnp.float32)
+        return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint32) ^ signs[None], jnp.float32)
 
-    if not is_inverse:
-        return _transform_all([*map(flip, vectors, signs)], blocks, is_inverse)
-    vectors = [*map(flip, _transform_all(vectors, blocks, is_inverse), signs)]
-    return [jnp.where(x == 0, 0.0, x) for x in vectors]  # makes zeros positive, as an all-reduce may lose their sign
+    stacks = stacks if is_inverse else [*map(flip, stacks, signs)]
+    stacks = _transform_all(stacks, [block for _, block, _ in alike], is_inverse)
+    if is_inverse:  # makes zeros positive, as an all-reduce may lose their sign
+        stacks = [jnp.where(x == 0, 0.0, x) for x in map(flip, stacks, signs)]
+    turned = {}
+    for places, stack in zip(alike.values(), stacks, strict=True):
+        turned |= zip(places, jnp.unstack(stack), strict=True)
+    return [turned[place] for place in range(len(vectors))]
 
 
 def _signs(key: jax.Array, firsts: list[int], sizes: list[int]) -> list[jax.Array]:
     """uint32 of each size, random sign bits from the groups `firsts` on; all are drawn at once."""
     counts = [-(-size // _GROUP) for size in sizes]
-    groups = [
-        jnp.arange(count, dtype=jnp.uint32) + np.uint32(first) for first, count in zip(firsts, counts, strict=True)
-    ]
+    groups = [jnp.arange(n, dtype=jnp.uint32) + np.uint32(first) for first, n in zip(firsts, counts, strict=True)]
     halves = jnp.stack(noise.draw(key, jnp.concatenate([*groups, jnp.arange(0, dtype=jnp.uint32)])), axis=1)[:, :, None]
     drawn = (halves >> jnp.arange(_GROUP // 2, dtype=jnp.uint32)[None, None]).reshape(-1) << 31
     parts = split(drawn, tuple(_GROUP * count for count in counts))
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
 
-def _transform_all(vectors: list[jax.Array], blocks: list[int], is_inverse: bool) -> list[jax.Array]:
-    """Transforms the whole blocks of all vectors, all blocks of a size at once: a GPU launches few kernels for many."""
-    vectors = list(vectors)
+def _transform_all(stacks: list[jax.Array], blocks: list[int], is_inverse: bool) -> list[jax.Array]:
+    """Transforms the whole blocks of all rows, all blocks of a size at once: a GPU launches few kernels for many."""
+    stacks = list(stacks)
     for block in sorted(set(blocks)):
         places = [i for i, size in enumerate(blocks) if size == block]
-        wholes = [vectors[i].size // block * block for i in places]
-        if not sum(wholes):
-            continue
-        joined = jnp.concatenate([vectors[i][:whole] for i, whole in zip(places, wholes, strict=True)])
-        turned = split(_transform(joined.reshape(joined.size // block, block), is_inverse).reshape(-1), tuple(wholes))
-        for i, whole, part in zip(places, wholes, turned, strict=True):
-            vectors[i] = jnp.concatenate([part, vectors[i][whole:]])
-    return vectors
+        wholes = [stacks[i][:, : stacks[i].shape[1] // block * block] for i in places]
+        if (joined := _join(wholes)).size:
+            turned = _transform(joined.reshape(-1, block), is_inverse).reshape(-1)
+            parts = split(turned, tuple(whole.size for whole in wholes))
+            for i, whole, part in zip(places, wholes, parts, strict=True):
+                rest = stacks[i][:, whole.shape[1] :]
+                stacks[i] = jnp.concatenate([part.reshape(whole.shape), rest], axis=1)
+    return stacks
 
 
 def _transform(x: jax.Array, is_inverse: bool) -> jax.Array:
@@ -167,7 +174,7 @@ def _mix(x: jax.Array) -> jax.Array:
     shape, step = x.shape, 1
     while step < shape[1]:
         x = x.reshape(shape[0], -1, 4, step, shape[2])
-        a, b, c, d = (x[:, :, row] for row in range(4))
+        a, b, c, d = jnp.unstack(x, axis=2)
         a, b, c, d = a + b, a - b, c + d, c - d
         x = jnp.stack([a + c, b + d, a - c, b - d], axis=2)
         step *= 4

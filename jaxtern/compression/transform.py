@@ -129,7 +129,9 @@ def compressed_mean(
       ValueError: as `ternary_mean`; also for a reducer that breaks its protocol.
     """
     axes = _as_axes(axis_name, fast_axis_name)
-    reducer = _wrap(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude, delayed, axes)
+    reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
+    reducer = wrappers.delayed(reducer) if delayed else reducer
+    reducer = hierarchical(float_mean(), reducer, axes.fast) if axes.fast else reducer
     is_array = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer)
     seed = seed if is_array else as_integer("seed", seed, 0, 2**32 - 1)
     if virtual_workers is not None:
@@ -185,7 +187,7 @@ def _update(
     _require_local(workers, layout.paths, axes)
     _require_state(state, reducer, group)
     treedef = jax.tree.structure(workers[0])
-    tensors = [[_undifferentiable(jnp.asarray(x)) for x in treedef.flatten_up_to(own)] for own in workers]
+    tensors = _undifferentiable([[jnp.asarray(x) for x in treedef.flatten_up_to(own)] for own in workers])
     own = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local) for w in range(len(workers))]
     reduced = reducer.reduce(tensors, State(state.shared, own), group)
     new = _require_protocol(reduced, state, group)
@@ -200,12 +202,6 @@ def _like(mean: Tensors, layout: Layout) -> Tensors:
         tensor.astype(dtype) if tensor.size else jnp.zeros(tensor.shape, dtype)
         for tensor, dtype in zip(mean, layout.dtypes, strict=True)
     ]
-
-
-def _wrap(reducer: Reducer, min_size: int, exclude: PathPredicate | None, delayed: bool, axes: Axes) -> Reducer:
-    reducer = keep_float(reducer, min_size, exclude)
-    reducer = wrappers.delayed(reducer) if delayed else reducer
-    return hierarchical(float_mean(), reducer, axes.fast) if axes.fast else reducer
 
 
 def keep_float(reducer: Reducer, min_size: int, exclude: PathPredicate | None) -> Reducer:
@@ -307,8 +303,8 @@ def _difference(found: Any, wanted: Any) -> str:
 
 
 @jax.custom_jvp
-def _undifferentiable(x: jax.Array) -> jax.Array:
-    return x
+def _undifferentiable(tensors: list[Tensors]) -> list[Tensors]:
+    return tensors
 
 
 @_undifferentiable.defjvp

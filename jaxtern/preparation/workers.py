@@ -57,7 +57,6 @@ def _write_in_processes(tasks: list[Task], workers: int, bar: tqdm.tqdm) -> Iter
 
 
 def _start_worker(stop: Any) -> None:
-    """Prepares a worker process."""
     global _stop  # noqa: PLW0603
     _stop = stop
     cv2.setNumThreads(1)  # the other processes use the other cores

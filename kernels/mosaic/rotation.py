@@ -99,13 +99,9 @@ def _mix_groups(shared: Any) -> None:
 
 def _mix(runs: Runs) -> Runs:
     """The unscaled Walsh-Hadamard transform over the sixteen runs of each half."""
-    return [_mix_each(half) for half in runs]
-
-
-def _mix_each(runs: list[jax.Array]) -> list[jax.Array]:
     for step in (1, 2, 4, 8):
-        pairs = [(runs[i & ~step], runs[i | step]) for i in range(_SIDE)]
-        runs = [a - b if i & step else a + b for i, (a, b) in enumerate(pairs)]
+        pairs = [[(half[i & ~step], half[i | step]) for i in range(_SIDE)] for half in runs]
+        runs = [[a - b if i & step else a + b for i, (a, b) in enumerate(half)] for half in pairs]
     return runs
 
 

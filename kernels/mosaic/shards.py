@@ -101,16 +101,10 @@ def _zeros(rows: int, radix: int) -> np.ndarray:
 
 def _sum_levels(words: Any, rows: int, width: int, tile: jax.Array, radix: int) -> list[jax.Array]:
     """Sums of the levels of a tile's planes over rows of flat words, plus `_zeros`; uint32[RUN] each."""
-    sizes = _parts(rows, radix)
+    sizes = tuple(_parts(rows, radix))
 
     def add(row: int | jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
-        values = _cut(mgpu.load(words, row * width + tile * RUN), radix, sizes)
-        shares = [
-            value * np.float32(float(radix) ** -k)
-            for value, size in zip(values, sizes, strict=True)
-            for k in range(size)
-        ]
-        return [total + share for total, share in zip(totals, shares, strict=True)]
+        return _add(totals, mgpu.load(words, row * width + tile * RUN), radix, sizes)
 
     totals = [mgpu.filled(_MIDDLE, jnp.float32)] * sum(sizes)
     if rows > UNROLLED_ROWS:
@@ -126,13 +120,16 @@ def _sum_levels(words: Any, rows: int, width: int, tile: jax.Array, radix: int) 
     return planes
 
 
-def _cut(word: jax.Array, radix: int, sizes: list[int]) -> list[jax.Array]:
-    """Cuts words into parts of so many digits; the value of each, less its zero levels, as floats."""
-    parts = []
+@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)  # traced once for all rows, tiles and kernels
+def _add(totals: list[jax.Array], word: jax.Array, radix: int, sizes: tuple[int, ...]) -> list[jax.Array]:
+    """Adds a run of words, cut into parts of so many digits, of which each digit adds the part's value to its total."""
+    parts, shares = [], []
     for size in sizes[:-1]:
         base = np.uint32(radix**size)
         quotient = word // base
         parts.append(word - quotient * base)
         word = quotient
-    bases = [radix**size for size in sizes]
-    return [part.astype(jnp.float32) - np.float32(base // 2) for part, base in zip([*parts, word], bases, strict=True)]
+    for part, size in zip([*parts, word], sizes, strict=True):
+        value = part.astype(jnp.float32) - np.float32(radix**size // 2)  # less the zero levels
+        shares += [value * np.float32(float(radix) ** -k) for k in range(size)]
+    return [total + share for total, share in zip(totals, shares, strict=True)]

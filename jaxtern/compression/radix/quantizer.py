@@ -127,7 +127,8 @@ class Quantizer:
             return [nearest()] * group.local_workers
         if self.rounding == "stochastic":
             return group.keys()
-        return [dithered(group.shared_key("dither"), index, group.size) for index in group.indices()]
+        key = group.shared_key("dither")
+        return [dithered(key, index, group.size) for index in group.indices()]
 
     def dither(self, group: Group, position: int, own: jax.Array | None = None) -> Dither | None:
         """The dither that `decode` subtracts from the mean of all, or from a worker's own digits, given their bits."""

@@ -185,7 +185,6 @@ def _describe_memory(state: TrainState, num_workers: int) -> str:
 
 
 def _size(tree: Any) -> int:
-    """Bytes of all arrays."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 

@@ -66,7 +66,6 @@ def _local_shapes(reducer: Reducer, layout: Layout, num_workers: int) -> Any:
 
 
 def _name_method(recipe: dict[str, Any]) -> str:
-    """Names the method of a recipe."""
     mean, local = recipe.get("mean", {}), recipe.get("local", {})
     steps = f" with local.steps={local['steps']}" if local.get("steps") else ""
     return f"mean.method={mean.get('method')!r}{steps}{', delayed,' * bool(mean.get('delayed'))}"
