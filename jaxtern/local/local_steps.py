@@ -164,7 +164,9 @@ class LocalSteps:
             collectives.count_workers(self.axis_names + self.fast_axis_names)
         except ValueError as error:
             raise ValueError(f"{error}; `init` of local_steps must run inside shard_map or pmap, too") from None
-        describe(params, exclude=self.exclude)
+        paths = describe(params, exclude=self.exclude).paths
+        if doubled := [path for path in paths if paths.count(path) > 1]:
+            raise ValueError(f"params: two tensors have the path {doubled[0]!r}: each must have one of its own")
         parts = [self._select(params, number) for number in range(self.timing.fragments)]
         means = [self.mean.init(part) for part in parts]
         own = Worker(params, moments, self.inner.init(params), ())

@@ -358,6 +358,8 @@ def test_what_does_not_fit_the_tree_is_refused_in_one_line():
         Training(_noisy, 2, inner=SGD, steps=7, fragments=7).init(_shapes())
     with pytest.raises(ValueError, match="exclude: must be true of a tensor"):
         Training(_noisy, 2, inner=SGD, steps=7, exclude=lambda _: False).init(_shapes())
+    with pytest.raises(ValueError, match="params: two tensors have the path 'a/b': each must have one of its own"):
+        Training(_noisy, 2, inner=SGD, steps=7).init({"a": {"b": jnp.ones(3)}, "a/b": jnp.ones(3)})
     with pytest.raises(ValueError, match=r"axis 'data': no such axis .* must run inside shard_map or pmap, too"):
         jaxtern.local_steps("data", SGD, steps=2).init(_shapes())
     local = jaxtern.local_steps("data", SGD, steps=2, virtual_workers=2)
