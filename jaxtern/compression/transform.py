@@ -134,19 +134,17 @@ def compressed_mean(
     reducer = hierarchical(float_mean(), reducer, axes.fast) if axes.fast else reducer
     is_array = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer)
     seed = seed if is_array else as_integer("seed", seed, 0, 2**32 - 1)
-    if virtual_workers is not None:
-        virtual_workers = as_integer("virtual_workers", virtual_workers, 1)
+    count = as_integer("virtual_workers", 1 if virtual_workers is None else virtual_workers, 1)
 
     def init(params: Any) -> CompressedMeanState:
-        layout = describe(params, axes, exclude, require_floats=False)
-        return _first_state(reducer, layout, axes, virtual_workers or 1, statistics)
+        return _first_state(reducer, describe(params, axes, exclude, require_floats=False), axes, count, statistics)
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
         del params
         workers = [updates] if virtual_workers is None else list(updates)
-        if virtual_workers is not None and (isinstance(updates, dict) or len(workers) != virtual_workers):
+        if virtual_workers is not None and (isinstance(updates, dict) or len(workers) != count):
             given = f"a {type(updates).__name__} of {len(workers)}"
-            raise ValueError(f"updates: {given}: must be a list of virtual_workers={virtual_workers} trees")
+            raise ValueError(f"updates: {given}: must be a list of virtual_workers={count} trees")
         if not isinstance(state, CompressedMeanState):
             raise ValueError(f"state: is {type(state).__name__}: must be the CompressedMeanState of `init`")
         collectives.count_workers(axes.workers + axes.fast)  # raises for an axis that does not exist

@@ -106,7 +106,8 @@ def local_steps(
       min_size, exclude, seed, virtual_workers: as in `compressed_mean`; what each of V workers has is a sequence of V.
 
     Raises:
-      ValueError: if numbers do not fit each other; from `init` and `update` as in `compressed_mean`.
+      ValueError: if numbers do not fit each other; from `init` and `update` as in `compressed_mean`, and from `init` if
+        two tensors have the same path.
 
     References:
       Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019; Douillard et al., DiLoCo, arXiv:2311.08105,

@@ -122,7 +122,7 @@ def _sum_levels(words: Any, rows: int, width: int, tile: jax.Array, radix: int) 
 
 @functools.partial(jax.jit, static_argnums=(2, 3), inline=True)  # traced once for all rows, tiles and kernels
 def _add(totals: list[jax.Array], word: jax.Array, radix: int, sizes: tuple[int, ...]) -> list[jax.Array]:
-    """Adds a run of words, cut into parts of so many digits, of which each digit adds the part's value to its total."""
+    """Adds a run of words: the total of digit k of a part (see `_parts`) takes the part's value over radix^k."""
     parts, shares = [], []
     for size in sizes[:-1]:
         base = np.uint32(radix**size)

@@ -166,7 +166,7 @@ def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> 
     """Suits the plan to a device on which `shard_map` tracks nothing.
 
     CPUs work in place if the tree is large, and with one worker in pieces. A lone GPU takes all buckets as one, as
-    nothing travels beside other work, and each kernel is lowered for each size; its workers' words need no adding.
+    nothing travels beside other work, and each kernel is lowered for each size. It gathers, as it has all words.
     """
     axes, platform = group.axes.workers + group.axes.fast, dispatch.device().platform
     is_tracked = bool(collectives.checked_axes(axes))
