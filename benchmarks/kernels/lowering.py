@@ -2,8 +2,9 @@
 
     python -m benchmarks.kernels.lowering
     python -m benchmarks.kernels.lowering --recipes imagenet_vgg --workers 4
+    python -m benchmarks.kernels.lowering --devices 8 --workers 1
 
-Traces and lowers `ternary`'s mean of a recipe's gradients, of virtual workers on one device, with the kernels and in
+Traces and lowers `ternary`'s mean of a recipe's gradients, of virtual workers on each device, with the kernels and in
 plain JAX, and counts the kernels that are lowered. Needs JAX 0.11 or newer.
 """
 
@@ -30,17 +31,20 @@ RECIPES = "digits", "imagenet_resnet50", "imagenet_alexnet"
 def main() -> None:
     parser = create_parser(__doc__)
     parser.add_argument("--recipes", nargs="+", default=RECIPES, help="installed recipes")
-    parser.add_argument("--workers", type=int, default=8, help="virtual workers of the device")
+    parser.add_argument("--workers", type=int, default=8, help="virtual workers of each device")
+    parser.add_argument("--devices", type=int, default=1)
     arguments = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", arguments.devices)
     if dispatch.jax_version() < dispatch.MIN_JAX:
         sys.exit(f"lowering: JAX is {jax.__version__}, older than {'.'.join(map(str, dispatch.MIN_JAX))}")
     rows = [["recipe", "implementation", "kernels lowered", "s to trace", "s to lower"]]
     for name in arguments.recipes:
         gradients = shapes_of(name)
         for implementation in ("mosaic", "reference"):
-            kernels, traced, lowered = lower(gradients, arguments.workers, implementation)
+            kernels, traced, lowered = lower(gradients, arguments.workers, implementation, arguments.devices)
             rows.append([name, implementation, str(kernels), f"{traced:.1f}", f"{lowered:.1f}"])
-    print(f"JAX {jax.__version__}, {arguments.workers} virtual workers\n\n{format_table(rows)}")
+    devices = f"{arguments.devices} device(s) of {arguments.workers} virtual worker(s)"
+    print(f"JAX {jax.__version__}, {devices}\n\n{format_table(rows)}")
 
 
 def shapes_of(name: str) -> Any:
@@ -50,10 +54,10 @@ def shapes_of(name: str) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), run.params)
 
 
-def lower(gradients: Any, num_workers: int, implementation: str) -> tuple[int, float, float]:
-    """The number of kernels lowered, and seconds to trace and to lower the mean for a GPU."""
+def lower(gradients: Any, num_workers: int, implementation: str, devices: int = 1) -> tuple[int, float, float]:
+    """The number of kernels lowered, and seconds to trace and to lower the mean for GPUs."""
     mean = compressed_mean("data", ternary(implementation=implementation), virtual_workers=num_workers)
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
     everywhere = PartitionSpec()
     step = jax.jit(jax.shard_map(mean.update, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False))
     as_on_a_gpu = mock.patch.object(dispatch, "why_not_mosaic", return_value="")

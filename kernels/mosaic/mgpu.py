@@ -7,6 +7,7 @@ be synchronised and no shared memory managed.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,12 +17,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from .. import noise
 from ..radix import RUN
 from ..segments import Segments
 from ..tuning import Tuning
 
 LAYOUT = plgpu.Layout.WG_STRIDED((RUN,), vec_size=1)
-_NO_BOUND = np.iinfo(np.int32).max
+_NO_BOUND, _NO_OWNER = np.iinfo(np.int32).max, np.iinfo(np.int32).min
+_LARGE = 2**23  # elements; filling up so many would cost more than it saves
+_SHORT = 16  # runs; tables have room for segments of so many in the mean
 _PARAMETERS = plgpu.CompilerParams(
     # No thread reads what a thread wrote, so the barriers that Pallas puts around every store are not needed.
     unsafe_no_auto_barriers=True,
@@ -30,25 +34,30 @@ _PARAMETERS = plgpu.CompilerParams(
 )
 
 
+@partial(jax.jit, static_argnums=(0, 1, 3, 4, 5, 6, 7))
 def launch(
     body: Callable[..., None],
+    known: tuple[Any, ...],
     operands: Sequence[jax.Array],
-    outputs: Sequence[tuple[tuple[int, ...], Any]],
+    outputs: tuple[tuple[tuple[int, ...], Any], ...],
     items: int,
     tuning: Tuning,
     interpret: Any = None,
-    scratch: Sequence[Any] = (),
+    scratch: tuple[int, ...] | None = None,
 ) -> list[jax.Array]:
-    """Runs `body(item, *operand_refs, *output_refs, *scratch_refs)` for every item, in one launch.
+    """Runs `body(*known, item, *operand_refs, *output_refs, *scratch_refs)` for every item, in one launch.
+
+    A program lowers the kernel once for all calls with equal arguments, and operands of equal shapes.
 
     Args:
       body: of the kernel.
+      known: constants.
       operands: arrays in device memory; outputs vary over the axes of `shard_map` that the first operand varies over.
       outputs: shape and dtype of each output.
       items: number of items.
       tuning: distribution of the items.
       interpret: `plgpu.InterpretGPUParams` to run on a CPU.
-      scratch: shared memory of a block, which must then be one warpgroup with one item.
+      scratch: shape of float32 in shared memory of a block, which must then be one warpgroup with one item.
     """
     per_block = tuning.warpgroups * tuning.items
     # A single warpgroup is no axis, as sums over all threads of a warpgroup are only made without one.
@@ -62,7 +71,7 @@ def launch(
 
             @pl.when(item < items)
             def _() -> None:
-                body(item, *refs)
+                body(*known, item, *refs)
 
             return carry
 
@@ -74,9 +83,9 @@ def launch(
         out_type=[jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying) for shape, dtype in outputs],
         grid=(-(-items // per_block),),
         grid_names=("block",),
-        scratch_types=scratch,
+        scratch_types=[plgpu.SMEM(scratch, jnp.float32)] if scratch else [],
         **threads,
-        kernel_name=body.__name__,
+        kernel_name=body.__name__.lstrip("_"),
         compiler_params=_PARAMETERS,
         interpret=interpret,
     )
@@ -113,10 +122,34 @@ def filled(value: Any, dtype: Any) -> jax.Array:
     return plgpu.layout_cast(jnp.full((RUN,), value, dtype), LAYOUT)
 
 
-def segment_tables(segments: Segments, item_runs: int) -> tuple[np.ndarray, np.ndarray]:
-    """int32 tables: the first element of every segment, then a bound out of reach; and the owner of every item.
+def room(size: int, multiple: int = 1) -> int:
+    """A size of which there are two up to each power of two, so that kernels of about this size are lowered once."""
+    step = 1 << max((size - 1).bit_length() - 2, 0) if size * multiple < _LARGE else 1
+    return -(-size // step) * step
 
-    An item's owner is its segment s; it is -1 - s if the item begins in s but also has other or missing runs.
+
+def rooms(segments: Segments, count: int) -> tuple[int, int]:
+    """The room for the elements of a bucket, in whole runs, and for `count` rows of a table about it."""
+    runs = room(segments.num_runs, RUN)
+    return runs * RUN, max(room(count), runs // _SHORT) if runs * RUN < _LARGE else count
+
+
+def fill(array: jax.typing.ArrayLike, size: int, value: int = 0) -> jax.Array:
+    """Fills the last axis up to a size."""
+    widths = [(0, 0)] * (jnp.ndim(array) - 1) + [(0, size - jnp.shape(array)[-1])]
+    return jnp.pad(array, widths, constant_values=value)
+
+
+def with_group(key: jax.Array, offset: int) -> jax.Array:
+    """uint32[5]: a complete key, and the first group of noise from this offset on."""
+    return jnp.append(key, jnp.uint32(offset // noise.LANES))
+
+
+def segment_operands(segments: Segments, factors: jax.Array, item_runs: int) -> tuple[int, tuple[jax.Array, ...]]:
+    """The room for the elements of a bucket, and what kernels look up, filled up to its rooms.
+
+    That are the factor of every segment; its first element, and then a bound out of reach; and the owner of every item,
+    its segment s, or -1 - s if the item begins in s but also has other or missing runs.
     """
     bounds = segments.bounds()
     firsts = np.arange(0, segments.num_elements, item_runs * RUN)
@@ -124,13 +157,17 @@ def segment_tables(segments: Segments, item_runs: int) -> tuple[np.ndarray, np.n
     ends = firsts + item_runs * RUN
     bounds[-1] = _NO_BOUND
     is_whole = (ends <= segments.num_runs * RUN) & (ends <= bounds[owners + 1])
-    return bounds.astype(np.int32), np.where(is_whole, owners, -1 - owners).astype(np.int32)
+    owners = np.where(is_whole, owners, -1 - owners).astype(np.int32)
+    elements, rows = rooms(segments, segments.num_scales)
+    items = -(-elements // (item_runs * RUN))
+    tables = fill(bounds.astype(np.int32), rows + 1, _NO_BOUND), fill(owners, items, _NO_OWNER)
+    return elements, (fill(factors, rows), *tables)
 
 
 def branch_by_owner(owner: jax.Array, whole: Callable[[jax.Array], None], mixed: Callable[[jax.Array], None]) -> None:
     """Calls `whole` or `mixed` with the segment where the item begins."""
     pl.when(owner >= 0)(lambda: whole(owner))
-    pl.when(owner < 0)(lambda: mixed(-1 - owner))
+    pl.when((owner < 0) & (owner > _NO_OWNER))(lambda: mixed(-1 - owner))
 
 
 def factors_of_run(segment: jax.Array, run: jax.Array, bounds: Any, factors: Any) -> tuple[jax.Array, jax.Array]:

@@ -30,7 +30,6 @@ _LAYOUT = plgpu.Layout.WG_STRIDED((_HALF, _SIDE), vec_size=1)
 Runs = list[list[jax.Array]]  # of each half of the rows, or of each half of every group, the sixteen runs to mix
 
 
-@partial(jax.jit, static_argnums=(3, 4))  # lowered once for all workers of a device
 def rotate_blocks_mgpu(
     blocks: jax.Array, key: jax.Array, firsts: jax.Array, is_inverse: bool, interpret: Any = None
 ) -> jax.Array:
@@ -38,28 +37,31 @@ def rotate_blocks_mgpu(
 
     `firsts`, uint32[blocks], are the groups of noise with which the blocks begin.
     """
-
-    def rotate(block, vector, key, firsts, turned, shared) -> None:
-        flip = partial(_flip, key=(key[0], key[1]), first=firsts[block])
-        runs = _each(lambda half, row: plgpu.load(_run(vector.at[block], half, row), layout=_LAYOUT))
-        if is_inverse:
-            _put(shared, _mix(runs))
-            runs = _mix(_each(partial(_take, shared, -1)))
-            plgpu.commit_smem()  # all have read before any writes
-            _put(shared, runs)
-            _mix_groups(shared)
-            runs = flip(_scaled(_each(partial(_take, shared, 0))))
-            runs = [[jnp.where(run == 0, 0.0, run) for run in half] for half in runs]
-        else:
-            _put(shared, _mix(flip(runs)))
-            _mix_groups(shared)
-            runs = _scaled(_mix(_each(partial(_take, shared, 1))))
-        _each(lambda half, row: mgpu.put(_run(turned.at[block], half, row), runs[half][row]))
-
     count, size = blocks.shape
-    operands = [blocks.reshape(count, _SIDE, _GROUP), key, firsts]
-    outputs, scratch = [((count, _SIDE, _GROUP), np.float32)], [plgpu.SMEM((_SIDE, _PITCH), jnp.float32)]
-    return mgpu.launch(rotate, operands, outputs, count, Tuning(), interpret, scratch)[0].reshape(count, size)
+    room = mgpu.room(count, size)
+    shape = room, _SIDE, _GROUP
+    operands = [mgpu.fill(blocks.reshape(-1), room * size).reshape(shape), key, mgpu.fill(firsts, room)]
+    outputs, scratch = ((shape, np.float32),), (_SIDE, _PITCH)
+    turned = mgpu.launch(_rotate, (is_inverse,), operands, outputs, room, Tuning(), interpret, scratch)[0]
+    return turned.reshape(-1)[: blocks.size].reshape(count, size)
+
+
+def _rotate(is_inverse, block, vector, key, firsts, turned, shared) -> None:
+    flip = partial(_flip, key=(key[0], key[1]), first=firsts[block])
+    runs = _each(lambda half, row: plgpu.load(_run(vector.at[block], half, row), layout=_LAYOUT))
+    if is_inverse:
+        _put(shared, _mix(runs))
+        runs = _mix(_each(partial(_take, shared, -1)))
+        plgpu.commit_smem()  # all have read before any writes
+        _put(shared, runs)
+        _mix_groups(shared)
+        runs = flip(_scaled(_each(partial(_take, shared, 0))))
+        runs = [[jnp.where(run == 0, 0.0, run) for run in half] for half in runs]
+    else:
+        _put(shared, _mix(flip(runs)))
+        _mix_groups(shared)
+        runs = _scaled(_mix(_each(partial(_take, shared, 1))))
+    _each(lambda half, row: mgpu.put(_run(turned.at[block], half, row), runs[half][row]))
 
 
 def _each(function: Callable[[int, int], Any]) -> Runs:

@@ -30,58 +30,69 @@ def shard_sum_mgpu(
     words: jax.Array, num_elements: int, levels: int, radix: int, tuning: Tuning, interpret: Any = None
 ) -> jax.Array:
     """`shard_sum`, for checked arguments. An item is the fewest tiles of words that fill whole tiles of sums."""
-    num_workers, width = words.shape
-    own_radix = 2 * levels + 1
+    filled, own_depth = _fill(words, levels), radix_lib.digits_per_word(2 * levels + 1)
+    more = (filled.shape[1] - words.shape[1]) * own_depth
+    num_sums = radix_lib.num_words(num_elements + more, radix)
+    items = -(-filled.shape[1] // RUN * own_depth // math.lcm(own_depth, radix_lib.digits_per_word(radix)))
+    known, outputs = (*filled.shape, num_sums // RUN, levels, radix), (((num_sums,), np.uint32),)
+    sums = mgpu.launch(_shard_sum, known, [filled.reshape(-1)], outputs, items, tuning, interpret)[0]
+    return sums[: radix_lib.num_words(num_elements, radix)]
+
+
+def _fill(words: jax.Array, levels: int) -> jax.Array:
+    """Fills each row up with level zero, so that shards of about this size share a kernel."""
+    radix = 2 * levels + 1
+    depth = radix_lib.digits_per_word(radix)
+    runs = mgpu.room(words.shape[1] // RUN * depth, RUN)
+    return mgpu.fill(words, -(-runs // depth) * RUN, levels * sum(radix**k for k in range(depth)))
+
+
+def _shard_sum(num_workers, width, tiles, levels, radix, item, words, sums) -> None:
+    own_radix, own_tiles = 2 * levels + 1, width // RUN
     own_depth, depth = radix_lib.digits_per_word(own_radix), radix_lib.digits_per_word(radix)
     runs_per_item = math.lcm(own_depth, depth)
-    own_tiles, tiles = width // RUN, radix_lib.num_words(num_elements, radix) // RUN
     zeros = _zeros(num_workers, own_radix)
     offsets = (np.uint32(levels * num_workers) - zeros).tolist() * (runs_per_item // own_depth)
     nothing = [np.uint32(zero) for zero in zeros]
-
-    def shard_sum(item, words, sums) -> None:
-        planes: list[jax.Array] = []
-        for i in range(runs_per_item // own_depth):
-            tile = item * (runs_per_item // own_depth) + i
-            found = _sum_levels(words, num_workers, width, jnp.minimum(tile, own_tiles - 1), own_radix)
-            is_there = mgpu.filled(tile, jnp.int32) < own_tiles
-            planes += [jnp.where(is_there, *pair) for pair in zip(found, nothing, strict=True)] if i else found
-            for start in range((len(planes) - len(found)) // depth * depth, len(planes) - depth + 1, depth):
-                offset = sum(own * radix**k for k, own in enumerate(offsets[start : start + depth])) % 2**32
-                packed = radix_lib.pack_planes(planes[start : start + depth], radix) + np.uint32(offset)
-                place = item * (runs_per_item // depth) + start // depth
-                pl.when(place < tiles)(functools.partial(mgpu.store, sums, place * RUN, packed))
-
-    items = -(-own_tiles * own_depth // runs_per_item)
-    return mgpu.launch(shard_sum, [words.reshape(-1)], [((tiles * RUN,), np.uint32)], items, tuning, interpret)[0]
+    planes: list[jax.Array] = []
+    for i in range(runs_per_item // own_depth):
+        tile = item * (runs_per_item // own_depth) + i
+        found = _sum_levels(words, num_workers, width, jnp.minimum(tile, own_tiles - 1), own_radix)
+        is_there = mgpu.filled(tile, jnp.int32) < own_tiles
+        planes += [jnp.where(is_there, *pair) for pair in zip(found, nothing, strict=True)] if i else found
+        for start in range((len(planes) - len(found)) // depth * depth, len(planes) - depth + 1, depth):
+            offset = sum(own * radix**k for k, own in enumerate(offsets[start : start + depth])) % 2**32
+            packed = radix_lib.pack_planes(planes[start : start + depth], radix) + np.uint32(offset)
+            place = item * (runs_per_item // depth) + start // depth
+            pl.when(place < tiles)(functools.partial(mgpu.store, sums, place * RUN, packed))
 
 
 def shard_mean_mgpu(
     words: jax.Array, key: jax.Array, position: jax.Array, levels: int, tuning: Tuning, interpret: Any = None
 ) -> jax.Array:
     """`shard_mean`, for checked arguments. An item is the fewest tiles that use whole groups of noise."""
-    num_workers, width = words.shape
-    radix, count = 2 * levels + 1, np.uint32(num_workers)
-    depth, tiles = radix_lib.digits_per_word(radix), width // RUN
-    tiles_per_item = noise.LANES // math.gcd(depth, noise.LANES)
+    filled, depth = _fill(words, levels), radix_lib.digits_per_word(2 * levels + 1)
+    width, tiles_per_item = filled.shape[1], noise.LANES // math.gcd(depth, noise.LANES)
+    known, outputs = (*filled.shape, levels, depth, tiles_per_item), (((width,), np.uint32),)
+    operands, items = [filled.reshape(-1), key, position.reshape(1)], -(-width // (RUN * tiles_per_item))
+    return mgpu.launch(_shard_mean, known, operands, outputs, items, tuning, interpret)[0][: words.shape[1]]
+
+
+def _shard_mean(num_workers, width, levels, depth, tiles_per_item, item, words, key, position, means) -> None:
+    radix, count, tiles = 2 * levels + 1, np.uint32(num_workers), width // RUN
     groups_per_item = tiles_per_item * depth // noise.LANES
     offsets = np.uint32(levels * num_workers) - _zeros(num_workers, radix)
-
-    def shard_mean(item, words, key, position, means) -> None:
-        first = (item * groups_per_item * RUN).astype(jnp.uint32) + position[0] // np.uint32(noise.LANES)
-        first += mgpu.places(jnp.uint32)
-        draws = [noise.draw((key[0], key[1]), first + np.uint32(i * RUN)) for i in range(groups_per_item)]
-        for i in range(tiles_per_item):
-            tile, planes = item * tiles_per_item + i, []
-            sums = _sum_levels(words, num_workers, width, jnp.minimum(tile, tiles - 1), radix)
-            for run, (plane, offset) in enumerate(zip(sums, offsets, strict=True), i * depth):
-                drawn = noise.take(draws[run // noise.LANES], run % noise.LANES) * count >> noise.BITS
-                planes.append((plane + offset + drawn) // count)
-            packed = radix_lib.pack_planes(planes, radix)
-            pl.when(tile < tiles)(functools.partial(mgpu.store, means, tile * RUN, packed))
-
-    operands, outputs = [words.reshape(-1), key, position.reshape(1)], [((width,), np.uint32)]
-    return mgpu.launch(shard_mean, operands, outputs, -(-tiles // tiles_per_item), tuning, interpret)[0]
+    first = (item * groups_per_item * RUN).astype(jnp.uint32) + position[0] // np.uint32(noise.LANES)
+    first += mgpu.places(jnp.uint32)
+    draws = [noise.draw((key[0], key[1]), first + np.uint32(i * RUN)) for i in range(groups_per_item)]
+    for i in range(tiles_per_item):
+        tile, planes = item * tiles_per_item + i, []
+        sums = _sum_levels(words, num_workers, width, jnp.minimum(tile, tiles - 1), radix)
+        for run, (plane, offset) in enumerate(zip(sums, offsets, strict=True), i * depth):
+            drawn = noise.take(draws[run // noise.LANES], run % noise.LANES) * count >> noise.BITS
+            planes.append((plane + offset + drawn) // count)
+        packed = radix_lib.pack_planes(planes, radix)
+        pl.when(tile < tiles)(functools.partial(mgpu.store, means, tile * RUN, packed))
 
 
 def _parts(rows: int, radix: int) -> list[int]:

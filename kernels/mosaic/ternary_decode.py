@@ -35,46 +35,48 @@ def ternary_decode_mgpu(
     interpret: Any = None,
 ) -> jax.Array:
     """`ternary_decode`, for checked arguments; `units` are from `units_of`, `zero` is the sum of zero levels."""
-    rows, width = words.shape
-    depth, runs = radix_lib.digits_per_word(radix), segments.num_runs
-    bounds_table, owner_table = mgpu.segment_tables(segments, depth)
-
-    def ternary_decode(tile, words, units, bounds, owners, bits, mean) -> None:
-        totals = sum_planes(words, rows, width, tile, radix)
-        first_run = tile * depth
-        out = mgpu.window(mean, first_run * RUN, depth)
-        added = _dither_planes(dither._replace(bits=[bits[i] for i in range(4)]), first_run, depth) if dither else None
-
-        def store(k: int, unit: jax.Array) -> None:
-            digits = totals[k].astype(jnp.int32) - zero
-            levels = digits.astype(jnp.float32)
-            if dither and added:
-                levels = (digits * dither.times).astype(jnp.float32) - added[k]
-            mgpu.store(out, k * RUN, settle(levels * unit))
-
-        def store_under_one_scale(segment: jax.Array) -> None:
-            unit = units[segment]
-            for k in range(depth):
-                store(k, unit)
-
-        def store_run_by_run(segment: jax.Array) -> None:
-            for k in range(depth):
-                segment, unit = mgpu.factors_of_run(segment, first_run + k, bounds, units)
-                pl.when(first_run + k < runs)(functools.partial(store, k, unit))
-
-        mgpu.branch_by_owner(owners[tile], store_under_one_scale, store_run_by_run)
-
-    operands = [words.reshape(-1), units, jnp.asarray(bounds_table), jnp.asarray(owner_table)]
-    operands.append(dither.bits if dither else jnp.zeros((4,), jnp.uint32))
-    outputs = [((runs * RUN,), np.float32)]
-    mean = mgpu.launch(ternary_decode, operands, outputs, len(owner_table), tuning, interpret)[0]
+    elements, tables = mgpu.segment_operands(segments, units, radix_lib.digits_per_word(radix))
+    bits = mgpu.with_group(dither.bits, dither.offset) if dither else jnp.zeros((5,), jnp.uint32)
+    filled = mgpu.fill(words, radix_lib.num_words(elements, radix))
+    known = *filled.shape, elements // RUN, zero, radix, dither and dither._replace(bits=None, offset=0)
+    operands, outputs = [filled.reshape(-1), bits, *tables], (((elements,), np.float32),)
+    mean = mgpu.launch(_ternary_decode, known, operands, outputs, tables[-1].size, tuning, interpret)[0]
     return mean[: segments.num_elements]
 
 
+def _ternary_decode(rows, width, runs, zero, radix, dither, tile, words, bits, units, bounds, owners, mean) -> None:
+    totals, depth = sum_planes(words, rows, width, tile, radix), radix_lib.digits_per_word(radix)
+    first_run = tile * depth
+    out = mgpu.window(mean, first_run * RUN, depth)
+    added = dither and _dither_planes(dither._replace(bits=[bits[i] for i in range(5)]), first_run, depth)
+
+    def store(k: int, unit: jax.Array) -> None:
+        digits = totals[k].astype(jnp.int32) - zero
+        levels = digits.astype(jnp.float32)
+        if dither:
+            levels = (digits * dither.times).astype(jnp.float32) - added[k]
+        mgpu.store(out, k * RUN, settle(levels * unit))
+
+    def store_under_one_scale(segment: jax.Array) -> None:
+        unit = units[segment]
+        for k in range(depth):
+            store(k, unit)
+
+    def store_run_by_run(segment: jax.Array) -> None:
+        for k in range(depth):
+            segment, unit = mgpu.factors_of_run(segment, first_run + k, bounds, units)
+            pl.when(first_run + k < runs)(functools.partial(store, k, unit))
+
+    mgpu.branch_by_owner(owners[tile], store_under_one_scale, store_run_by_run)
+
+
 def _dither_planes(dither: Dither, first_run: jax.Array, depth: int) -> list[jax.Array]:
-    """The dither of each plane. Four runs share a draw; unless D is a multiple of four, a tile may begin amid them."""
+    """The dither of each plane; its bits are `mgpu.with_group`.
+
+    Four runs share a draw; unless D is a multiple of four, a tile may begin amid them.
+    """
     phase = first_run % noise.LANES
-    first = (first_run // noise.LANES * RUN).astype(jnp.uint32) + np.uint32(dither.offset // noise.LANES)
+    first = (first_run // noise.LANES * RUN).astype(jnp.uint32) + dither.bits[4]
     groups = [mgpu.places(jnp.uint32) + (first + np.uint32(i * RUN)) for i in range((depth - 1) // noise.LANES + 2)]
     draws = [noise.draw(dither.bits[:2], group) for group in groups]
     planes = []

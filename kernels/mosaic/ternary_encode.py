@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from .. import dither, noise, radix as radix_lib
 from ..radix import RUN
 from ..rounding import to_digits
-from ..segments import Segments, fill_up
+from ..segments import Segments
 from ..tuning import Tuning
 from . import mgpu
 
@@ -31,16 +31,15 @@ class _Job(NamedTuple):
     key: tuple[jax.Array, ...]
     bounds: Any
     words: Any
+    first_group: jax.Array  # of noise
     radix: int
     levels: int
-    first_group: int  # of noise
     depth: int  # runs in a tile
     runs: int
     tiles: int
     tiles_per_item: int
 
 
-@partial(jax.jit, static_argnums=range(3, 9))  # lowered once for all workers of a device
 def ternary_encode_mgpu(
     gradient: jax.Array,
     steps: jax.Array,
@@ -53,19 +52,21 @@ def ternary_encode_mgpu(
     interpret: Any = None,
 ) -> jax.Array:
     """`ternary_encode`, for checked arguments; `steps` are from `steps_of`."""
-    depth, tiles = radix_lib.digits_per_word(radix), segments.num_words(radix) // RUN
+    depth = radix_lib.digits_per_word(radix)
     tiles_per_item = noise.LANES // math.gcd(depth, noise.LANES)
-    known = (radix, levels, offset // noise.LANES, depth, segments.num_runs, tiles, tiles_per_item)
-    bounds, owners = mgpu.segment_tables(segments, tiles_per_item * depth)
+    elements, tables = mgpu.segment_operands(segments, steps, tiles_per_item * depth)
+    width = radix_lib.num_words(elements, radix)
+    constants = radix, levels, depth, elements // RUN, width // RUN, tiles_per_item
+    operands, outputs = [mgpu.fill(gradient, elements), mgpu.with_group(key, offset), *tables], (((width,), np.uint32),)
+    words = mgpu.launch(_ternary_encode, (constants,), operands, outputs, tables[-1].size, tuning, interpret)[0]
+    return words[: segments.num_words(radix)]
 
-    def ternary_encode(item, gradient, steps, key, bounds, owners, words) -> None:
-        key = tuple(key[i] for i in range(4))  # read once, before anything is stored
-        job = _Job(gradient, steps, key, bounds, words, *known)
-        ways = [partial(way, job, item) for way in (_encode_under_one_scale, _encode_run_by_run)]
-        mgpu.branch_by_owner(owners[item], *ways)
 
-    operands = [fill_up(gradient, RUN), steps, key, jnp.asarray(bounds), jnp.asarray(owners)]
-    return mgpu.launch(ternary_encode, operands, [((tiles * RUN,), np.uint32)], owners.size, tuning, interpret)[0]
+def _ternary_encode(constants, item, gradient, key, steps, bounds, owners, words) -> None:
+    *key, first_group = (key[i] for i in range(5))  # read once, before anything is stored
+    job = _Job(gradient, steps, tuple(key), bounds, words, first_group, *constants)
+    ways = [partial(way, job, item) for way in (_encode_under_one_scale, _encode_run_by_run)]
+    mgpu.branch_by_owner(owners[item], *ways)
 
 
 def _encode_under_one_scale(job: _Job, item: jax.Array, segment: jax.Array) -> None:
@@ -111,5 +112,5 @@ def _encode_run_by_run(job: _Job, item: jax.Array, segment: jax.Array) -> None:
 
 def _group(run: jax.Array, job: _Job) -> jax.Array:
     """The group of noise of each place of a run."""
-    first = (run // noise.LANES * RUN).astype(jnp.uint32) + jnp.uint32(job.first_group)
+    first = (run // noise.LANES * RUN).astype(jnp.uint32) + job.first_group
     return mgpu.places(jnp.uint32) + first

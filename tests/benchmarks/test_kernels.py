@@ -15,6 +15,8 @@ import pytest
 
 from benchmarks import timing
 from benchmarks.kernels import __main__ as command, cases, check, lowering
+from jaxtern.compression.radix.buckets import BUCKET_SIZE, plan_buckets
+from jaxtern.compression.transform import describe
 from jaxtern.kernels import dispatch, tuning
 from jaxtern.kernels.dispatch import why_not_native
 from jaxtern.kernels.tuning import OPS, Tuning
@@ -223,3 +225,11 @@ def test_sizes_beyond_memory_are_refused_or_left_out(
 @pytest.mark.skipif(dispatch.jax_version() < dispatch.MIN_JAX, reason="the kernels need a newer JAX")
 def test_the_default_recipe_lowers_each_kernel_once():
     assert lowering.lower(lowering.shapes_of("digits"), 4, "mosaic")[0] == 5  # two rotations, moments, encode, decode
+
+
+@pytest.mark.newest
+@pytest.mark.skipif(dispatch.jax_version() < dispatch.MIN_JAX, reason="the kernels need a newer JAX")
+def test_buckets_of_about_a_size_share_kernels():
+    shapes = {str(size): jax.ShapeDtypeStruct((size,), np.float32) for size in range(1_500_000, 1_590_000, 10_000)}
+    assert len(plan_buckets(describe(shapes), BUCKET_SIZE)) == 3
+    assert lowering.lower(shapes, 1, "mosaic", devices=8)[0] == 6  # those above, and the sum of shards

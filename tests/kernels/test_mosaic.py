@@ -268,8 +268,8 @@ def everyone_writes_the_first_run(item, vector, out):
     mgpu.store(out, 0, mgpu.load(vector, item * 128))
 
 interpret = plgpu.InterpretGPUParams(detect_races=True)
-outputs = [((128,), np.float32)]
-mgpu.launch(everyone_writes_the_first_run, [jnp.ones(512)], outputs, 4, Tuning(2, 1), interpret)[0].block_until_ready()
+outputs, tuning = (((128,), np.float32),), Tuning(2, 1)
+mgpu.launch(everyone_writes_the_first_run, (), [jnp.ones(512)], outputs, 4, tuning, interpret)[0].block_until_ready()
 """
 
 
