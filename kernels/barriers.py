@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .dispatch import pick_implementation, why_not_float32
-from .native.calls import concatenate_native, follow_native
+from .native.calls import call, concatenate_native
 
 
 def concatenate(parts: Sequence[jax.Array], *, implementation: str = "auto") -> jax.Array:
@@ -51,6 +51,6 @@ def follow(
     if not after or not words.size:
         return words
     if pick_implementation("follow", implementation, words.size) == "native":
-        return follow_native(words, after, apart)
+        return call("follow", [(words.shape, words.dtype)], [words, *after], {0: 0}, apart=int(apart))[0]
     firsts = jnp.stack([each.reshape(-1)[0] for each in after])
     return words + (jnp.max(firsts) >> 31 >> 1)  # adds zero, but the compiler cannot know that

@@ -35,16 +35,11 @@ def num_words(num_digits: int, radix: int) -> int:
     return RUN * -(-num_digits // (RUN * digits_per_word(radix)))
 
 
-def powers(radix: int) -> np.ndarray:
-    """uint32[D]: radix^k, the weight of plane k."""
-    return np.array([radix**k for k in range(digits_per_word(radix))], np.uint32)
-
-
 def pack_planes(planes: Sequence[jax.Array], radix: int) -> jax.Array:
     """Packs up to D planes of digits, uint32 of one shape, into words; missing planes count as zeros."""
     words = planes[0]
-    for plane, weight in zip(planes[1:], powers(radix)[1:], strict=False):
-        words = words + plane * weight
+    for k, plane in enumerate(planes[1:], 1):
+        words = words + plane * np.uint32(radix**k)
     return words
 
 

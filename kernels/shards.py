@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from . import noise, radix as radix_lib
 from .dispatch import pick_implementation, require_levels, require_shape
-from .native.calls import shard_mean_native, shard_sum_native
+from .native.calls import call
 from .ternary_decode import sum_digits
 from .tuning import DEFAULTS
 
@@ -36,7 +36,8 @@ def shard_sum(words: jax.Array, num_elements: int, *, levels: int = 1, implement
     require_shape("words", words, (num_workers, radix_lib.num_words(num_elements, 2 * levels + 1)), jnp.uint32)
     picked = pick_implementation("shard_sum", implementation, max(words.size, num_elements))
     if picked == "native":
-        return shard_sum_native(words, num_elements, levels, radix)
+        numbers = {"radix": radix, "levels": levels, "elements": num_elements}
+        return call("shard_sum", [((radix_lib.num_words(num_elements, radix),), jnp.uint32)], [words], **numbers)[0]
     if picked == "mosaic":
         from .mosaic.shards import shard_sum_mgpu
 
@@ -88,7 +89,7 @@ def shard_mean(
     require_shape("position", position, (), jnp.uint32)
     picked = pick_implementation("shard_mean", implementation, words.size)
     if picked == "native":
-        return shard_mean_native(words, key, position, radix)
+        return call("shard_mean", [(words.shape[1:], jnp.uint32)], [words, key, position], radix=radix)[0]
     if picked == "mosaic":
         from .mosaic.shards import shard_mean_mgpu
 

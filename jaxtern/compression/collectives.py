@@ -51,10 +51,7 @@ def count_workers(names: AxisNames) -> int:
 
 def worker_index(names: AxisNames) -> jax.Array:
     """int32 scalar, the index of this place among all, row-major over the axes."""
-    index = jnp.int32(0)
-    for name in names:
-        index = index * int(lax.axis_size(name)) + lax.axis_index(name)
-    return index
+    return lax.axis_index(names)
 
 
 def checked_axes(names: AxisNames) -> AxisNames:

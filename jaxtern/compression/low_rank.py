@@ -46,8 +46,12 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
 
     def init(layout: Layout, num_workers: int) -> State:
         del num_workers
-        matrices = [layout.shapes[place] for place in _split(layout, rank, min_ratio)[0]]
-        return State([_first_factor(derive_key(0, i, 0), shape, rank) for i, shape in enumerate(matrices)])
+        factors = []
+        for number, place in enumerate(_split(layout, rank, min_ratio)[0]):
+            _, columns, own = _sides(layout.shapes[place], rank)
+            bits = random_bits(derive_key(0, number, 0), jnp.arange(columns * own, dtype=jnp.uint32))
+            factors.append((bits.astype(jnp.float32) / 2**15 - 1).reshape(columns, own))  # uniform about zero
+        return State(factors)
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
         places, others = _split(group.layout, rank, min_ratio)
@@ -99,13 +103,6 @@ def _split(layout: Layout, rank: int, min_ratio: float) -> tuple[list[int], list
             if size > min_ratio * (rows + columns) * own:
                 compressed.append(place)
     return compressed, [place for place in range(len(layout.shapes)) if place not in compressed]
-
-
-def _first_factor(key: jax.Array, shape: tuple[int, ...], rank: int) -> jax.Array:
-    """float32[m, r] of random numbers, uniform about zero."""
-    _, columns, own = _sides(shape, rank)
-    bits = random_bits(key, jnp.arange(columns * own, dtype=jnp.uint32))
-    return (bits.astype(jnp.float32) / 2**15 - 1).reshape(columns, own)
 
 
 @jax.custom_batching.custom_vmap

@@ -66,6 +66,12 @@ class Layout(NamedTuple):
         columns: list[Any] = [tuple(column[place] for place in places) for column in self]
         return Layout(*columns)
 
+    def require_int32(self, counts: Sequence[int]) -> None:
+        """Raises ValueError for a tensor whose count of places exceeds an int32."""
+        for path, size, count in zip(self.paths, self.sizes, counts, strict=True):
+            if count >= 2**31:
+                raise ValueError(f"gradient {path!r} has {size} elements: more than the int32 places of this method")
+
 
 class State(NamedTuple):
     """What a reducer carries from one update to the next; () for nothing.
@@ -270,13 +276,6 @@ class Reducer(NamedTuple):
     traffic: Callable[[Layout, int], Traffic]
     resize: Callable[[Any, Layout, int], Any] = share_out
     floats: "Reducer | None" = None
-
-
-def require_int32(layout: Layout, counts: Sequence[int]) -> None:
-    """Raises ValueError for a tensor whose count of places exceeds an int32."""
-    for path, size, count in zip(layout.paths, layout.sizes, counts, strict=True):
-        if count >= 2**31:
-            raise ValueError(f"gradient {path!r} has {size} elements: more than the int32 places of this method")
 
 
 def stateless(layout: Layout, num_workers: int) -> State:

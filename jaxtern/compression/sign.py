@@ -9,17 +9,7 @@ import numpy as np
 from jax import lax
 
 from jaxtern.compression.network.links import Traffic, all_gather, all_to_all
-from jaxtern.compression.reducer import (
-    Group,
-    Layout,
-    Reduced,
-    Reducer,
-    State,
-    Tensors,
-    require_int32,
-    stateless,
-    sum_in_order,
-)
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, stateless, sum_in_order
 from jaxtern.compression.wrappers import error_feedback
 from jaxtern.kernels.segments import fill_up
 
@@ -99,7 +89,7 @@ def _two_way() -> Reducer:
 
 def _pack(tensors: Tensors, layout: Layout) -> list[Signs]:
     """The signs and mean magnitude of each tensor; a NaN makes the scale, and so the mean, NaN."""
-    require_int32(layout, layout.sizes)
+    layout.require_int32(layout.sizes)
     planes = [fill_up(x.reshape(-1), _BITS * num_sign_words(x.size) or 1).reshape(_BITS, -1) for x in tensors]
     words = [pack_planes(~(plane < 0)) for plane in planes]  # element k W + j is bit k of word j
     scales = [sum_in_order(jnp.abs(x.astype(jnp.float32))) / max(x.size, 1) for x in tensors]

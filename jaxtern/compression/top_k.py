@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxtern.compression.arguments import as_float
 from jaxtern.compression.network.links import Traffic, all_gather, share_bytes
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, require_int32, stateless
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, stateless
 from jaxtern.compression.wrappers import error_feedback
 
 _VALUES = ("float32", "bfloat16")
@@ -50,7 +50,7 @@ def top_k(
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
         sizes = group.layout.sizes
-        require_int32(group.layout, [size + count_sent(size, density) for size in sizes])
+        group.layout.require_int32([size + count_sent(size, density) for size in sizes])
         chosen = [[_choose(tensor.reshape(-1), density, sampled, value_dtype) for tensor in own] for own in workers]
         packed = [[(pack_places(p, n), v) for (p, v), n in zip(own, sizes, strict=True)] for own in chosen]
         rows, mean = group.gather(packed), []

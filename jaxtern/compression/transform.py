@@ -191,15 +191,8 @@ def _update(
     new = _require_protocol(reduced, state, group)
     if group.tracks:
         new = new._replace(statistics=measure(tensors, reduced, group, axes))
-    return treedef.unflatten(_like(reduced.mean, layout)), new
-
-
-def _like(mean: Tensors, layout: Layout) -> Tensors:
-    """The mean in the dtypes of the layout; tensors without elements are not sent, and made anew."""
-    return [
-        tensor.astype(dtype) if tensor.size else jnp.zeros(tensor.shape, dtype)
-        for tensor, dtype in zip(mean, layout.dtypes, strict=True)
-    ]
+    pairs = zip(reduced.mean, layout.dtypes, strict=True)  # tensors without elements are not sent, and made anew
+    return treedef.unflatten([x.astype(dtype) if x.size else jnp.zeros(x.shape, dtype) for x, dtype in pairs]), new
 
 
 def keep_float(reducer: Reducer, min_size: int, exclude: PathPredicate | None) -> Reducer:

@@ -6,9 +6,6 @@ import numpy as np
 
 from jaxtern.data.dataset import Dataset, Split
 
-_TEST_FRACTION = 0.2
-_SPLIT_SEED = 0
-
 
 def load_digits() -> Dataset:
     """Loads 1,437 training and 360 test images, always split alike; each digit has the same share in both."""
@@ -18,6 +15,6 @@ def load_digits() -> Dataset:
     digits: Any = load()
     images = np.round(digits.images[..., None] * (255 / 16)).astype(np.uint8)
     labels = digits.target.astype(np.int32)
-    parts: Any = train_test_split(images, labels, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=labels)
+    parts: Any = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
     train_images, test_images, train_labels, test_labels = parts
     return Dataset(Split(train_images, train_labels), Split(test_images, test_labels), num_classes=10)

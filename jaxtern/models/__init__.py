@@ -37,7 +37,6 @@ MODELS: dict[str, type[Model]] = {
     "resnet_152": ResNet152,
     "transformer": Transformer,
 }
-_KINDS = {True: "text", False: "images"}
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # it runs once
 
 

@@ -1,5 +1,6 @@
 """Reads images from a folder, a zip or a tar: one folder a class, perhaps inside folders of splits."""
 
+import itertools
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -74,10 +75,7 @@ def split_off_validation(
             )
         generator = np.random.Generator(np.random.Philox(key=[seed, label]))
         chosen[generator.permutation(rows)[:count]] = True
-    return {
-        "train": [item for item, out in zip(items, chosen, strict=True) if not out],
-        "validation": [item for item, out in zip(items, chosen, strict=True) if out],
-    }
+    return {"train": [*itertools.compress(items, ~chosen)], "validation": [*itertools.compress(items, chosen)]}
 
 
 def _strip_wrapping(path: Path, entries: list[_Entry]) -> list[_Entry]:

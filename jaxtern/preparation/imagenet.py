@@ -4,7 +4,7 @@ import io
 import tarfile
 from pathlib import Path, PurePosixPath
 
-from jaxtern.preparation.files import Member, list_tar, read_span, read_tar
+from jaxtern.preparation.files import list_tar, read_span, read_tar
 from jaxtern.preparation.source import Item, Source, name_some
 
 _LABELS = ("ILSVRC2012_devkit_t12.tar.gz", "imagenet_2012_validation_synset_labels.txt")
@@ -36,7 +36,7 @@ def open_imagenet(folder: Path, labels: Path | None) -> Source:
         raise ValueError(f"{tars[0]}: holds no tars of synsets")
     classes = {name: label for label, name in enumerate(sorted(synsets))}
     train = [
-        _make_item(member, label)
+        Item(member.name, label, member.location, member.size)
         for name, label in classes.items()
         for member in list_tar(tars[0], synsets[name])
         if not member.is_folder
@@ -52,11 +52,8 @@ def _list_validation(path: Path, labels: list[str], classes: dict[str, int]) -> 
     unknown = sorted(set(labels) - set(classes))
     if unknown:
         raise ValueError(f"labels: {name_some(unknown, 'synset', 'synsets')} is none of the training images")
-    return [_make_item(member, classes[synset]) for member, synset in zip(members, labels, strict=True)]
-
-
-def _make_item(member: Member, label: int) -> Item:
-    return Item(member.name, label, member.location, member.size)
+    pairs = zip(members, labels, strict=True)
+    return [Item(member.name, classes[synset], member.location, member.size) for member, synset in pairs]
 
 
 def _read_labels(folder: Path, path: Path | None) -> list[str]:

@@ -5,7 +5,6 @@ units are looked up place by place.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -91,18 +90,16 @@ def _dither_planes(dither: Dither, first_run: jax.Array, depth: int) -> list[jax
     return planes
 
 
-def sum_planes(
-    words: Any,
-    rows: int,
-    width: int,
-    tile: jax.Array,
-    radix: int,
-    complete: Callable[[jax.Array], jax.Array] = lambda word: word,
-) -> list[jax.Array]:
-    """Adds the digits of a tile's planes over rows of flat words, uint32[RUN] each; `complete` may replace words."""
+def sum_planes(words: Any, rows: int, width: int, tile: jax.Array, radix: int) -> list[jax.Array]:
+    """Adds the digits of a tile's planes over rows of flat words, uint32[RUN] each."""
 
     def digits(row: int | jax.Array) -> list[jax.Array]:
-        return unpack_run(complete(mgpu.load(words, row * width + tile * RUN)), radix)
+        word, found = mgpu.load(words, row * width + tile * RUN), []
+        for _ in range(radix_lib.digits_per_word(radix) - 1):
+            quotient = word // np.uint32(radix)  # a GPU divides by a constant with one multiplication
+            found.append(word - quotient * np.uint32(radix))
+            word = quotient
+        return [*found, word]
 
     def add_row(row: jax.Array, totals: list[jax.Array]) -> list[jax.Array]:
         return [total + digit for total, digit in zip(totals, digits(row), strict=True)]
@@ -113,13 +110,3 @@ def sum_planes(
     for row in range(1, rows):
         totals = add_row(row, totals)
     return totals
-
-
-def unpack_run(word: jax.Array, radix: int) -> list[jax.Array]:
-    """Unpacks the digits of a run of words; a GPU divides by a constant with one multiplication."""
-    digits = []
-    for _ in range(radix_lib.digits_per_word(radix) - 1):
-        quotient = word // np.uint32(radix)
-        digits.append(word - quotient * np.uint32(radix))
-        word = quotient
-    return [*digits, word]

@@ -27,7 +27,7 @@ def moments_native(
     before = np.concatenate([[0], np.cumsum(counts)])[layout["firsts"]]
     shapes = [((int(counts.sum()),), jnp.float32)] * 3 + [((segments.num_scales,), jnp.float32)]
     numbers = {"first_chunks": before, "of_magnitudes": of_magnitudes}
-    max_abs, first, second, centres = _call("moments", shapes, tensors, **numbers, **layout)
+    max_abs, first, second, centres = call("moments", shapes, tensors, **numbers, **layout)
     return (max_abs, first, second), centres
 
 
@@ -49,7 +49,7 @@ def ternary_encode_native(
     shapes = [((radix_lib.num_words(size, radix),), jnp.uint32), *((each.shape, jnp.float32) for each in kept)]
     aliases = {2 + number: 1 + number for number in range(len(kept))}
     layout = _layout(segments, is_split=span is not None)
-    return _call("ternary_encode", shapes, [steps, key, *tensors, *after], aliases, **numbers, **layout)
+    return call("ternary_encode", shapes, [steps, key, *tensors, *after], aliases, **numbers, **layout)
 
 
 def ternary_decode_native(
@@ -73,29 +73,13 @@ def ternary_decode_native(
     aliases = {4 + number: number for number in range(len(into))}
     total = jnp.zeros((1, 0), jnp.uint32) if total is None else total
     layout = _layout(segments, is_split=span is not None)
-    return _call("ternary_decode", shapes, [words, units, own.bits, total, *into, *after], aliases, **numbers, **layout)
-
-
-def follow_native(words: jax.Array, after: Sequence[jax.Array], apart: bool) -> jax.Array:
-    """`follow`; no array may be empty."""
-    return _call("follow", [(words.shape, words.dtype)], [words, *after], {0: 0}, apart=int(apart))[0]
-
-
-def shard_sum_native(words: jax.Array, num_elements: int, levels: int, radix: int) -> jax.Array:
-    """`shard_sum`, for checked arguments."""
-    numbers = {"radix": radix, "levels": levels, "elements": num_elements}
-    return _call("shard_sum", [((radix_lib.num_words(num_elements, radix),), jnp.uint32)], [words], **numbers)[0]
-
-
-def shard_mean_native(words: jax.Array, key: jax.Array, position: jax.Array, radix: int) -> jax.Array:
-    """`shard_mean`, for checked arguments."""
-    return _call("shard_mean", [(words.shape[1:], jnp.uint32)], [words, key, position], radix=radix)[0]
+    return call("ternary_decode", shapes, [words, units, own.bits, total, *into, *after], aliases, **numbers, **layout)
 
 
 def concatenate_native(parts: Sequence[jax.Array]) -> jax.Array:
     """`concatenate`, for at least two parts, none of them empty."""
     layout = _layout(Segments(tuple(part.size for part in parts)))
-    return _call("concatenate", [((sum(part.size for part in parts),), jnp.float32)], parts, **layout)[0]
+    return call("concatenate", [((sum(part.size for part in parts),), jnp.float32)], parts, **layout)[0]
 
 
 def rotate_native(
@@ -107,10 +91,10 @@ def rotate_native(
     numbers = {"sizes": sizes, "blocks": blocks, "first_items": np.cumsum(items) - items, "items": items.sum()}
     aliases = {1 + number: number for number in range(len(tensors))}
     shapes = [(each.shape, jnp.float32) for each in tensors]
-    return _call("rotate", shapes, [key, *tensors], aliases, is_inverse=is_inverse, **numbers)
+    return call("rotate", shapes, [key, *tensors], aliases, is_inverse=is_inverse, **numbers)
 
 
-def _call(
+def call(
     op: str,
     results: Sequence[tuple[tuple[int, ...], Any]],
     operands: Sequence[jax.Array],
@@ -118,7 +102,10 @@ def _call(
     **attributes: int | np.ndarray,
 ) -> list[jax.Array]:
     """Calls an op; its results vary over all axes of `shard_map` that an operand varies over."""
-    operands = _vary_alike(operands)
+    types = [jax.typeof(each).manual_axis_type for each in operands]
+    union = frozenset().union(*(each.varying for each in types))
+    missing = [tuple(union - each.varying) for each in types]
+    operands = [lax.pcast(x, axes, to="varying") if axes else x for x, axes in zip(operands, missing, strict=True)]
     varying = jax.typeof(operands[0]).manual_axis_type
     # JAX refuses a varying type without a sharding; inside `shard_map` no axis of an array is sharded.
     mesh = jax.sharding.get_abstract_mesh()
@@ -126,15 +113,6 @@ def _call(
     shapes = [jax.ShapeDtypeStruct(*each, manual_axis_type=varying, sharding=whole) for each in results]
     call = jax.ffi.ffi_call(target_of(op), shapes, vmap_method="sequential", input_output_aliases=aliases)
     return list(call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()}))
-
-
-def _vary_alike(operands: Sequence[jax.Array]) -> list[jax.Array]:
-    own = [jax.typeof(each).manual_axis_type.varying for each in operands]
-    union = frozenset().union(*own)
-    return [
-        lax.pcast(each, tuple(union - axes), to="varying") if union - axes else each
-        for each, axes in zip(operands, own, strict=True)
-    ]
 
 
 def _layout(segments: Segments, *, is_split: bool = False) -> dict[str, int | np.ndarray]:

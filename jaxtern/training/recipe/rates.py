@@ -4,7 +4,7 @@ import math
 import re
 from typing import NamedTuple
 
-_NUMBER = r"([0-9.]+(?:[eE][-+]?[0-9]+)?)"
+_NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"
 _SPAN = re.compile(rf"{_NUMBER}:{_NUMBER}(?:(->|=>){_NUMBER})?")
 
 
@@ -30,24 +30,16 @@ def parse_rates(schedule: str) -> tuple[Span, ...]:
     """
     spans: list[Span] = []
     for part in schedule.split(","):
-        span = _parse_span(part.strip())
-        if span is None:
+        match = _SPAN.fullmatch(part.strip())
+        numbers = [float(match[place] or match[2]) for place in (1, 2, 4)] if match else []
+        if match is None or not all(map(math.isfinite, numbers)):
             forms = "EPOCH:RATE, EPOCH:FIRST->LAST nor EPOCH:FIRST=>LAST"
             raise ValueError(f"optimizer.schedule={schedule!r}: {part!r} is neither {forms}")
+        end, first, last = numbers
+        span = Span(end, first, last, match[3] == "=>")
         if span.end <= (spans[-1].end if spans else 0):
             raise ValueError(f"optimizer.schedule={schedule!r}: its epochs must rise, from above 0")
         if span.exponential and min(span.first, span.last) <= 0:
             raise ValueError(f"optimizer.schedule={schedule!r}: rates that change exponentially must be above 0")
         spans.append(span)
     return tuple(spans)
-
-
-def _parse_span(text: str) -> Span | None:
-    match = _SPAN.fullmatch(text)
-    if match is None:
-        return None
-    try:
-        end, first, last = (float(number) for number in (match[1], match[2], match[4] or match[2]))
-    except ValueError:  # several points
-        return None
-    return Span(end, first, last, match[3] == "=>") if all(map(math.isfinite, (end, first, last))) else None

@@ -49,7 +49,8 @@ def open_inputs(data: DataSection, steps_per_call: int | None = None, data_dir: 
       steps_per_call: steps per call of the run, which must be 1 or None if images are streamed.
       data_dir: folder of the dataset, if it has moved.
     """
-    task, threads = task_of(data), _count_threads(data)
+    task = task_of(data)
+    threads = data.decode_threads or (1 if data.decode_processes else len(os.sched_getaffinity(0)))
     require_feed(data, task, steps_per_call)
     dataset, view = _open_dataset(data, data_dir, task), task.view_shape
     if view is not None and (data.name != "synthetic" or data.feed == "streaming"):
@@ -95,13 +96,6 @@ def _open_dataset(data: DataSection, data_dir: str | None, task: Task) -> Datase
     else:
         name, folder = data.name, data_dir or data.dir
     return task.open(name, folder, data.train_split, data.test_split)
-
-
-def _count_threads(data: DataSection) -> int:
-    """Decoding threads of each process: by default 1, or one for each core if there are no decoding processes."""
-    if data.decode_threads is not None:
-        return data.decode_threads
-    return 1 if data.decode_processes else len(os.sched_getaffinity(0))
 
 
 def own_share(rows: NamedSharding, batch_size: int) -> Share:

@@ -164,8 +164,9 @@ class _Loop:
             return
         (call, last, metrics, digests), self._pending = self._pending, None
         fetched = fetch_own(metrics, call.num_steps) if self._run.recipe.local.steps else jax.device_get(metrics)
-        digests = jax.device_get(digests)
-        self._require_same(last, digests)
+        difference = None if digests is None else self._run.guard.find_difference(jax.device_get(digests))
+        if difference is not None:
+            raise DivergenceError(f"step {last}: {difference}{self._last_good()}")
         self._signals.agreed |= bool(np.any(fetched.pop("stops", False)))
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now  # before anything is written, as devices go on meanwhile
@@ -195,12 +196,6 @@ class _Loop:
         if step % recipe.run.log_every == 0 or step == recipe.run.num_steps:
             self._log(step, rate)
         return rate
-
-    def _require_same(self, step: int, digests: np.ndarray | None) -> None:
-        """Raises DivergenceError if devices hold different states."""
-        difference = None if digests is None else self._run.guard.find_difference(digests)
-        if difference is not None:
-            raise DivergenceError(f"step {step}: {difference}{self._last_good()}")
 
     def _check(self, step: int, metrics: dict[str, Any]) -> Scalars:
         """Metrics of a step as floats; raises NonFiniteError if it was not skipped and they are not finite."""

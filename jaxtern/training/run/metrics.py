@@ -13,7 +13,6 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue] made on import
 
 from jaxtern.data.durable import replace_durably, sync
-from jaxtern.data.json_files import parse_json
 from jaxtern.training import WRITERS
 from jaxtern.training.recipe.recipe import Recipe
 
@@ -117,8 +116,8 @@ def read_records(path: Path, words: Sequence[str] = ()) -> list[dict]:
     """
     records = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):
-            record = parse_json(line)
+        with contextlib.suppress(ValueError, RecursionError):  # of lines nested too deeply
+            record = json.loads(line)
             if isinstance(record, dict) and type(record.get("step")) is int:
                 kinds = {name: str if name in words else int | float for name in record}
                 if all(isinstance(record[name], kind) for name, kind in kinds.items()):

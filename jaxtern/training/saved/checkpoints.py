@@ -59,12 +59,13 @@ class Checkpoints:
         self._damaged = Path(workdir).absolute() / "checkpoints_damaged"
         self._keep, self._keep_best = keep, keep_best
         self._last: int | None = None  # step of the checkpoint that must still be there
+        own = jax.process_index()  # for the other processes of a cluster orbax must not wait
         options = ocp.CheckpointManagerOptions(
             create=False,
             read_only=not keep,
             cleanup_tmp_directories=keep > 0,
             preservation_policy=self if keep else None,
-            multiprocessing_options=_this_process_alone(),
+            multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own}),
         )
         if keep:
             with self._reporting(None):
@@ -234,14 +235,6 @@ class Checkpoints:
 
 def _digest(state: Any, metadata: dict[str, Any]) -> str:
     return digest({"state": state, "metadata": json.dumps(metadata, sort_keys=True)})
-
-
-def _this_process_alone() -> ocp.options.MultiprocessingOptions:
-    """Options with which orbax does not wait for other processes of a cluster."""
-    if jax.process_count() == 1:
-        return ocp.options.MultiprocessingOptions()
-    own = jax.process_index()
-    return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
 
 
 def _reason(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from jaxtern.training.recipe.selection import mask
 from jaxtern.training.step.loss import measure
 from jaxtern.training.step.mesh import FAST_AXIS, VIRTUAL_AXIS
 from jaxtern.training.step.optimizers import decays_in_loss
-from jaxtern.training.step.state import Program, TrainState, merge_trees
+from jaxtern.training.step.state import Program, TrainState
 
 _DROPOUT_STREAM = 2**32 - 1  # folded into the seed; augmentation folds in the epochs' numbers
 
@@ -103,7 +103,7 @@ def _create_loss(recipe: Recipe, program: Program) -> Callable:
     ) -> tuple[jax.Array, tuple[dict[str, jax.Array], Any]]:
         keys = example_keys(recipe.run.seed, batch.epochs, batch.places)
         inputs, targets = task.in_training(batch.examples, batch.labels, keys)
-        model = nnx.merge(program.graph, merge_trees(params, state.frozen, state.moments))
+        model = nnx.merge(program.graph, params, state.frozen, state.moments)
         measured = measure(recipe.model, model(inputs, key), targets, auxiliary_weight)
         if decays_in_loss(recipe.optimizer):
             decayed = mask(program.decayed, params)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx, traverse_util
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxtern.compression.network.links import Network
@@ -133,13 +133,7 @@ def split_variables(model: Any, recipe: Recipe) -> tuple[Any, Any, Any, Any]:
 def variables_of(state: TrainState, averaged: bool = True) -> Any:
     """The variables for nnx.merge(program.graph, ...), a dict of dicts; moving averages if `averaged` and kept."""
     moving = state.averages if averaged and state.averages is not None else state
-    return merge_trees(moving.params, state.frozen, moving.moments)
-
-
-def merge_trees(*trees: Any) -> Any:
-    """Merges dicts of dicts that have no path in common."""
-    flat = [traverse_util.flatten_dict(tree) for tree in trees]
-    return traverse_util.unflatten_dict({path: leaf for tree in flat for path, leaf in tree.items()})
+    return nnx.to_pure_dict(nnx.merge_state(moving.params, state.frozen, moving.moments))
 
 
 def specs_of_state(of_local_steps: bool = False) -> TrainState:

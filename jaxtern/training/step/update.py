@@ -30,7 +30,8 @@ def create_update(
         gradients = [masks.mask_slices(each.gradients, program.slices) for each in local]
         skips = overflow = None
         if state.loss_scale is not None:
-            overflow = _overflow(gradients)
+            own = jnp.any(jnp.stack(list(map(nonfinite, gradients))), axis=0)
+            overflow = jax.lax.pmax(own.astype(jnp.int32), _ALL_AXES) > 0  # bool[tensors], of any worker
             skips = jnp.any(overflow)
             factor = state.loss_scale.factor
             gradients = jax.tree.map(lambda leaf: jnp.where(skips, 0, leaf / factor), gradients)
@@ -92,14 +93,9 @@ def move_averages(state: TrainState, decay: float) -> TrainState:
     t = state.step.astype(jnp.float32)
     d = jnp.minimum(decay, (1 + t) / (10 + t))
     of_moments = jnp.where(state.compressor.count == 1, 0.0, d)
-    averages = Averages(
-        _move(state.averages.params, state.params, d), _move(state.averages.moments, state.moments, of_moments)
-    )
-    return state._replace(averages=averages)
-
-
-def _move(averages: Any, new: Any, d: jax.Array) -> Any:
-    return jax.tree.map(lambda a, x: a * d + x * (1 - d), averages, new)
+    params = optax.tree.update_moment(state.params, state.averages.params, d, order=1)
+    moments = optax.tree.update_moment(state.moments, state.averages.moments, of_moments, order=1)
+    return state._replace(averages=Averages(params, moments))
 
 
 def _skip_overflow(
@@ -114,12 +110,6 @@ def _skip_overflow(
     metrics["nonfinite"] = jnp.where(skips, overflow & hopeless, metrics["nonfinite"])
     metrics |= {"overflow": (skips & ~hopeless).astype(jnp.float32), "loss_scale": state.loss_scale.factor}
     return chosen._replace(loss_scale=precision.adjust_scale(state.loss_scale, skips)), metrics
-
-
-def _overflow(workers: list[Any]) -> jax.Array:
-    """bool[tensors], the same on all workers: which gradients hold a NaN or an infinity on any worker."""
-    own = jnp.any(jnp.stack([nonfinite(gradients) for gradients in workers]), axis=0)
-    return jax.lax.pmax(own.astype(jnp.int32), _ALL_AXES) > 0
 
 
 def nonfinite(tree: Any) -> jax.Array:
