@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import hypothesis.strategies as st
@@ -154,6 +155,20 @@ def test_checkpoint_whose_metadata_say_another_number_is_refused(tmp_path: Path)
     path.write_text(path.read_text().replace("1600", "1700"))
     with pytest.raises(ValueError, match="does not match its digest"):
         Checkpoints(tmp_path).restore(1, make_state(0))
+
+
+def test_checkpoint_that_the_system_does_not_read_just_now_is_not_taken_for_damaged(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    before, checkpoints = tree_of(workdir), Checkpoints(workdir, keep=3)
+    refusal = mock.Mock(side_effect=OSError(errno.ESTALE, "an English sentence"))
+    monkeypatch.setattr(checkpoints._manager, "restore", refusal)
+    with pytest.raises(CheckpointError, match="checkpoints/3 cannot be read: Stale file handle") as told:
+        checkpoints.restore_latest(make_state(0))
+    assert told.value.errno == errno.ESTALE
+    monkeypatch.undo()
+    assert_equal(checkpoints.restore_latest(make_state(0)).state, make_state(3))
+    assert tree_of(workdir) == before
 
 
 def test_checkpoints_that_are_all_damaged_are_left_alone(workdir: Path):

@@ -5,6 +5,7 @@ and metadata, kept in the checkpoint and compared after reading, finds later dam
 """
 
 import contextlib
+import errno
 import functools
 import json
 import logging
@@ -24,11 +25,12 @@ from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo
 from jaxtern.training.saved.trees import MisfitError, arrange, digest
 
 BEST_BY = "precision_at_1"
+_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR  # others may pass: stale handles, too many open files
 logger = logging.getLogger(__name__)
 
 
 class CheckpointError(OSError):
-    """A checkpoint cannot be written; `errno` is the system's error number, if there is one."""
+    """A checkpoint cannot be written or, though it may be whole, read; `errno` is the system's number, if any."""
 
 
 class Checkpoint(NamedTuple):
@@ -147,6 +149,7 @@ class Checkpoints:
 
         Raises:
           MisfitError: if the saved state does not fit.
+          CheckpointError: if the system refuses to read it.
           ValueError: if the checkpoint is damaged.
         """
         saved = self._read(step)
@@ -161,6 +164,7 @@ class Checkpoints:
     def _read(self, step: int) -> Checkpoint:
         """Reads arrays, in dicts and lists, and compares their digest."""
         _ignore_late_answers()
+        place = self._directory / str(step)
         items = ocp.args.Composite(state=ocp.args.StandardRestore(), metadata=ocp.args.JsonRestore())
         try:
             restored = self._manager.restore(step, args=items)
@@ -168,16 +172,18 @@ class Checkpoints:
             expected = metadata.pop("digest")
             found = _digest(state, metadata)
         except Exception as error:  # orbax and tensorstore raise many types for unreadable files
-            raise ValueError(f"checkpoint {self._directory / str(step)} cannot be read: {_reason(error)}") from error
+            if _number(error) not in _DAMAGE:
+                raise _failure(place, "read", error) from error
+            raise ValueError(f"checkpoint {place} cannot be read: {_reason(error)}") from error
         if found != expected:
-            raise ValueError(f"checkpoint {self._directory / str(step)} is damaged: it does not match its digest")
+            raise ValueError(f"checkpoint {place} is damaged: it does not match its digest")
         return Checkpoint(state, metadata)
 
     def restore_latest(self, like: Any = None, refit: Refit | None = None) -> Checkpoint | None:
         """Reads the newest whole checkpoint, as `restore` does; None if there are no checkpoints.
 
-        It sets damaged newer ones aside, unless checkpoints are only read. Raises MisfitError if the saved state does
-        not fit, ValueError if there are checkpoints but none is whole.
+        It sets damaged newer ones aside, unless checkpoints are only read. Raises MisfitError and CheckpointError as
+        `restore`, and ValueError if there are checkpoints but none is whole.
         """
         damaged = []
         for step in reversed(self.steps()):
@@ -228,13 +234,17 @@ class Checkpoints:
             yield
         except Exception as error:  # from orbax, tensorstore or the system
             place = self._directory if step is None else self._directory / str(step)
-            told = CheckpointError(f"{place} cannot be written: {_reason(error)}")
-            told.errno = _number(error)
-            raise told from error
+            raise _failure(place, "written", error) from error
 
 
 def _digest(state: Any, metadata: dict[str, Any]) -> str:
     return digest({"state": state, "metadata": json.dumps(metadata, sort_keys=True)})
+
+
+def _failure(place: Path, verb: str, error: BaseException) -> CheckpointError:
+    told = CheckpointError(f"{place} cannot be {verb}: {_reason(error)}")
+    told.errno = _number(error)
+    return told
 
 
 def _reason(error: BaseException) -> str:
