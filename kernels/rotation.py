@@ -96,7 +96,7 @@ def _turn_by_mosaic(vectors: list[jax.Array], blocks: list[int], key: jax.Array,
     firsts = np.concatenate([np.arange(0, whole, BLOCK) // _GROUP for whole in wholes]).astype(np.uint32)
     cut = [split(vector, (whole, vector.size - whole)) for vector, whole in zip(vectors, wholes, strict=True)]
     heads, rests = zip(*cut, strict=True)
-    turned = rotate_blocks_mgpu(_join(heads).reshape(-1, BLOCK), key, jnp.asarray(firsts), is_inverse).reshape(-1)
+    turned = rotate_blocks_mgpu(_join(heads).reshape(-1, BLOCK), key, firsts, is_inverse).reshape(-1)
     rests = _turn(rests, blocks, key, is_inverse, [whole // _GROUP for whole in wholes])
     return [_join(pair) for pair in zip(split(turned, tuple(wholes)), rests, strict=True)]
 

@@ -40,6 +40,7 @@ METHODS = {
     "local_10": _local("local steps, 10", 10),
     "local_30": _local("local steps, 30", 30),
     "local_30_outer": _local("local steps, 30, outer .9, .8", 30, outer_rate=0.9, outer_momentum=0.8),
+    "local_30_fast": _local("local steps, 30, outer 1, .7", 30, outer_rate=1.0, outer_momentum=0.7),
     "local_100": _local("local steps, 100", 100),
     "local_float_30": _local("local steps, 30, float", 30, "float"),
     "streaming_30": _local("local steps, 30, 3 fragments", 30, fragments=3, delay=1),

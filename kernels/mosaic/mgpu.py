@@ -134,10 +134,10 @@ def rooms(segments: Segments, count: int) -> tuple[int, int]:
     return runs * RUN, max(room(count), runs // _SHORT) if runs * RUN < _LARGE else count
 
 
-def fill(array: jax.typing.ArrayLike, size: int, value: int = 0) -> jax.Array:
-    """Fills the last axis up to a size."""
-    widths = [(0, 0)] * (jnp.ndim(array) - 1) + [(0, size - jnp.shape(array)[-1])]
-    return jnp.pad(array, widths, constant_values=value)
+def fill(array: Any, size: int, value: int = 0) -> Any:
+    """Fills the last axis up to a size; a NumPy array stays one, and so a constant of the program."""
+    widths = [(0, 0)] * (array.ndim - 1) + [(0, size - array.shape[-1])]
+    return (np if isinstance(array, np.ndarray) else jnp).pad(array, widths, constant_values=value)
 
 
 def with_group(key: jax.Array, offset: int) -> jax.Array:
@@ -145,11 +145,11 @@ def with_group(key: jax.Array, offset: int) -> jax.Array:
     return jnp.append(key, jnp.uint32(offset // noise.LANES))
 
 
-def segment_operands(segments: Segments, factors: jax.Array, item_runs: int) -> tuple[int, tuple[jax.Array, ...]]:
-    """The room for the elements of a bucket, and what kernels look up, filled up to its rooms.
+def segment_operands(segments: Segments, factors: jax.Array, item_runs: int) -> tuple[int, tuple[Any, ...]]:
+    """The room for the elements of a bucket; and three tables with room for what kernels look up.
 
-    That are the factor of every segment; its first element, and then a bound out of reach; and the owner of every item,
-    its segment s, or -1 - s if the item begins in s but also has other or missing runs.
+    They hold the factor of every segment; its first element, and then a bound out of reach; and the owner of every
+    item, its segment s, or -1 - s if the item begins in s but also has other or missing runs.
     """
     bounds = segments.bounds()
     firsts = np.arange(0, segments.num_elements, item_runs * RUN)

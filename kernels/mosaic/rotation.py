@@ -31,7 +31,7 @@ Runs = list[list[jax.Array]]  # of each half of the rows, or of each half of eve
 
 
 def rotate_blocks_mgpu(
-    blocks: jax.Array, key: jax.Array, firsts: jax.Array, is_inverse: bool, interpret: Any = None
+    blocks: jax.Array, key: jax.Array, firsts: Any, is_inverse: bool, interpret: Any = None
 ) -> jax.Array:
     """Turns the signs of float32[blocks, 4096] and applies H to every block, or the reverse.
 

@@ -19,6 +19,7 @@ OPTIMIZERS = {
     "adam": {"optimizer": "adam", "weight_decay": 0.1, "weight_decay_mode": "decoupled"},
     "lamb": {"optimizer": "lamb", "weight_decay": 0.1},
     "lars": {"optimizer": "lars", "weight_decay": 0.1},
+    "muon": {"optimizer": "muon", "weight_decay": 0.1},
     "half": {"optimizer": "adam", "precision": "float16", "loss_scale": 256.0},
 }
 FIELDS = {"model": "tiny_norm", "num_workers": 2, "num_devices": 2, "batch_size": 16, "learning_rate": 0.1}

@@ -76,9 +76,24 @@ class Slow:
         self.velocity = 0.8 * self.velocity + rate * local * update
         return self.velocity
 
+    def muon(self, g: np.ndarray, w: np.ndarray, rate: float) -> np.ndarray:
+        """Five iterations of Newton and Schulz change nothing but the singular values. NAdam for what is no matrix."""
+        is_matrix = self.decayed and g.ndim == 2
+        b1 = 0.8 if is_matrix else self.b1
+        self.t += 1
+        self.first = b1 * self.first + (1 - b1) * g
+        self.second = self.b2 * self.second + (1 - self.b2) * g * g
+        mean = b1 * self.first / (1 - b1 ** (self.t + 1)) + (1 - b1) * g / (1 - b1**self.t)
+        if not is_matrix:
+            return rate * (mean / (np.sqrt(self.second / (1 - self.b2**self.t)) + 1e-8) + self.d * w)
+        left, values, right = np.linalg.svd(mean / np.linalg.norm(mean), full_matrices=False)
+        for _ in range(5):
+            values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+        return rate * (0.2 * max(g.shape) ** 0.5 * (left * values) @ right + self.d * w)
+
 
 def run(section: OptimizerSection, schedule: Any, params: Tree, decayed: tuple[str, ...] = KERNELS) -> list[Tree]:
-    optimizer = create_optimizer(section, schedule, decayed)
+    optimizer = create_optimizer(section, schedule, decayed, "fc2")
     params = jax.tree.map(jnp.asarray, params)
     state, history, update = optimizer.init(params), [], jax.jit(optimizer.update)
     for step in range(STEPS):
@@ -108,7 +123,7 @@ def test_optimizer_follows_its_formula(name: str, decay: float, mode: str):
         name=name, momentum=0.8, trust_coefficient=0.02, weight_decay=decay, weight_decay_mode=mode
     )
     history = run(section, schedule, draw(10))
-    taken = decay if mode == "decoupled" or name in ("adamw", "lars", "lamb") else 0.0
+    taken = decay if mode == "decoupled" or name in ("adamw", "lars", "lamb", "muon") else 0.0
     for leaf in ("kernel", "bias"):
         assert_follows(history, leaf, getattr(Slow(taken, leaf == "kernel"), name))
 
@@ -143,7 +158,7 @@ def test_optimizer_by_norms_moves_tensors_of_zeros_by_the_plain_rule(name: str, 
     """A layer that starts at 0 has no norm to go by, and must not stay there; without a gradient it stays finite."""
     weight = {"fc": {"kernel": jnp.full((3, 2), 0.0 if zero == "weights" else 1.0)}}
     gradient = {"fc": {"kernel": jnp.full((3, 2), 0.0 if zero == "gradients" else 2.0)}}
-    optimizer = create_optimizer(OptimizerSection(name=name), optax.constant_schedule(0.1), KERNELS)
+    optimizer = create_optimizer(OptimizerSection(name=name), optax.constant_schedule(0.1), KERNELS, "fc2")
     updates, _ = optimizer.update(gradient, optimizer.init(weight), weight)
     plain = {"lars": 0.2, "lamb": 0.1}[name]
     expected = 0.0 if zero == "gradients" else -plain
@@ -170,8 +185,32 @@ def test_optimizer_works_where_the_network_decays_nothing(name: str):
     ("name", "mode", "decay"), list(itertools.product(OPTIMIZERS, ("loss", "decoupled"), (0.0, 0.1)))
 )
 def test_weight_decay_is_in_the_loss_only_of_optimizers_that_do_not_decay(name: str, mode: str, decay: float):
-    expected = mode == "loss" and decay > 0 and name not in ("adamw", "lars", "lamb")
+    expected = mode == "loss" and decay > 0 and name not in ("adamw", "lars", "lamb", "muon")
     assert decays_in_loss(OptimizerSection(name=name, weight_decay=decay, weight_decay_mode=mode)) is expected
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "rows"),
+    [("conv/kernel", (3, 3, 8, 16), 72), ("query/kernel", (16, 4, 4), 16), ("out/kernel", (4, 4, 16), 16)],
+)
+def test_muon_takes_a_tensor_as_the_matrix_that_is_nearest_to_a_square(path: str, shape: tuple[int, ...], rows: int):
+    layer, leaf = path.split("/")
+    gradient = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    found = {}
+    for name, own in (("whole", shape), ("matrix", (rows, gradient.size // rows))):
+        optimizer = create_optimizer(OptimizerSection(name="muon"), optax.constant_schedule(1.0), KERNELS, "fc2")
+        weights = {layer: {leaf: jnp.zeros(own)}}
+        updates, _ = optimizer.update({layer: {leaf: gradient.reshape(own)}}, optimizer.init(weights), weights)
+        found[name] = np.ravel(updates[layer][leaf])
+    np.testing.assert_allclose(found["whole"], found["matrix"], rtol=1e-3, atol=1e-4)
+
+
+def test_muon_leaves_the_last_layer_and_embeddings_to_adam():
+    optimizer = create_optimizer(OptimizerSection(name="muon"), optax.constant_schedule(1.0), KERNELS, "fc")
+    weights = {"fc": {"kernel": jnp.zeros((4, 3))}, "tokens": {"embedding": jnp.zeros((4, 3))}}
+    updates, _ = optimizer.update(jax.tree.map(lambda x: x + 2.0, weights), optimizer.init(weights), weights)
+    nadam = -(0.9 * 0.1 / (1 - 0.9**2) + 1)  # of a first gradient, whatever its size
+    np.testing.assert_allclose(jax.tree.leaves(updates), np.full((2, 4, 3), nadam), rtol=1e-5)
 
 
 def test_decay_patterns_are_the_recipes_where_it_has_some():

@@ -238,7 +238,7 @@ def test_recipe_explains_every_field_and_every_choice():
         ),
         (
             {"optimizer": "lion"},
-            "optimizer.name='lion': must be one of sgd, momentum, nesterov, adam, adamw, rmsprop, lars, lamb",
+            "optimizer.name='lion': must be one of sgd, momentum, nesterov, adam, adamw, rmsprop, lars, lamb, muon",
         ),
         (
             {"schedule": "linear"},

@@ -16,10 +16,10 @@ class OptimizerSection(Section):
     """The optimiser, and its learning rates.
 
     Attributes:
-      name: "sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars" or "lamb".
-      momentum: momentum of "momentum", "nesterov" and "lars".
+      name: "sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars", "lamb" or "muon".
+      momentum: momentum of "momentum", "nesterov", "lars" and "muon", whose author has 0.95.
       trust_coefficient: trust coefficient of "lars".
-      beta1: decay of the mean of gradients, for "adam", "adamw" and "lamb".
+      beta1: decay of the mean of gradients, for "adam", "adamw", "lamb" and "muon".
       beta2: decay of the mean of their squares, likewise.
       rms_decay: decay of the mean of squares, for "rmsprop".
       epsilon: added to the root of that mean; for "rmsprop" under the root. None: 1e-8, "lamb" 1e-6, "rmsprop" 1.
@@ -39,11 +39,11 @@ class OptimizerSection(Section):
       warmup_peak: rate at the end of the warm-up; None: the schedule's, or `learning_rate` if the run ends before.
       weight_decay: weight decay (L2).
       weight_decay_mode: "loss": weight_decay * sum(w^2) / 2 is part of each worker's loss, and so compressed;
-        "decoupled": weights lose rate * weight_decay * w. "adamw", "lars" and "lamb" decay by themselves.
+        "decoupled": weights lose rate * weight_decay * w. "adamw", "lars", "lamb" and "muon" decay by themselves.
       decay: regular expressions; a tensor whose whole path matches one is decayed; (): the network's own.
     """
 
-    name: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars", "lamb"] = "momentum"
+    name: Literal["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "lars", "lamb", "muon"] = "momentum"
     momentum: Share = 0.9
     trust_coefficient: NonNegative = 0.001
     beta1: Share = 0.9

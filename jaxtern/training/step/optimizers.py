@@ -1,18 +1,21 @@
 """Optimisers by name."""
 
 import functools
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import optax
 
 from jaxtern.training.recipe.optimizer import OptimizerSection
-from jaxtern.training.recipe.selection import mask
+from jaxtern.training.recipe.selection import mask, matches, path_of
 
-DECAYING_OPTIMIZERS = ("adamw", "lars", "lamb")  # decay by themselves, whatever weight_decay_mode is
+DECAYING_OPTIMIZERS = ("adamw", "lars", "lamb", "muon")  # decay by themselves, whatever weight_decay_mode is
 
 
 def create_optimizer(
-    optimizer: OptimizerSection, schedule: optax.Schedule, decayed: Sequence[str]
+    optimizer: OptimizerSection, schedule: optax.Schedule, decayed: Sequence[str], last_layer: str
 ) -> optax.GradientTransformation:
     """Creates the optimiser, which turns the mean gradient into an update.
 
@@ -26,6 +29,8 @@ def create_optimizer(
     adamw     a(g) + d w
     rmsprop   g / sqrt(mean g^2 + epsilon), TernGrad's: the mean has decay rms_decay and starts at 1
     lamb      |w| / |u| * u, where u = a(g) + d w
+    muon      0.2 sqrt(longer side) o(m v + (1 - m) g) + d w for matrices of hidden layers, where v is the mean of g
+              with decay m, and o sets singular values to about 1; for others a(g) + d w, with Nesterov's mean of g
 
     With weight_decay_mode="decoupled", d w is added in sgd, momentum, nesterov, adam and rmsprop. In lars,
     v = m v + rate * trust_coefficient * |w| / |u| * u, where u = g + d w, and the update is -v. Norms are of whole
@@ -35,11 +40,13 @@ def create_optimizer(
     Args:
       optimizer: names the optimiser and its numbers.
       schedule: step to rate.
-      decayed: the network's regular expressions of whole paths, used if the recipe's `decay` is empty.
+      decayed: the network's regular expressions of whole paths, used if the recipe's `decay` is empty. Those of two
+        dimensions or more are muon's matrices, but that of the last layer.
+      last_layer: path of the layer that gives the logits.
 
     References:
       LARS: You et al. 2017, arXiv:1708.03888; LAMB: You et al. 2020, arXiv:1904.00962; AdamW: Loshchilov & Hutter 2019,
-      arXiv:1711.05101.
+      arXiv:1711.05101; Muon: Jordan 2024, with the scale of Liu et al. 2025, arXiv:2502.16982.
     """
     is_decayed = functools.partial(mask, decay_patterns(optimizer, decayed))
     if optimizer.name == "lars":
@@ -59,6 +66,15 @@ def create_optimizer(
         "nesterov": lambda: optax.trace(optimizer.momentum, nesterov=True),
         **dict.fromkeys(("adam", "adamw", "lamb"), adam),
         "rmsprop": lambda: optax.scale_by_rms(optimizer.rms_decay, epsilon, initial_scale=1.0),
+        "muon": lambda: optax.contrib.muon(
+            -1.0,  # the update itself; decay and rate follow
+            beta=optimizer.momentum,
+            eps=epsilon,
+            adam_b1=optimizer.beta1,
+            adam_b2=optimizer.beta2,
+            muon_weight_dimension_numbers=functools.partial(_matrices, decayed, last_layer),
+            consistent_rms=0.2,
+        ),
     }
     parts = [rules[optimizer.name]()]
     if optimizer.weight_decay and not decays_in_loss(optimizer):
@@ -66,6 +82,23 @@ def create_optimizer(
     if optimizer.name == "lamb":  # optax.lamb also scales biases and norms, which its authors leave out
         parts.append(optax.masked(optax.scale_by_trust_ratio(), is_decayed))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+
+
+def _matrices(patterns: Sequence[str], last_layer: str, tree: Any) -> Any:
+    """For the tensors that Muon takes as matrices, the axes of rows and of columns; None for the others.
+
+    Of the ways to cut a shape in two, that nearest to a square: all axes but the outputs in convolutions, the width
+    against heads and their depth in attention.
+    """
+
+    def axes_of(keys: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        path, shape = path_of(keys), leaf.shape
+        if len(shape) < 2 or not matches(patterns, path) or path.startswith(f"{last_layer}/"):
+            return None
+        cut = min(range(1, len(shape)), key=lambda axis: math.prod(shape[:axis]) + math.prod(shape[axis:]))
+        return optax.contrib.MuonDimensionNumbers(tuple(range(cut)), tuple(range(cut, len(shape))))
+
+    return jax.tree_util.tree_map_with_path(axes_of, tree)
 
 
 def decays_in_loss(optimizer: OptimizerSection) -> bool:

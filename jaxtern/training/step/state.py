@@ -69,7 +69,7 @@ def create_run(
     graph, params, frozen, moments = split_variables(model, recipe)
     schedule = create_schedule(recipe.optimizer, recipe.run, num_examples)
     local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
-    optimizer = create_optimizer(recipe.optimizer, schedule, model.decayed)
+    optimizer = create_optimizer(recipe.optimizer, schedule, model.decayed, model.last_layer)
     slices = masks.slice_masks(recipe.model.freeze, params)
     reducers = create_reducers(recipe.mean, model.last_layer, network)
     if recipe.local.steps:
