@@ -20,6 +20,7 @@ with command_line.loading(__name__):
     from jaxtern.training.run.evaluation import Evaluation, evaluate
     from jaxtern.training.run.metrics import EventFile, read_records
     from jaxtern.training.run.saved_run import open_run
+    from jaxtern.training.saved.checkpoints import CheckpointError
     from jaxtern.training.step.state import TrainState, variables_of
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,9 @@ class Evaluator:
                     seen.add(step)
                     try:
                         state = self._run.restore(step)
+                    except CheckpointError as error:  # not now, or never if the trainer has deleted it
+                        seen.remove(step)
+                        logger.warning("%s; trying again", error)
                     except ValueError as error:  # it is damaged, or the trainer has deleted it
                         logger.warning("%s; leaving it out", error)
                     else:

@@ -23,9 +23,10 @@ from ..segments import Segments
 from ..tuning import Tuning
 
 LAYOUT = plgpu.Layout.WG_STRIDED((RUN,), vec_size=1)
-_NO_BOUND, _NO_OWNER = np.iinfo(np.int32).max, np.iinfo(np.int32).min
+_NO_BOUND = np.iinfo(np.int32).max
+_NO_OWNER = np.iinfo(np.int32).min  # of items beyond the bucket, which are left out
 _LARGE = 2**23  # elements; filling up so many would cost more than it saves
-_SHORT = 16  # runs; tables have room for segments of so many in the mean
+_SHORT = 16  # runs; tables have room for segments that are so long on average
 _PARAMETERS = plgpu.CompilerParams(
     # No thread reads what a thread wrote, so the barriers that Pallas puts around every store are not needed.
     unsafe_no_auto_barriers=True,
@@ -123,7 +124,10 @@ def filled(value: Any, dtype: Any) -> jax.Array:
 
 
 def room(size: int, multiple: int = 1) -> int:
-    """A size of which there are two up to each power of two, so that kernels of about this size are lowered once."""
+    """Rounds a size, in units of `multiple` elements, up, so that kernels for about this size are lowered once.
+
+    There are two such sizes up to each power of two. Sizes of `_LARGE` elements or more stay as they are.
+    """
     step = 1 << max((size - 1).bit_length() - 2, 0) if size * multiple < _LARGE else 1
     return -(-size // step) * step
 
@@ -131,7 +135,7 @@ def room(size: int, multiple: int = 1) -> int:
 def rooms(segments: Segments, count: int) -> tuple[int, int]:
     """The room for the elements of a bucket, in whole runs, and for `count` rows of a table about it."""
     runs = room(segments.num_runs, RUN)
-    return runs * RUN, max(room(count), runs // _SHORT) if runs * RUN < _LARGE else count
+    return runs * RUN, max(room(count), runs // _SHORT) if segments.num_runs * RUN < _LARGE else count
 
 
 def fill(array: Any, size: int, value: int = 0) -> Any:
@@ -141,15 +145,15 @@ def fill(array: Any, size: int, value: int = 0) -> Any:
 
 
 def with_group(key: jax.Array, offset: int) -> jax.Array:
-    """uint32[5]: a complete key, and the first group of noise from this offset on."""
+    """uint32[5]: a complete key, and the group of noise at which `offset`, in elements, begins."""
     return jnp.append(key, jnp.uint32(offset // noise.LANES))
 
 
 def segment_operands(segments: Segments, factors: jax.Array, item_runs: int) -> tuple[int, tuple[Any, ...]]:
-    """The room for the elements of a bucket; and three tables with room for what kernels look up.
+    """The number of elements that a bucket is filled up to, and three tables, filled up likewise.
 
-    They hold the factor of every segment; its first element, and then a bound out of reach; and the owner of every
-    item, its segment s, or -1 - s if the item begins in s but also has other or missing runs.
+    They hold the factor of every segment; the first element of every segment, and then bounds out of reach; and the
+    owner of every item. That is its segment s, or -1 - s if it begins in s but also has other or missing runs.
     """
     bounds = segments.bounds()
     firsts = np.arange(0, segments.num_elements, item_runs * RUN)
@@ -165,7 +169,7 @@ def segment_operands(segments: Segments, factors: jax.Array, item_runs: int) -> 
 
 
 def branch_by_owner(owner: jax.Array, whole: Callable[[jax.Array], None], mixed: Callable[[jax.Array], None]) -> None:
-    """Calls `whole` or `mixed` with the segment where the item begins."""
+    """Calls `whole` or `mixed` with the segment where the item begins; neither for an item beyond the bucket."""
     pl.when(owner >= 0)(lambda: whole(owner))
     pl.when((owner < 0) & (owner > _NO_OWNER))(lambda: mixed(-1 - owner))
 

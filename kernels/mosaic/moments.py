@@ -36,7 +36,8 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, inter
     """As `partials_reference`."""
     tables = chunk_tables(segments)
     elements, rows = mgpu.rooms(segments, tables[0].size)
-    filled = [mgpu.fill(table, rows, value) for table, value in zip(tables, (0, 1, 0), strict=True)]  # of one element
+    filler = 0, 1, 0  # beyond the last chunk, segments of one element, whose moments are dropped
+    filled = [mgpu.fill(table, rows, value) for table, value in zip(tables, filler, strict=True)]
     operands, outputs = [mgpu.fill(gradient, elements), *filled], (((rows,), np.int32),) * 5
     found = mgpu.launch(_moments, (), operands, outputs, rows, tuning, interpret)
     max_abs, *sums = (each[: tables[0].size] for each in found)

@@ -31,8 +31,7 @@ def shard_sum_mgpu(
 ) -> jax.Array:
     """`shard_sum`, for checked arguments. An item is the fewest tiles of words that fill whole tiles of sums."""
     filled, own_depth = _fill(words, levels), radix_lib.digits_per_word(2 * levels + 1)
-    more = (filled.shape[1] - words.shape[1]) * own_depth
-    num_sums = radix_lib.num_words(num_elements + more, radix)
+    num_sums = radix_lib.num_words(filled.shape[1] * own_depth, radix)
     items = -(-filled.shape[1] // RUN * own_depth // math.lcm(own_depth, radix_lib.digits_per_word(radix)))
     known, outputs = (*filled.shape, num_sums // RUN, levels, radix), (((num_sums,), np.uint32),)
     sums = mgpu.launch(_shard_sum, known, [filled.reshape(-1)], outputs, items, tuning, interpret)[0]
@@ -40,7 +39,7 @@ def shard_sum_mgpu(
 
 
 def _fill(words: jax.Array, levels: int) -> jax.Array:
-    """Fills each row up with level zero, so that shards of about this size share a kernel."""
+    """Fills each row up with words of level zero, so that shards of about this size share a kernel."""
     radix = 2 * levels + 1
     depth = radix_lib.digits_per_word(radix)
     runs = mgpu.room(words.shape[1] // RUN * depth, RUN)

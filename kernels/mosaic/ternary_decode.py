@@ -37,7 +37,8 @@ def ternary_decode_mgpu(
     elements, tables = mgpu.segment_operands(segments, units, radix_lib.digits_per_word(radix))
     bits = mgpu.with_group(dither.bits, dither.offset) if dither else jnp.zeros((5,), jnp.uint32)
     filled = mgpu.fill(words, radix_lib.num_words(elements, radix))
-    known = *filled.shape, elements // RUN, zero, radix, dither and dither._replace(bits=None, offset=0)
+    shared = dither and dither._replace(bits=None, offset=0)  # which are operands
+    known = *filled.shape, elements // RUN, zero, radix, shared
     operands, outputs = [filled.reshape(-1), bits, *tables], (((elements,), np.float32),)
     mean = mgpu.launch(_ternary_decode, known, operands, outputs, tables[-1].size, tuning, interpret)[0]
     return mean[: segments.num_elements]
@@ -70,7 +71,7 @@ def _ternary_decode(rows, width, runs, zero, radix, dither, tile, words, bits, u
 
 
 def _dither_planes(dither: Dither, first_run: jax.Array, depth: int) -> list[jax.Array]:
-    """The dither of each plane; its bits are `mgpu.with_group`.
+    """The dither of each plane. `dither.bits` holds five numbers here, as from `mgpu.with_group`.
 
     Four runs share a draw; unless D is a multiple of four, a tile may begin amid them.
     """

@@ -5,8 +5,13 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+
+from jaxtern import evaluate
+from jaxtern.training.saved.checkpoints import CheckpointError
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +90,17 @@ def test_evaluator_that_follows_a_finished_run_ends(workdir: Path, run_door: Cal
     assert [record["step"] for record in records] == [58, 59, 60]
     (events,) = (workdir / "tensorboard" / "evaluated_test").glob("events.*")
     assert events.read_bytes().count(b"test/precision_at_1") == 3
+
+
+def test_evaluator_that_follows_tries_again_what_the_system_does_not_read_just_now(tmp_path: Path):
+    restore = mock.Mock(side_effect=[CheckpointError("stale"), "state of step 1"])
+    evaluator = object.__new__(evaluate.Evaluator)
+    recipe = SimpleNamespace(run=SimpleNamespace(num_steps=1))
+    evaluator._run = SimpleNamespace(recipe=recipe, steps=lambda: [1], restore=restore)
+    evaluator._split_name, evaluator._averaged, evaluator._path = "test", True, tmp_path / "evaluations.jsonl"
+    with mock.patch.object(evaluator, "_evaluate") as evaluated:
+        evaluator.follow(0.01)
+    assert [call.args for call in evaluated.mock_calls] == [("state of step 1",)]
 
 
 def test_evaluator_takes_a_step_that_is_asked_for(workdir: Path, run_door: Callable):

@@ -25,12 +25,12 @@ from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo
 from jaxtern.training.saved.trees import MisfitError, arrange, digest
 
 BEST_BY = "precision_at_1"
-_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR  # others may pass: stale handles, too many open files
+_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR  # None: none of the system's. Others pass, as stale handles
 logger = logging.getLogger(__name__)
 
 
 class CheckpointError(OSError):
-    """A checkpoint cannot be written or, though it may be whole, read; `errno` is the system's number, if any."""
+    """A checkpoint cannot be written, or not be read now though it may be whole; `errno` is the system's, if any."""
 
 
 class Checkpoint(NamedTuple):
@@ -61,7 +61,7 @@ class Checkpoints:
         self._damaged = Path(workdir).absolute() / "checkpoints_damaged"
         self._keep, self._keep_best = keep, keep_best
         self._last: int | None = None  # step of the checkpoint that must still be there
-        own = jax.process_index()  # for the other processes of a cluster orbax must not wait
+        own = jax.process_index()  # orbax must not wait for the other processes of a cluster
         options = ocp.CheckpointManagerOptions(
             create=False,
             read_only=not keep,
@@ -172,7 +172,7 @@ class Checkpoints:
             expected = metadata.pop("digest")
             found = _digest(state, metadata)
         except Exception as error:  # orbax and tensorstore raise many types for unreadable files
-            if _number(error) not in _DAMAGE:
+            if isinstance(error, MemoryError) or _number(error) not in _DAMAGE:
                 raise _failure(place, "read", error) from error
             raise ValueError(f"checkpoint {place} cannot be read: {_reason(error)}") from error
         if found != expected:
@@ -183,7 +183,7 @@ class Checkpoints:
         """Reads the newest whole checkpoint, as `restore` does; None if there are no checkpoints.
 
         It sets damaged newer ones aside, unless checkpoints are only read. Raises MisfitError and CheckpointError as
-        `restore`, and ValueError if there are checkpoints but none is whole.
+        `restore` does, and ValueError if there are checkpoints but none is whole.
         """
         damaged = []
         for step in reversed(self.steps()):

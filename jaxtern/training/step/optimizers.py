@@ -30,7 +30,8 @@ def create_optimizer(
     rmsprop   g / sqrt(mean g^2 + epsilon), TernGrad's: the mean has decay rms_decay and starts at 1
     lamb      |w| / |u| * u, where u = a(g) + d w
     muon      0.2 sqrt(longer side) o(m v + (1 - m) g) + d w for matrices of hidden layers, where v is the mean of g
-              with decay m, and o sets singular values to about 1; for others a(g) + d w, with Nesterov's mean of g
+              with decay m, both without their bias, and o sets singular values to about 1; for other tensors
+              a(g) + d w with Nesterov's mean of g
 
     With weight_decay_mode="decoupled", d w is added in sgd, momentum, nesterov, adam and rmsprop. In lars,
     v = m v + rate * trust_coefficient * |w| / |u| * u, where u = g + d w, and the update is -v. Norms are of whole
@@ -40,8 +41,8 @@ def create_optimizer(
     Args:
       optimizer: names the optimiser and its numbers.
       schedule: step to rate.
-      decayed: the network's regular expressions of whole paths, used if the recipe's `decay` is empty. Those of two
-        dimensions or more are muon's matrices, but that of the last layer.
+      decayed: the network's regular expressions of whole paths. They say what is decayed if the recipe's `decay` is
+        empty. Muon's matrices are always the tensors of two or more dimensions that match, without the last layer's.
       last_layer: path of the layer that gives the logits.
 
     References:
