@@ -123,6 +123,8 @@ def test_other_workers_owe_together_what_those_before_did(prepare: Callable, nam
     run.save(3)
     run.close()
     before, count = to_host(run.state.compressor), 4
+    # of what each owes, as the means may cancel
+    rounding = 2.0**-22 * max(np.max(np.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(before.local))
     for workers in (2, 8):
         run = prepare(allow_config_change=True, **fields | {"num_workers": workers})
         after = to_host(run.state.compressor)
@@ -130,7 +132,7 @@ def test_other_workers_owe_together_what_those_before_did(prepare: Callable, nam
         assert digest(after.shared) == digest(before.shared)
         assert any(np.any(expected) for expected in owed(name, before.local, count))
         for found, expected in zip(owed(name, after.local, workers), owed(name, before.local, count), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=rounding)
         run.state, metrics = run.train_step(run.state, run.feed.examples, next(run.feed.batches(24)), Call(1, 1))
         assert np.isfinite(metrics["loss"])
         run.close()
