@@ -35,7 +35,7 @@ class Recipe:
         run.require(of_device % run.accumulation == 0, "accumulation", need)
         need = "must be another where mean.delayed=True, whose means come in steps that others' overflow may skip"
         self.model.require(not (self.mean.delayed and self.model.precision == "float16"), "precision", need)
-        has_two = self.mean.has_momentum and self.optimizer.name in ("momentum", "nesterov", "lars")
+        has_two = self.mean.has_momentum and self.optimizer.name in ("momentum", "nesterov", "lars", "muon")
         need = f"must be another, as sgd, where mean.method={self.mean.method!r}, which has the momentum"
         self.optimizer.require(not has_two, "name", need)
         if self.local.steps:
