@@ -93,7 +93,7 @@ class Evaluator:
                     seen.add(step)
                     try:
                         state = self._run.restore(step)
-                    except CheckpointError as error:  # not now, or never if the trainer has deleted it
+                    except CheckpointError as error:  # if the trainer has not deleted it, it is still listed
                         seen.remove(step)
                         logger.warning("%s; trying again", error)
                     except ValueError as error:  # it is damaged, or the trainer has deleted it

@@ -124,16 +124,16 @@ def filled(value: Any, dtype: Any) -> jax.Array:
 
 
 def room(size: int, multiple: int = 1) -> int:
-    """Rounds a size, in units of `multiple` elements, up, so that kernels for about this size are lowered once.
+    """Rounds a size up, so that one kernel serves all sizes near it; there are two such sizes up to each power of two.
 
-    There are two such sizes up to each power of two. Sizes of `_LARGE` elements or more stay as they are.
+    The size counts units of `multiple` elements. From `_LARGE` elements on, it stays as it is.
     """
     step = 1 << max((size - 1).bit_length() - 2, 0) if size * multiple < _LARGE else 1
     return -(-size // step) * step
 
 
 def rooms(segments: Segments, count: int) -> tuple[int, int]:
-    """The room for the elements of a bucket, in whole runs, and for `count` rows of a table about it."""
+    """What a bucket is filled up to: its elements, in whole runs, and the `count` rows of a table about it."""
     runs = room(segments.num_runs, RUN)
     return runs * RUN, max(room(count), runs // _SHORT) if segments.num_runs * RUN < _LARGE else count
 

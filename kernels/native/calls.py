@@ -111,8 +111,8 @@ def call(
     mesh = jax.sharding.get_abstract_mesh()
     whole = NamedSharding(mesh, PartitionSpec()) if varying.varying else None
     shapes = [jax.ShapeDtypeStruct(*each, manual_axis_type=varying, sharding=whole) for each in results]
-    call = jax.ffi.ffi_call(target_of(op), shapes, vmap_method="sequential", input_output_aliases=aliases)
-    return list(call(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()}))
+    run = jax.ffi.ffi_call(target_of(op), shapes, vmap_method="sequential", input_output_aliases=aliases)
+    return list(run(*operands, **{name: np.asarray(value, np.int64)[()] for name, value in attributes.items()}))
 
 
 def _layout(segments: Segments, *, is_split: bool = False) -> dict[str, int | np.ndarray]:

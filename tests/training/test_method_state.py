@@ -123,7 +123,7 @@ def test_other_workers_owe_together_what_those_before_did(prepare: Callable, nam
     run.save(3)
     run.close()
     before, count = to_host(run.state.compressor), 4
-    # of what each owes, as the means may cancel
+    # What workers owe may cancel in the mean, so rounding is that of the largest.
     rounding = 2.0**-22 * max(np.max(np.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(before.local))
     for workers in (2, 8):
         run = prepare(allow_config_change=True, **fields | {"num_workers": workers})

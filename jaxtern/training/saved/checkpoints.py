@@ -25,12 +25,12 @@ from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo
 from jaxtern.training.saved.trees import MisfitError, arrange, digest
 
 BEST_BY = "precision_at_1"
-_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR  # None: none of the system's. Others pass, as stale handles
+_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR  # None: not the system's; others may pass, as ESTALE
 logger = logging.getLogger(__name__)
 
 
 class CheckpointError(OSError):
-    """A checkpoint cannot be written, or not be read now though it may be whole; `errno` is the system's, if any."""
+    """A checkpoint cannot be written, or cannot be read now but may be whole; `errno` is the system's, if any."""
 
 
 class Checkpoint(NamedTuple):

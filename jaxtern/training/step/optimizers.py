@@ -29,9 +29,8 @@ def create_optimizer(
     adamw     a(g) + d w
     rmsprop   g / sqrt(mean g^2 + epsilon), TernGrad's: the mean has decay rms_decay and starts at 1
     lamb      |w| / |u| * u, where u = a(g) + d w
-    muon      0.2 sqrt(longer side) o(m v + (1 - m) g) + d w for matrices of hidden layers, where v is the mean of g
-              with decay m, both without their bias, and o sets singular values to about 1; for other tensors
-              a(g) + d w with Nesterov's mean of g
+    muon      0.2 sqrt(longer side) o(n) + d w for matrices of hidden layers, where n is Nesterov's mean of g with decay
+              m, and o sets singular values to about 1; a(g) + d w with Nesterov's mean of g for other tensors
 
     With weight_decay_mode="decoupled", d w is added in sgd, momentum, nesterov, adam and rmsprop. In lars,
     v = m v + rate * trust_coefficient * |w| / |u| * u, where u = g + d w, and the update is -v. Norms are of whole
@@ -67,15 +66,7 @@ def create_optimizer(
         "nesterov": lambda: optax.trace(optimizer.momentum, nesterov=True),
         **dict.fromkeys(("adam", "adamw", "lamb"), adam),
         "rmsprop": lambda: optax.scale_by_rms(optimizer.rms_decay, epsilon, initial_scale=1.0),
-        "muon": lambda: optax.contrib.muon(
-            -1.0,  # the update itself; decay and rate follow
-            beta=optimizer.momentum,
-            eps=epsilon,
-            adam_b1=optimizer.beta1,
-            adam_b2=optimizer.beta2,
-            muon_weight_dimension_numbers=functools.partial(_matrices, decayed, last_layer),
-            consistent_rms=0.2,
-        ),
+        "muon": lambda: _muon(optimizer, epsilon, functools.partial(_matrices, decayed, last_layer)),
     }
     parts = [rules[optimizer.name]()]
     if optimizer.weight_decay and not decays_in_loss(optimizer):
@@ -85,11 +76,24 @@ def create_optimizer(
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
 
 
-def _matrices(patterns: Sequence[str], last_layer: str, tree: Any) -> Any:
-    """For the tensors that Muon takes as matrices, the axes of rows and of columns; None for the others.
+def _muon(optimizer: OptimizerSection, epsilon: float, matrices: Any) -> optax.GradientTransformation:
+    """Muon, and for other tensors Adam, without rate and decay; `matrices` turns a tree into that of `_matrices`."""
+    return optax.contrib.muon(
+        -1.0,  # with which optax, that subtracts, gives the update itself
+        beta=optimizer.momentum,
+        eps=epsilon,
+        adam_b1=optimizer.beta1,
+        adam_b2=optimizer.beta2,
+        muon_weight_dimension_numbers=matrices,
+        consistent_rms=0.2,
+    )
 
-    Of the ways to cut a shape in two, that nearest to a square: all axes but the outputs in convolutions, the width
-    against heads and their depth in attention.
+
+def _matrices(patterns: Sequence[str], last_layer: str, tree: Any) -> Any:
+    """For each tensor that Muon takes as a matrix, the axes of its rows and of its columns; None for the others.
+
+    A shape is cut where the matrix is nearest to a square: before the outputs of a convolution, and between the width
+    and the heads of attention.
     """
 
     def axes_of(keys: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
