@@ -41,6 +41,11 @@ def complete(key: jax.Array) -> jax.Array:
     return jnp.concatenate([key, jnp.array([_ONE - 1, 0], jnp.uint32)])
 
 
+def with_group(bits: jax.Array, offset: int | jax.Array) -> jax.Array:
+    """uint32[5]: complete bits, and the group of noise at which `offset`, in elements, begins."""
+    return jnp.append(bits, jnp.uint32(offset // noise.LANES))
+
+
 def shifted(bits: jax.Array, mask: jax.Array, shift: jax.Array) -> jax.Array:
     """Turns drawn bits into those added to a fraction; uint32 below 2^16."""
     return (bits & mask) + shift & np.uint32(_ONE - 1)
@@ -51,8 +56,7 @@ class Dither(NamedTuple):
 
     bits: jax.Array  # uint32[4], of the worker whose digits are decoded; worker 0's for a sum over all workers
     count: int  # 1, or N for the sum of N workers
-    offset: int = 0  # as in `ternary_encode`
-    times: int = 1  # factor of the digits before the subtraction: N for the mean of N workers' digits
+    offset: int | jax.Array = 0  # as in `ternary_encode`
 
     @property
     def centre(self) -> int:

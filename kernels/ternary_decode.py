@@ -30,6 +30,7 @@ def ternary_decode(
     radix: int = 3,
     levels: int = 1,
     dither: Dither | None = None,
+    tile_scales: jax.Array | None = None,
     implementation: str = "auto",
 ) -> jax.Array:
     """Decodes the mean gradient: s (sum of digits - N L - dither) / (N L).
@@ -44,8 +45,8 @@ def ternary_decode(
       num_workers: N, a multiple of the rows.
       radix: R of the words.
       levels: L.
-      dither: the dither in the digits, to be subtracted; for the mean of N workers' digits, given with num_workers = 1,
-        the dither of all N.
+      dither: the dither in the digits, to be subtracted.
+      tile_scales: float32[W / 128], by which each tile's means are multiplied; None: by 1.
       implementation: "auto", "reference", "native" or "mosaic".
 
     Returns:
@@ -55,16 +56,18 @@ def ternary_decode(
       ValueError: if a shape, dtype, the radix, the levels, the workers or the implementation do not fit.
     """
     _require_words(words, segments.num_elements, num_workers, radix, levels)
-    zero, units, dither = _as_numbers(scales, segments, num_workers, levels, dither)
+    zero, units = _as_numbers(scales, segments, num_workers, levels, dither)
+    _require_tile_scales(tile_scales, words)
     picked = pick_implementation("ternary_decode", implementation, max(words.size, segments.num_elements))
     if picked == "native":
-        return ternary_decode_native(words, units, segments, zero, radix, dither)[0]
+        return ternary_decode_native(words, units, segments, zero, radix, dither, tile_scales)[0]
     if picked == "mosaic":
         from .mosaic.ternary_decode import ternary_decode_mgpu
 
-        return ternary_decode_mgpu(words, units, segments, zero, radix, dither, DEFAULTS["ternary_decode"])
+        arguments = words, units, segments, zero, radix, dither, tile_scales
+        return ternary_decode_mgpu(*arguments, DEFAULTS["ternary_decode"])
     digits = _sum_levels(words, radix, zero, dither)[: segments.num_elements]
-    return settle(segments.spread(digits, units))
+    return _scale(digits, units, segments, tile_scales, radix, 0)
 
 
 def decode_span(
@@ -79,6 +82,7 @@ def decode_span(
     radix: int = 3,
     levels: int = 1,
     dither: Dither | None = None,
+    tile_scales: jax.Array | None = None,
     total: jax.Array | None = None,
     after: Sequence[jax.Array] = (),
     implementation: str = "auto",
@@ -90,7 +94,7 @@ def decode_span(
       scales: float32[num_scales], of all tensors.
       segments, start, size, after, implementation: as in `encode_span`.
       into: the tensors, float32 of any shapes, in row-major order. They are not copied if nothing else needs them.
-      num_workers, radix, levels, dither: as in `ternary_decode`.
+      num_workers, radix, levels, dither, tile_scales: as in `ternary_decode`; the first tile begins with the span.
       total: uint32[1, W]; then `words` has one row, and a second one is total - words modulo 2^32.
 
     Returns:
@@ -104,26 +108,30 @@ def decode_span(
         _require_words(words, size, num_workers, radix, levels)
     else:
         _require_two(words, total, size, num_workers, radix, levels)
-    zero, units, dither = _as_numbers(scales, segments, num_workers, levels, dither)
+    zero, units = _as_numbers(scales, segments, num_workers, levels, dither)
+    _require_tile_scales(tile_scales, words)
     if pick_implementation("ternary_decode", implementation, size) == "native":
-        return ternary_decode_native(words, units, segments, zero, radix, dither, into, (start, size), total, after)
+        options = into, (start, size), total, after
+        return ternary_decode_native(words, units, segments, zero, radix, dither, tile_scales, *options)
     words = words if total is None else jnp.concatenate([words, total - words])
-    end = start + size
-    digits = jnp.zeros((segments.num_elements,)).at[start:end].set(_sum_levels(words, radix, zero, dither)[:size])
-    flat = concatenate(into).at[start:end].set(settle(segments.spread(digits, units))[start:end])
+    digits = _sum_levels(words, radix, zero, dither)[:size]
+    flat = concatenate(into).at[start : start + size].set(_scale(digits, units, segments, tile_scales, radix, start))
     return [part.reshape(own.shape) for part, own in zip(split(flat, segments.sizes), into, strict=True)]
 
 
 def _as_numbers(
     scales: jax.Array, segments: Segments, num_workers: int, levels: int, dither: Dither | None
-) -> tuple[int, jax.Array, Dither | None]:
-    """Checks scales and dither; returns the sum of zero levels, the value of a digit, and the dither with `times`."""
+) -> tuple[int, jax.Array]:
+    """Checks scales and dither; returns the sum of zero levels, and the value of a digit."""
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    count = dither.count if dither else num_workers
-    if count % num_workers:
-        raise ValueError(f"dither.count={count}: must be a multiple of num_workers={num_workers}")
-    dither = dither and dither._replace(times=count // num_workers)
-    return num_workers * levels, units_of(scales, levels * count), dither
+    if dither and dither.count != num_workers:
+        raise ValueError(f"dither.count={dither.count}: must be num_workers={num_workers}")
+    return num_workers * levels, units_of(scales, levels * num_workers)
+
+
+def _require_tile_scales(tile_scales: jax.Array | None, words: jax.Array) -> None:
+    if tile_scales is not None:
+        require_shape("tile_scales", tile_scales, (words.shape[1] // RUN,), jnp.float32)
 
 
 def _require_words(words: jax.Array, size: int, num_workers: int, radix: int, levels: int) -> None:
@@ -150,12 +158,28 @@ def units_of(scales: jax.Array, num_levels: int) -> jax.Array:
     return jnp.where(jnp.isfinite(scales), scales, jnp.nan) * (np.float32(1) / np.float32(num_levels))
 
 
+def _scale(
+    digits: jax.Array, units: jax.Array, segments: Segments, tile_scales: jax.Array | None, radix: int, start: int
+) -> jax.Array:
+    """Multiplies the digits of a span of the bucket, from `start` on, by their units and tile scales."""
+    end, tile = start + digits.size, radix_lib.digits_per_word(radix) * RUN
+
+    def spread(own: jax.Array) -> jax.Array:
+        if own.size == segments.num_elements:
+            return segments.spread(own, units)
+        return segments.spread(jnp.zeros((segments.num_elements,)).at[start:end].set(own), units)[start:end]
+
+    if tile_scales is None:
+        return settle(spread(digits))
+    return settle(digits * spread(jnp.repeat(tile_scales, tile)[: digits.size]))
+
+
 def _sum_levels(words: jax.Array, radix: int, zero: int, dither: Dither | None) -> jax.Array:
     """float32, flat: the sum of the rows' digits less `zero`, and less the dither."""
     total = sum_digits(words, radix, zero)
     if dither is not None:
         drawn = noise_planes(dither.bits, *total.shape[:1], 0, total.shape[1], dither.offset)
-        total = total * dither.times - dither.of(jnp.stack(drawn, axis=1))
+        total = total - dither.of(jnp.stack(drawn, axis=1))
     return total.reshape(-1)
 
 

@@ -1,6 +1,7 @@
 """Encodes gradients to radix words, given scales and a key."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ def ternary_encode(
     *,
     radix: int = 3,
     levels: int = 1,
-    offset: int = 0,
+    offset: int | jax.Array = 0,
     implementation: str = "auto",
 ) -> jax.Array:
     """Clips to the scale, rounds stochastically to levels, packs the digits.
@@ -52,7 +53,8 @@ def ternary_encode(
       segments: layout of the bucket.
       radix: R of the words, at least 2L + 1; 2LN + 1 if the words of N workers will be added.
       levels: L, 1 to 32767.
-      offset: position of the bucket's first element in the stream of noise, a multiple of 512.
+      offset: position of the bucket's first element in the stream of noise, a multiple of 512; an int, or a uint32
+        scalar, which is not checked.
       implementation: "auto", "reference", "native" (float32 only) or "mosaic".
 
     Returns:
@@ -120,13 +122,13 @@ def encode_span(
 
 
 def _prepare(
-    scales: jax.Array, key: jax.Array, segments: Segments, size: int, radix: int, levels: int, offset: int
+    scales: jax.Array, key: jax.Array, segments: Segments, size: int, radix: int, levels: int, offset: Any
 ) -> tuple[jax.Array, jax.Array]:
     """Checks the arguments that both functions share; returns the steps and the complete key."""
     require_shape("scales", scales, (segments.num_scales,), jnp.float32)
     require_levels(levels, radix, num_workers=1)
     multiple = noise.LANES * RUN
-    if offset % multiple or not 0 <= offset <= 2**32 - size:
+    if isinstance(offset, int) and (offset % multiple or not 0 <= offset <= 2**32 - size):
         raise ValueError(f"offset={offset}: must be a multiple of {multiple} from which {size} elements end below 2^32")
     return steps_of(scales, levels), dither.complete(key)
 
@@ -137,7 +139,7 @@ def steps_of(scales: jax.Array, levels: int) -> jax.Array:
 
 
 def _reference(
-    gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: int
+    gradient: jax.Array, steps: jax.Array, key: jax.Array, segments: Segments, radix: int, levels: int, offset: Any
 ) -> jax.Array:
     """Encodes in plain jnp: all tiles but the last one or two in a loop that reads the gradient in place."""
     one_step = steps[0] if segments.num_scales == 1 else None  # a common factor fuses into the loop
@@ -164,7 +166,7 @@ def _reference(
     return jnp.concatenate(words) if words else jnp.zeros((0,), jnp.uint32)
 
 
-def noise_planes(key: jax.Array, tiles: int, first_tile: int, depth: int, offset: int) -> list[jax.Array]:
+def noise_planes(key: jax.Array, tiles: int, first_tile: int, depth: int, offset: Any) -> list[jax.Array]:
     """The random bits of every plane of consecutive tiles, uint32[tiles, RUN] each; tiles may begin within a group."""
     first_run = (lax.broadcasted_iota(jnp.uint32, (tiles, 1), 0) + jnp.uint32(first_tile)) * jnp.uint32(depth)
     place = lax.broadcasted_iota(jnp.uint32, (1, RUN), 1) + jnp.uint32(offset // noise.LANES)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum", "shard_mean")
+OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,6 @@ from jaxtern.kernels import (
     moments,
     num_words,
     rotate,
-    shard_mean,
     shard_sum,
     ternary_decode,
     ternary_encode,
@@ -42,7 +41,7 @@ def bytes_to_move(op: str, elements: int, dtype: str, rows: int = 1, radix: int 
 
     With n elements of b bytes and W(R) words, 20 elements each for R = 3, moments read the gradient, b n; encode reads
     it and writes 4 W(R); rotate reads and writes it; decode reads the rows, 4 W(R) each, and writes the mean, 4 n;
-    shard_sum reads the rows, 4 W(3) each, and writes 4 W(R); shard_mean writes 4 W(3).
+    shard_sum reads the rows, 4 W(3) each, and writes 4 W(R).
     """
     vector, words = elements * jnp.dtype(dtype).itemsize, 4 * num_words(elements, radix)
     return {
@@ -52,7 +51,6 @@ def bytes_to_move(op: str, elements: int, dtype: str, rows: int = 1, radix: int 
         "ternary_encode": vector + words,
         "ternary_decode": rows * words + 4 * elements,
         "shard_sum": rows * 4 * num_words(elements, 3) + words,
-        "shard_mean": (rows + 1) * 4 * num_words(elements, 3),
     }[op]
 
 
@@ -72,9 +70,6 @@ def create_cases(elements: int, dtypes: list[str], workers: int, block_size: int
     moved = bytes_to_move("shard_sum", elements, dtypes[0], workers, radix)
     run = partial(shard_sum, num_elements=elements)
     yield Case("shard_sum", f"sum {workers} workers' shards", "uint32", moved, run, (rows,))
-    moved = bytes_to_move("shard_mean", elements, dtypes[0], workers)
-    arguments = rows, derive_key(0, 0, 0), jnp.uint32(0)
-    yield Case("shard_mean", f"average {workers} workers' shards", "uint32", moved, shard_mean, arguments)
 
 
 def gradient_cases(segments: Segments, dtype: str, radix: int) -> Iterator[Case]:

@@ -21,12 +21,12 @@ from jaxtern.kernels import (
     derive_key,
     moments,
     rotate,
-    shard_mean,
     shard_sum,
     ternary_decode,
     ternary_encode,
 )
 from jaxtern.kernels.dither import Dither, dithered, nearest
+from jaxtern.kernels.radix import RUN
 from jaxtern.kernels.tuning import OPS
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -89,16 +89,15 @@ def comparisons(op: str, number: int) -> Iterator[tuple[str, Callable, tuple[Any
         run = partial(ternary_encode, radix=radix, offset=512 * number, **codec)
         yield place, run, (gradient, scales, (key, dithered(key, number, 2 * number + 1), nearest())[number // 3 % 3])
     elif op == "ternary_decode":
-        dither = Dither(dithered(key, 0, workers), workers * (1 + number % 3), 512 * number) if number % 4 else None
+        dither = Dither(dithered(key, 0, workers), workers, 512 * number) if number % 4 else None
         for rows, each in ((workers, own_radix), (1, radix)):
+            words = random_words(rows, elements, each)
+            tile_scales = jnp.linspace(0.1, 2, words.shape[1] // RUN) if number % 3 == 0 else None
             run = partial(ternary_decode, num_workers=workers, radix=each, dither=dither, **codec)
-            yield f"{place}, {rows} rows", run, (random_words(rows, elements, each), scales)
-    elif op in ("shard_sum", "shard_mean"):
+            yield f"{place}, {rows} rows", partial(run, tile_scales=tile_scales), (words, scales)
+    elif op == "shard_sum":
         words = random_words(workers, elements, own_radix)
-        if op == "shard_sum":
-            yield place, partial(shard_sum, num_elements=elements, levels=levels), (words,)
-        else:
-            yield place, partial(shard_mean, levels=levels), (words, key, jnp.uint32(512 * number))
+        yield place, partial(shard_sum, num_elements=elements, levels=levels), (words,)
     elif op == "rotate":
         parts = jnp.split(gradient.astype(jnp.float32), [elements // 3])
         for is_inverse in (False, True):

@@ -59,7 +59,6 @@ CASES = {  # name: elements of a thread in the counted stretch, and its loads or
     "ternary_encode": (20, 20),
     "ternary_decode": (20, 20),
     "shard_sum, 4 workers": (20, 4),
-    "shard_mean, 4 workers": (20, 4),
     "rotate": (32, 32),
     "rotate back": (32, 32),
 }
@@ -122,19 +121,18 @@ def create_kernels(elements: int) -> Iterator[tuple[str, Callable, list[jax.Shap
     """Name, function and operands of one tensor's kernels, radix 3."""
     from jaxtern.kernels.mosaic.moments import partials_mgpu
     from jaxtern.kernels.mosaic.rotation import rotate_blocks_mgpu
-    from jaxtern.kernels.mosaic.shards import shard_mean_mgpu, shard_sum_mgpu
+    from jaxtern.kernels.mosaic.shards import shard_sum_mgpu
     from jaxtern.kernels.mosaic.ternary_decode import ternary_decode_mgpu
     from jaxtern.kernels.mosaic.ternary_encode import ternary_encode_mgpu
 
     segments = Segments((elements,))
-    vector, one, key, half_key, place, words, all_words, blocks, firsts = (
+    vector, one, key, half_key, words, all_words, blocks, firsts = (
         partial(jax.ShapeDtypeStruct, shape, dtype)
         for shape, dtype in (
             ((elements,), jnp.float32),
             ((1,), jnp.float32),
             ((4,), jnp.uint32),
             ((2,), jnp.uint32),
-            ((), jnp.uint32),
             ((1, segments.num_words(3)), jnp.uint32),
             ((4, segments.num_words(3)), jnp.uint32),
             ((elements // BLOCK, BLOCK), jnp.float32),
@@ -145,11 +143,9 @@ def create_kernels(elements: int) -> Iterator[tuple[str, Callable, list[jax.Shap
     yield next(names), lambda g: partials_mgpu(g, segments, DEFAULTS["moments"]), [vector()]
     coded = (segments, 3, 1, 0, DEFAULTS["ternary_encode"])
     yield next(names), lambda g, s, k: ternary_encode_mgpu(g, s, k, *coded), [vector(), one(), key()]
-    meant = (segments, 1, 3, None, DEFAULTS["ternary_decode"])
+    meant = (segments, 1, 3, None, None, DEFAULTS["ternary_decode"])
     yield next(names), lambda w, u: ternary_decode_mgpu(w, u, *meant), [words(), one()]
     yield next(names), lambda w: shard_sum_mgpu(w, elements, 1, 9, DEFAULTS["shard_sum"]), [all_words()]
-    averaged = (1, DEFAULTS["shard_mean"])
-    yield next(names), lambda w, k, p: shard_mean_mgpu(w, k, p, *averaged), [all_words(), half_key(), place()]
     for is_inverse in (False, True):
         turned = partial(rotate_blocks_mgpu, is_inverse=is_inverse)
         yield next(names), lambda x, k, f, turn=turned: turn(x, k, f), [blocks(), half_key(), firsts()]

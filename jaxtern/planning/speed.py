@@ -15,6 +15,7 @@ from jaxtern.compression.radix.quantizer import Quantizer, Received
 from jaxtern.compression.reducer import Group, Layout, Reducer, State, Tensors
 from jaxtern.kernels import derive_key, rotate
 from jaxtern.kernels.dither import Dither, dithered
+from jaxtern.kernels.radix import RUN
 from jaxtern.planning.model import QuantizerSpeed
 
 _AXIS = "workers"
@@ -47,14 +48,18 @@ def measure_quantizer_speed(quantizer: Quantizer, seconds: float = 2.0, elements
         dither = Dither(dithered(key, 0, len(words)), len(words)) if quantizer.rounding == "dither" else None
         return turn(quantizer.decode(Received(words, 1, len(words)), scales, sizes, dither), key, True)
 
-    place = jnp.uint32(0)
+    def round_again(_: Any, words: jax.Array, key: jax.Array) -> jax.Array:
+        dithers = [Dither(dithered(key, 0, count), count) for count in (len(words), 1)]
+        first = dithers[0] if quantizer.rounding == "dither" else None
+        return quantizer.round_again(words, jnp.ones((words.shape[1] // RUN,), bool), first, dithers[1])[0]
+
     stages: dict[str, tuple[Callable, Any, tuple]] = {  # function, the argument that its result replaces, the others
         "scales": (scale, scales, (gradient, key)),
         "encode": (lambda _, g, s, k: quantizer.encode(g, s, k, sizes, 1), words[0], (gradient, scales, key)),
         "decode": (decode, gradient, (words[:1], scales, key)),
         "decode_row": (decode, gradient, (words, scales, key)),
         "sum_row": (lambda _, w: quantizer.add_shards(w), quantizer.add_shards(shard), (shard,)),
-        "mean_row": (lambda _, w, k, p: quantizer.average_shards(w, k, p), shard[0], (shard, key, place)),
+        "mean_row": (round_again, shard[0], (shard, key)),
         "add": (lambda total, g: total + g, gradient, (gradient,)),
     }
     if jax.default_backend() != "cpu":  # on CPUs, tensors are compressed in place

@@ -17,7 +17,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from .. import noise
 from ..radix import RUN
 from ..segments import Segments
 from ..tuning import Tuning
@@ -142,11 +141,6 @@ def fill(array: Any, size: int, value: int = 0) -> Any:
     """Fills the last axis up to a size; a NumPy array stays one, and so a constant of the program."""
     widths = [(0, 0)] * (array.ndim - 1) + [(0, size - array.shape[-1])]
     return (np if isinstance(array, np.ndarray) else jnp).pad(array, widths, constant_values=value)
-
-
-def with_group(key: jax.Array, offset: int) -> jax.Array:
-    """uint32[5]: a complete key, and the group of noise at which `offset`, in elements, begins."""
-    return jnp.append(key, jnp.uint32(offset // noise.LANES))
 
 
 def segment_operands(segments: Segments, factors: jax.Array, item_runs: int) -> tuple[int, tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Shard sum and shard mean, each as one Mosaic GPU kernel, which reads every word and writes every word once.
+"""Shard sum as one Mosaic GPU kernel, which reads every word and writes every word once.
 
 Digits of many workers are added before they are told apart. Let y be the value of a few digits of a word, each less its
 zero level. Then y / r^k, rounded to an integer, is the value of those from digit k on, as the others amount to less
@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from .. import noise, radix as radix_lib
+from .. import radix as radix_lib
 from ..radix import RUN
 from ..ternary_decode import UNROLLED_ROWS
 from ..tuning import Tuning
@@ -64,34 +64,6 @@ def _shard_sum(num_workers, width, tiles, levels, radix, item, words, sums) -> N
             packed = radix_lib.pack_planes(planes[start : start + depth], radix) + np.uint32(offset)
             place = item * (runs_per_item // depth) + start // depth
             pl.when(place < tiles)(functools.partial(mgpu.store, sums, place * RUN, packed))
-
-
-def shard_mean_mgpu(
-    words: jax.Array, key: jax.Array, position: jax.Array, levels: int, tuning: Tuning, interpret: Any = None
-) -> jax.Array:
-    """`shard_mean`, for checked arguments. An item is the fewest tiles that use whole groups of noise."""
-    filled, depth = _fill(words, levels), radix_lib.digits_per_word(2 * levels + 1)
-    width, tiles_per_item = filled.shape[1], noise.LANES // math.gcd(depth, noise.LANES)
-    known, outputs = (*filled.shape, levels, depth, tiles_per_item), (((width,), np.uint32),)
-    operands, items = [filled.reshape(-1), key, position.reshape(1)], -(-width // (RUN * tiles_per_item))
-    return mgpu.launch(_shard_mean, known, operands, outputs, items, tuning, interpret)[0][: words.shape[1]]
-
-
-def _shard_mean(num_workers, width, levels, depth, tiles_per_item, item, words, key, position, means) -> None:
-    radix, count, tiles = 2 * levels + 1, np.uint32(num_workers), width // RUN
-    groups_per_item = tiles_per_item * depth // noise.LANES
-    offsets = np.uint32(levels * num_workers) - _zeros(num_workers, radix)
-    first = (item * groups_per_item * RUN).astype(jnp.uint32) + position[0] // np.uint32(noise.LANES)
-    first += mgpu.places(jnp.uint32)
-    draws = [noise.draw((key[0], key[1]), first + np.uint32(i * RUN)) for i in range(groups_per_item)]
-    for i in range(tiles_per_item):
-        tile, planes = item * tiles_per_item + i, []
-        sums = _sum_levels(words, num_workers, width, jnp.minimum(tile, tiles - 1), radix)
-        for run, (plane, offset) in enumerate(zip(sums, offsets, strict=True), i * depth):
-            drawn = noise.take(draws[run // noise.LANES], run % noise.LANES) * count >> noise.BITS
-            planes.append((plane + offset + drawn) // count)
-        packed = radix_lib.pack_planes(planes, radix)
-        pl.when(tile < tiles)(functools.partial(mgpu.store, means, tile * RUN, packed))
 
 
 def _parts(rows: int, radix: int) -> list[int]:

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from .. import noise, radix as radix_lib
-from ..dither import Dither
+from ..dither import Dither, with_group
 from ..radix import RUN
 from ..rounding import settle
 from ..segments import Segments
@@ -30,22 +30,26 @@ def ternary_decode_mgpu(
     zero: int,
     radix: int,
     dither: Dither | None,
+    tile_scales: jax.Array | None,
     tuning: Tuning,
     interpret: Any = None,
 ) -> jax.Array:
     """`ternary_decode`, for checked arguments; `units` are from `units_of`, `zero` is the sum of zero levels."""
     elements, tables = mgpu.segment_operands(segments, units, radix_lib.digits_per_word(radix))
-    bits = mgpu.with_group(dither.bits, dither.offset) if dither else jnp.zeros((5,), jnp.uint32)
+    bits = with_group(dither.bits, dither.offset) if dither else jnp.zeros((5,), jnp.uint32)
+    scales = () if tile_scales is None else (mgpu.fill(tile_scales, tables[-1].size),)
     filled = mgpu.fill(words, radix_lib.num_words(elements, radix))
     shared = dither and dither._replace(bits=None, offset=0)  # which are operands
     known = *filled.shape, elements // RUN, zero, radix, shared
-    operands, outputs = [filled.reshape(-1), bits, *tables], (((elements,), np.float32),)
+    operands, outputs = [filled.reshape(-1), bits, *tables, *scales], (((elements,), np.float32),)
     mean = mgpu.launch(_ternary_decode, known, operands, outputs, tables[-1].size, tuning, interpret)[0]
     return mean[: segments.num_elements]
 
 
-def _ternary_decode(rows, width, runs, zero, radix, dither, tile, words, bits, units, bounds, owners, mean) -> None:
+def _ternary_decode(rows, width, runs, zero, radix, dither, tile, words, bits, units, bounds, owners, *rest) -> None:
     totals, depth = sum_planes(words, rows, width, tile, radix), radix_lib.digits_per_word(radix)
+    *scales, mean = rest
+    tile_scales = [each[tile] for each in scales]
     first_run = tile * depth
     out = mgpu.window(mean, first_run * RUN, depth)
     added = dither and _dither_planes(dither._replace(bits=[bits[i] for i in range(5)]), first_run, depth)
@@ -54,7 +58,9 @@ def _ternary_decode(rows, width, runs, zero, radix, dither, tile, words, bits, u
         digits = totals[k].astype(jnp.int32) - zero
         levels = digits.astype(jnp.float32)
         if dither:
-            levels = (digits * dither.times).astype(jnp.float32) - added[k]
+            levels -= added[k]
+        for scale in tile_scales:
+            unit *= scale
         mgpu.store(out, k * RUN, settle(levels * unit))
 
     def store_under_one_scale(segment: jax.Array) -> None:
@@ -71,7 +77,7 @@ def _ternary_decode(rows, width, runs, zero, radix, dither, tile, words, bits, u
 
 
 def _dither_planes(dither: Dither, first_run: jax.Array, depth: int) -> list[jax.Array]:
-    """The dither of each plane. `dither.bits` holds five numbers here, as from `mgpu.with_group`.
+    """The dither of each plane. `dither.bits` holds five numbers here, as from `with_group`.
 
     Four runs share a draw; unless D is a multiple of four, a tile may begin amid them.
     """

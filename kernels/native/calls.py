@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import radix as radix_lib
-from ..dither import Dither
+from ..dither import Dither, with_group
 from ..moments_reference import Partials, chunk_counts
 from ..segments import Segments
 from .library import target_of
@@ -38,18 +38,20 @@ def ternary_encode_native(
     segments: Segments,
     radix: int,
     levels: int,
-    offset: int,
+    offset: int | jax.Array,
     span: tuple[int, int] | None = None,
     after: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
     """Encodes a vector; or a span (start, size) of separate tensors, returned after the words without a copy."""
     start, size = span or (0, segments.num_elements)
-    numbers = {"radix": radix, "levels": levels, "offset": offset, "start": start, "elements": size}
+    numbers = {"radix": radix, "levels": levels, "start": start, "elements": size}
     kept = tensors if span else ()
     shapes = [((radix_lib.num_words(size, radix),), jnp.uint32), *((each.shape, jnp.float32) for each in kept)]
     aliases = {2 + number: 1 + number for number in range(len(kept))}
     layout = _layout(segments, is_split=span is not None)
-    return call("ternary_encode", shapes, [steps, key, *tensors, *after], aliases, **numbers, **layout)
+    return call(
+        "ternary_encode", shapes, [steps, with_group(key, offset), *tensors, *after], aliases, **numbers, **layout
+    )
 
 
 def ternary_decode_native(
@@ -59,6 +61,7 @@ def ternary_decode_native(
     zero: int,
     radix: int,
     dither: Dither | None,
+    tile_scales: jax.Array | None = None,
     into: Sequence[jax.Array] = (),
     span: tuple[int, int] | None = None,
     total: jax.Array | None = None,
@@ -67,13 +70,14 @@ def ternary_decode_native(
     """Decodes a vector; or a span (start, size) into separate tensors, in place if nothing else needs these."""
     start, size = span or (0, segments.num_elements)
     own = dither or Dither(jnp.zeros((4,), jnp.uint32), 0)
-    numbers = {"count": own.count, "centre": own.centre, "times": own.times, "offset": own.offset}
-    numbers |= {"radix": radix, "zero": zero, "start": start, "elements": size}
+    numbers = {"count": own.count, "centre": own.centre, "radix": radix, "zero": zero, "start": start, "elements": size}
     shapes = [(each.shape, jnp.float32) for each in into] if span else [((size,), jnp.float32)]
-    aliases = {4 + number: number for number in range(len(into))}
+    aliases = {5 + number: number for number in range(len(into))}
     total = jnp.zeros((1, 0), jnp.uint32) if total is None else total
+    factors = jnp.zeros((0,)) if tile_scales is None else tile_scales
+    operands = [words, units, with_group(own.bits, own.offset), total, factors, *into, *after]
     layout = _layout(segments, is_split=span is not None)
-    return call("ternary_decode", shapes, [words, units, own.bits, total, *into, *after], aliases, **numbers, **layout)
+    return call("ternary_decode", shapes, operands, aliases, **numbers, **layout)
 
 
 def concatenate_native(parts: Sequence[jax.Array]) -> jax.Array:

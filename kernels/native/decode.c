@@ -1,4 +1,4 @@
-/* ternary_decode, shard_sum and shard_mean: see ternary_decode.py and shards.py, and radix.py for the arithmetic. */
+/* ternary_decode and shard_sum: see ternary_decode.py and shards.py, and radix.py for the arithmetic. */
 #include "native.h"
 
 enum { MAX_DEPTH = 20, TILES_PER_ITEM = 8, ROWS_AT_ONCE = 4 };
@@ -81,13 +81,13 @@ static void sum_planes(
 
 typedef struct Decode {
   const uint32_t *words, *total; /* total: the sum of two rows, the first of which is in `words`; else NULL */
-  const float* units;
+  const float *units, *tile_scales; /* tile_scales: NULL for ones */
   Memory mean;
   Radix radix;
   int64_t rows, width, start, elements, tiles; /* start, elements: the span that is decoded */
-  int32_t zero, times;
+  int32_t zero;
   const uint32_t* bits; /* of the dither; see dither.py */
-  uint32_t count, first_group;
+  uint32_t count;
   int32_t centre;
 } Decode;
 
@@ -101,7 +101,7 @@ INLINE void scale_run(
   const uint32_t count = job->count, added = job->bits[3];
   for (int64_t j = 0; j < size; j++) {
     int32_t dither = (int32_t)((half[j] >> shift & 0xFFFFu) * count + added & 0xFFFFu) - job->centre;
-    float levels = (float)((digits[j] - job->zero) * job->times) - (float)dither * 0x1p-16f;
+    float levels = (float)(digits[j] - job->zero) - (float)dither * 0x1p-16f;
     mean[j] = settle(levels * unit);
   }
 }
@@ -116,16 +116,17 @@ static void decode_tile(const Decode* job, int64_t tile, Segment* segment, Noise
     for (int j = 0; j < RUN; j++) both[0][j] = words[j], both[1][j] = job->total[tile * RUN + j] - words[j];
     sum_planes(both[0], RUN, 2, &job->radix, planes);
   }
+  const float tile_scale = job->tile_scales ? job->tile_scales[tile] : 1.0f;
   for (int k = 0; k < job->radix.depth; k++) {
     int64_t run = (tile * job->radix.depth + k) * RUN, begin = job->start + run;
     int64_t end = begin + minimum(RUN, job->elements - run), place = begin, number = run / RUN;
     const int shift = number % 2 * 16;
     const uint32_t* half = NULL;
-    if (job->count && place < end) half = noise_of_run(job->bits, job->first_group, number, noise);
+    if (job->count && place < end) half = noise_of_run(job->bits, job->bits[4], number, noise);
     while (place < end) {
       if (place >= segment->end) *segment = segment_at(&job->mean.layout, place);
       int64_t stop = minimum(segment->end, end);
-      const float unit = job->units[segment->number];
+      const float unit = job->units[segment->number] * tile_scale;
       float* mean = place_in(&job->mean, segment->tensor, place);
       int64_t skipped = place - begin;
       if (stop - place == RUN) scale_run(job, planes[k], half, shift, unit, RUN, mean);
@@ -144,8 +145,8 @@ static void decode_item(const void* data, int64_t item) {
   for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) decode_tile(job, tile, &segment, &noise);
 }
 
-/* Operands: words, units, bits of the dither, the total of two rows (or nothing); for a span also its tensors, and
- * arrays that must be computed before. Results: the means, or the tensors. */
+/* Operands: words, units, bits of the dither, the total of two rows (or nothing), scales of the tiles (or nothing); for
+ * a span also its tensors, and arrays that must be computed before. Results: the means, or the tensors. */
 HANDLER jaxtern_ternary_decode(XLA_FFI_CallFrame* frame) {
   if (is_metadata_query(frame)) return NULL;
   Memory mean;
@@ -160,13 +161,12 @@ HANDLER jaxtern_ternary_decode(XLA_FFI_CallFrame* frame) {
       .start = attribute(frame, "start"),
       .elements = attribute(frame, "elements"),
       .zero = (int32_t)attribute(frame, "zero"),
-      .times = (int32_t)attribute(frame, "times"),
       .bits = operand(frame, 2),
       .count = (uint32_t)attribute(frame, "count"),
       .centre = (int32_t)attribute(frame, "centre"),
-      .first_group = (uint32_t)(attribute(frame, "offset") / LANES),
   };
   if (dimension(frame, 3, 1)) job->total = operand(frame, 3);
+  if (dimension(frame, 4, 0)) job->tile_scales = operand(frame, 4);
   job->tiles = job->width / RUN;
   run_job(frame, ceiling(job->tiles, TILES_PER_ITEM), decode_item, job);
   return NULL;
@@ -220,65 +220,5 @@ HANDLER jaxtern_shard_sum(XLA_FFI_CallFrame* frame) {
   job->zero = (uint32_t)(levels * job->rows);
   job->runs_per_item = (int64_t)job->own.depth * job->depth;
   start_items(frame, ceiling(job->tiles * job->depth, job->runs_per_item), sum_item, job);
-  return NULL;
-}
-
-typedef struct ShardMean {
-  const uint32_t *words, *key;
-  uint32_t* means;
-  Radix radix;
-  int64_t rows, width, tiles;
-  uint32_t first_group;
-  float inverse;
-} ShardMean;
-
-/* Adds floor((S + r) / N) of a run to its words; r is N times 16 random bits, shifted right by 16. The float quotient
- * may be off by one, which is corrected. */
-INLINE void add_mean(
-    const ShardMean* job, const int32_t* sums, const uint32_t* half, int shift, uint32_t weight, uint32_t* words) {
-  const uint32_t rows = (uint32_t)job->rows;
-  for (int j = 0; j < RUN; j++) {
-    uint32_t total = (uint32_t)sums[j] + ((half[j] >> shift & 0xFFFFu) * rows >> 16);
-    uint32_t quotient = (uint32_t)(int32_t)((float)(int32_t)total * job->inverse);
-    quotient -= quotient * rows > total;
-    quotient += total - quotient * rows >= rows;
-    words[j] += quotient * weight;
-  }
-}
-
-static void mean_item(const void* data, int64_t item) {
-  const ShardMean* job = data;
-  Noise noise;
-  noise.group = -1;
-  int64_t end = minimum((item + 1) * TILES_PER_ITEM, job->tiles);
-  for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) {
-    int32_t planes[MAX_DEPTH][RUN] ALIGNED;
-    uint32_t words[RUN] ALIGNED = {0}, weight = 1;
-    sum_planes(job->words + tile * RUN, job->width, job->rows, &job->radix, planes);
-    for (int k = 0; k < job->radix.depth; k++, weight *= (uint32_t)job->radix.radix) {
-      int64_t run = tile * job->radix.depth + k;
-      const uint32_t* half = noise_of_run(job->key, job->first_group, run, &noise);
-      add_mean(job, planes[k], half, run % 2 * 16, weight, words);
-    }
-    memcpy(job->means + tile * RUN, words, sizeof words);
-  }
-}
-
-/* Operands: words, key, position. Result: words of the means. */
-HANDLER jaxtern_shard_mean(XLA_FFI_CallFrame* frame) {
-  if (is_metadata_query(frame)) return NULL;
-  ShardMean* job = create_plain_job(sizeof *job);
-  *job = (ShardMean){
-      .words = operand(frame, 0),
-      .key = operand(frame, 1),
-      .means = result(frame, 0),
-      .radix = radix_of(attribute(frame, "radix")),
-      .rows = dimension(frame, 0, 0),
-      .width = dimension(frame, 0, 1),
-      .first_group = *(const uint32_t*)operand(frame, 2) / LANES,
-  };
-  job->tiles = job->width / RUN;
-  job->inverse = 1.0f / (float)job->rows;
-  start_items(frame, ceiling(job->tiles, TILES_PER_ITEM), mean_item, job);
   return NULL;
 }

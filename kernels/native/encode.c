@@ -17,7 +17,6 @@ typedef struct Encode {
   uint32_t* words;
   int64_t start, elements, radix, tiles; /* start, elements: the span that is encoded */
   int levels, depth;
-  uint32_t first_group;
 } Encode;
 
 /* Multiplies the low halves of 64-bit numbers, by an instruction that compilers do not pick by themselves. */
@@ -104,7 +103,7 @@ static void encode_run(
     for (int j = 0; j < RUN; j++) words[j] += (uint32_t)job->levels * weight;
     return;
   }
-  const uint32_t* half = job->key[2] ? noise_of_run(job->key, job->first_group, run, noise) : noise->halves[0];
+  const uint32_t* half = job->key[2] ? noise_of_run(job->key, job->key[4], run, noise) : noise->halves[0];
   const int shift = run % 2 * 16;
   if (begin >= segment->end) *segment = segment_at(&job->gradient.layout, begin);
   if (size == RUN && begin + RUN <= segment->end) {
@@ -147,7 +146,6 @@ HANDLER jaxtern_ternary_encode(XLA_FFI_CallFrame* frame) {
       .elements = attribute(frame, "elements"),
       .radix = attribute(frame, "radix"),
       .levels = (int)attribute(frame, "levels"),
-      .first_group = (uint32_t)(attribute(frame, "offset") / LANES),
   };
   job->depth = digits_per_word(job->radix);
   job->tiles = ceiling(ceiling(job->elements, RUN), job->depth);

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jax
 
-OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum", "shard_mean", "concatenate", "follow", "rotate")
+OPS = ("moments", "ternary_encode", "ternary_decode", "shard_sum", "concatenate", "follow", "rotate")
 FOLDER = Path(__file__).parent
 SOURCES = tuple(sorted(FOLDER.glob("*.[ch]")))
 HEADER = Path("xla", "ffi", "api", "c_api.h")

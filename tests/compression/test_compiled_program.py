@@ -95,7 +95,7 @@ def test_scatter_and_two_way_are_an_all_to_all_and_an_all_gather_of_packed_words
 ):
     found = _read(wire, *_program(workers, f"mesh:{num_workers}", ternary(exchange=exchange), check_vma))
     runs = math.lcm(20, runs_of_sums, 4) if exchange == "scatter" else 20  # of a shard: more than these tensors have
-    back = 128 * runs // (runs_of_sums if exchange == "scatter" else 20)
+    back = 128 * runs // runs_of_sums if exchange == "scatter" else 128 + 1  # and the scale of a tile
     gathered = ("all-gather", "u32", num_workers * back)
     there = ("all-to-all", "u32", num_workers * 128 * runs // 20)
     if num_workers == 2 and not check_vma:  # one for the other's shard, one for both results

@@ -32,14 +32,19 @@ TENSORS = {
 
 
 @functools.cache
-def run_of(rounding: str, levels: int) -> tuple[Any, Any]:
+def run_of(rounding: str, levels: int, exchange: str = "gather") -> tuple[Any, Any]:
     """Gradients [N, ...] of workers whose sizes differ fourfold, and means [NUM_STEPS, ...] of the same gradients."""
     sizes = np.array([1.0, 0.5, 2.0, 1.0])
     gradients = {
         name: sizes.reshape(-1, *[1] * x.ndim).astype(np.float32) * x.astype(np.float32)[None]
         for name, x in TENSORS.items()
     }
-    reducer = jaxtern.quantized(levels, rounding=rounding)
+    reducer = jaxtern.quantized(levels, rounding=rounding, exchange=exchange)
+    return gradients, means_of(gradients, reducer)
+
+
+def means_of(gradients: dict[str, np.ndarray], reducer: jaxtern.Reducer) -> Any:
+    """The means [NUM_STEPS, ...] of gradients [N, ...]."""
     transformation = jaxtern.compressed_mean("workers", reducer, virtual_workers=NUM_WORKERS)
     trees = [jax.tree.map(lambda x, w=w: jnp.asarray(x[w]), gradients) for w in range(NUM_WORKERS)]
 
@@ -52,23 +57,24 @@ def run_of(rounding: str, levels: int) -> tuple[Any, Any]:
 
     mesh = Mesh(jax.devices("cpu")[:1], "workers", axis_types=(AxisType.Auto,))
     mapped = jax.shard_map(steps, mesh=mesh, in_specs=(), out_specs=PartitionSpec(), check_vma=False)
-    return gradients, jax.device_get(jax.jit(mapped)())
+    return jax.device_get(jax.jit(mapped)())
 
 
 @pytest.mark.parametrize(
-    ("rounding", "name"),
+    ("rounding", "exchange", "name"),
     [
-        *(("dither", name) for name in TENSORS),
-        *(("stochastic", name) for name in TENSORS),
-        *(("nearest", name) for name in ("a row of 100", "constant", "of three sizes")),
+        *(("dither", "gather", name) for name in TENSORS),
+        *(("dither", "two_way", name) for name in TENSORS),
+        *(("stochastic", "gather", name) for name in TENSORS),
+        *(("nearest", "gather", name) for name in ("a row of 100", "constant", "of three sizes")),
     ],
 )
-def test_the_mean_of_any_tensor_is_unbiased(rounding: str, name: str):
+def test_the_mean_of_any_tensor_is_unbiased(rounding: str, exchange: str, name: str):
     """Along the gradient to 2 % beyond Student's t of so many draws; and each element of it, to 3 % of the largest.
 
     Of tensors of which few elements hold the most, nearest is bent.
     """
-    gradients, means = run_of(rounding, 1)
+    gradients, means = run_of(rounding, 1, exchange)
     expected = gradients[name].mean(axis=0, dtype=np.float64).ravel()
     errors = means[name].reshape(NUM_STEPS, -1) - expected
     limit = scipy.stats.t.isf(FAILURE / (2 * errors.shape[1]), NUM_STEPS - 1) / math.sqrt(NUM_STEPS)
@@ -86,6 +92,23 @@ def test_the_noise_is_that_of_a_normal_variable(name: str, levels: int):
     energies = np.sum(gradients[name].reshape(NUM_WORKERS, -1).astype(np.float64) ** 2, axis=1)
     bound = NUM_WORKERS * energies.max() * best_code(levels, "dither").noise / NUM_WORKERS**2
     assert np.mean(np.sum(errors**2, axis=1)) < 1.1 * bound
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.5])
+@pytest.mark.parametrize("levels", [1, 3])
+def test_a_second_rounding_adds_noise_in_proportion_to_the_mean(levels: int, agreement: float):
+    """Not to the workers' gradients, which are larger the less they agree. Its scale clips a little less than best."""
+    random = np.random.default_rng(2)
+    own, shared = random.standard_normal((NUM_WORKERS, 30_000)), random.standard_normal(30_000)
+    gradients = {"a": (math.sqrt(1 - agreement) * own + math.sqrt(agreement) * shared).astype(np.float32)}
+    mean = gradients["a"].mean(axis=0, dtype=np.float64)
+    noise = {
+        exchange: np.mean((means_of(gradients, jaxtern.quantized(levels, exchange=exchange))["a"] - mean) ** 2)
+        for exchange in ("gather", "two_way")
+    }
+    added = (noise["two_way"] - noise["gather"]) / (np.mean(mean**2) + noise["gather"])
+    code = best_code(levels, "dither")
+    assert 0.9 * code.noise < added < 1.25 * code.noise
 
 
 def test_zeros_stay_zeros_and_what_is_not_finite_takes_its_block_alone():

@@ -21,13 +21,13 @@ from jaxtern.kernels import (
     moments,
     num_words,
     rotate,
-    shard_mean,
     shard_sum,
     ternary_decode,
     ternary_encode,
 )
 from jaxtern.kernels.dither import Dither, complete, dithered, nearest
 from jaxtern.kernels.moments_reference import partials_reference
+from jaxtern.kernels.radix import RUN
 from jaxtern.kernels.rotation import BLOCK
 from jaxtern.kernels.ternary_decode import units_of
 from jaxtern.kernels.ternary_encode import steps_of
@@ -40,7 +40,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxtern.kernels.mosaic.moments import partials_mgpu
 from jaxtern.kernels.mosaic.rotation import rotate_blocks_mgpu
-from jaxtern.kernels.mosaic.shards import shard_mean_mgpu, shard_sum_mgpu
+from jaxtern.kernels.mosaic.shards import shard_sum_mgpu
 from jaxtern.kernels.mosaic.ternary_decode import ternary_decode_mgpu
 from jaxtern.kernels.mosaic.ternary_encode import ternary_encode_mgpu
 
@@ -124,16 +124,16 @@ def test_encode_equals_its_reference(
 @few_examples
 @given(
     buckets(), st.integers(1, 12), st.booleans(), st.sampled_from([1, 2, 100]), st.sampled_from(TUNINGS),
-    st.sampled_from([0, 1, 3]),
+    st.booleans(), st.booleans(),
 )  # fmt: skip
-@example(Segments((5120,)), 1, False, 1, DEFAULT, 0)
-@example(Segments((5120, 77)), 9, False, 1, DEFAULT, 1)
-@example(Segments((2600, 1)), 4, True, 1, Tuning(1, 2), 1)
-@example(Segments((5120, 77)), 1, False, 1, DEFAULT, 7)
+@example(Segments((5120,)), 1, False, 1, DEFAULT, False, False)
+@example(Segments((5120, 77)), 9, False, 1, DEFAULT, True, False)
+@example(Segments((2600, 1)), 4, True, 1, Tuning(1, 2), True, False)
+@example(Segments((5120, 77)), 1, False, 1, DEFAULT, True, True)
 def test_decode_equals_its_reference(
-    run: Callable, segments: Segments, num_workers: int, added: bool, levels: int, tuning: Tuning, times: int
-):
-    """`times`: 0: no dither; else that of so many times the workers."""
+    run: Callable, segments: Segments, num_workers: int, added: bool, levels: int, tuning: Tuning, dithers: bool,
+    by_tile: bool,
+):  # fmt: skip
     radix = 2 * levels * (num_workers if added else 1) + 1
     gradient, scales, zero = _gradient(segments, "float32"), _scales(segments), num_workers * levels
     words = [
@@ -141,17 +141,20 @@ def test_decode_equals_its_reference(
         for i in range(num_workers)
     ]
     rows = sum(words[1:], words[0])[None] if added else jnp.stack(words)
-    dither = Dither(dithered(KEY, 0, 1), num_workers * times, offset=1024) if times else None
-    expected = ternary_decode(
-        rows, scales, segments, num_workers=num_workers, radix=radix, levels=levels, dither=dither,
-        implementation="reference",
-    )  # fmt: skip
+    tile_scales = jnp.linspace(0.1, 2, rows.shape[1] // RUN) if by_tile else None
+    options = {"num_workers": num_workers, "radix": radix, "levels": levels, "tile_scales": tile_scales}
 
-    def decode(rows: jax.Array, scales: jax.Array, interpret: Any) -> jax.Array:
-        units, own = units_of(scales, zero * (times or 1)), dither and dither._replace(times=times)
-        return ternary_decode_mgpu(rows, units, segments, zero, radix, own, tuning, interpret)
+    def dither(offset: jax.Array) -> Dither | None:
+        return Dither(dithered(KEY, 0, 1), num_workers, offset) if dithers else None
 
-    _assert_same(run(decode, rows, scales), expected)
+    offset = jnp.uint32(1024)
+    expected = ternary_decode(rows, scales, segments, dither=dither(offset), implementation="reference", **options)
+
+    def decode(rows: jax.Array, scales: jax.Array, offset: jax.Array, interpret: Any) -> jax.Array:
+        numbers = units_of(scales, zero), segments, zero, radix, dither(offset), tile_scales
+        return ternary_decode_mgpu(rows, *numbers, tuning, interpret)
+
+    _assert_same(run(decode, rows, scales, offset), expected)
 
 
 @few_examples
@@ -181,22 +184,6 @@ def test_shard_sum_equals_its_reference(run: Callable, n: int, num_workers: int,
     expected = shard_sum(words, n, levels=levels, implementation="reference")
     found = run(lambda w, interpret: shard_sum_mgpu(w, n, levels, radix, tuning, interpret), words)
     _assert_same(found, expected)
-
-
-@few_examples
-@given(st.integers(1, 6000), st.integers(1, 12), st.sampled_from([1, 2, 100]), st.sampled_from(TUNINGS))
-@example(2560 * 2, 4, 1, DEFAULT)
-@example(3000, 40, 1, DEFAULT)
-@example(7000, 3, 2, DEFAULT)  # the second item of four tiles has one
-def test_shard_mean_equals_its_reference(run: Callable, n: int, num_workers: int, levels: int, tuning: Tuning):
-    digits = np.random.default_rng(n).integers(0, 2 * levels + 1, (num_workers, n), dtype=np.uint32)
-    arrays = _words(digits, 2 * levels + 1), KEY, jnp.uint32(512 * (n % 9))
-    expected = shard_mean(*arrays, levels=levels, implementation="reference")
-
-    def average(words: jax.Array, key: jax.Array, position: jax.Array, interpret: Any) -> jax.Array:
-        return shard_mean_mgpu(words, key, position, levels, tuning, interpret)
-
-    _assert_same(run(average, *arrays), expected)
 
 
 @pytest.mark.parametrize("is_inverse", [False, True])
@@ -294,7 +281,7 @@ def _traced(kernel: Callable, *arrays: tuple[tuple[int, ...], str]) -> Any:
 
 
 def _decode_large(words: jax.Array, units: jax.Array, interpret: Any) -> jax.Array:
-    return ternary_decode_mgpu(words, units, LARGE, LARGE_WORKERS, 3, None, DEFAULT, interpret)
+    return ternary_decode_mgpu(words, units, LARGE, LARGE_WORKERS, 3, None, None, DEFAULT, interpret)
 
 
 TRACED = {
@@ -311,10 +298,6 @@ TRACED = {
         lambda w, i: shard_sum_mgpu(w, 2**28, 1, 2 * LARGE_WORKERS + 1, DEFAULT, i),
         ((LARGE_WORKERS, num_words(2**28, 3)), "uint32"),
     ),
-    "shard_mean": lambda _: _traced(
-        lambda w, k, p, i: shard_mean_mgpu(w, k, p, 1, DEFAULT, i),
-        ((LARGE_WORKERS, num_words(2**28, 3)), "uint32"), ((2,), "uint32"), ((), "uint32"),
-    ),
     "rotate": lambda _: _traced(
         lambda x, k, f, i: rotate_blocks_mgpu(x, k, f, False, i),
         ((2**28 // BLOCK, BLOCK), "float32"), ((2,), "uint32"), ((2**28 // BLOCK,), "uint32"),
@@ -326,7 +309,7 @@ TRACED = {
     ("op", "dtype"),
     [
         *((op, dtype) for op in ("moments", "ternary_encode") for dtype in DTYPES),
-        *((op, "") for op in ("ternary_decode", "shard_sum", "shard_mean", "rotate")),
+        *((op, "") for op in ("ternary_decode", "shard_sum", "rotate")),
     ],
 )
 def test_every_op_lowers_for_cuda_to_one_launch(op: str, dtype: str):

@@ -92,17 +92,18 @@ def test_encode_equals_its_reference(segments: Segments, levels: int, added: int
 
 
 @needs_native
-@given(buckets(), st.sampled_from([1, 2, 100]), st.sampled_from([1, 2, 3, 4, 5, 9, 12]), st.booleans())
-@example(Segments((MANY_ITEMS,)), 1, 2, False)
-@example(Segments((TILE, 77)), 1, 12, True)
+@given(buckets(), st.sampled_from([1, 2, 100]), st.sampled_from([1, 2, 3, 4, 5, 9, 12]), st.booleans(), st.booleans())
+@example(Segments((MANY_ITEMS,)), 1, 2, False, True)
+@example(Segments((TILE, 77)), 1, 12, True, False)
 @settings(max_examples=5)
-def test_decode_equals_its_reference(segments: Segments, levels: int, num_workers: int, added: bool):
+def test_decode_equals_its_reference(segments: Segments, levels: int, num_workers: int, added: bool, by_tile: bool):
     radix = 2 * levels * (num_workers if added else 1) + 1
     rows = _words(segments, num_workers, radix=radix, levels=levels)
     rows = rows.sum(axis=0, dtype=jnp.uint32)[None] if added else rows
     scales = _scales(segments)
     scales = scales.at[: segments.num_scales : 3].set(np.nan) if segments.num_scales > 1 else scales
     options = {"num_workers": num_workers, "radix": radix, "levels": levels}
+    options["tile_scales"] = jnp.linspace(0.1, 2, rows.shape[1] // 128) if by_tile else None
     found, expected = (
         jax.jit(lambda *arrays, each=each: ternary_decode(*arrays, segments, **options, implementation=each))(
             rows, scales

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from jaxtern.kernels import Segments, ternary_decode
+from jaxtern.kernels import Segments, decode_span, ternary_decode
+from jaxtern.kernels.dither import Dither
 
 pytestmark = pytest.mark.optimized
 
@@ -81,6 +82,25 @@ def test_a_zero_digit_under_an_infinite_scale_is_nan_too(numpy_pack: Callable):
     assert np.all(np.isnan(_decode(words, [np.inf], Segments((3,)), num_workers=1)))
 
 
+def test_each_tile_of_words_may_have_a_scale_of_its_own(numpy_pack: Callable):
+    """In a bucket, and in a span of it that begins within a tensor: the same bits, each once rounded."""
+    random, segments = np.random.default_rng(0), Segments((3000, 1, 4000))
+    drawn, start, size = random.integers(-1, 2, segments.num_elements), 300, 5500
+    scales, tile_scales = jnp.array([0.7, 1.3, 3.1]), jnp.asarray(random.uniform(0.1, 2, 3), jnp.float32)
+    units = np.float32(np.repeat(scales, segments.sizes))
+    into = [jnp.full(own, 9.0) for own in segments.sizes]
+    for implementation in ("reference", "native"):
+        options = {"num_workers": 1, "tile_scales": tile_scales, "implementation": implementation}
+        mean = ternary_decode(numpy_pack(drawn + 1, 3)[None], scales, segments, **options)
+        by_tile = np.repeat(tile_scales, 2560)
+        np.testing.assert_allclose(mean, drawn * units * by_tile[: drawn.size], rtol=3e-7)
+        words = numpy_pack(drawn[start : start + size] + 1, 3)[None]
+        found = np.concatenate(decode_span(words, scales, segments, into, start=start, size=size, **options))
+        expected = drawn[start : start + size] * units[start : start + size] * by_tile[:size]
+        np.testing.assert_allclose(found[start : start + size], expected, rtol=3e-7)
+        np.testing.assert_array_equal(np.delete(found, np.arange(start, start + size)), 9.0)
+
+
 def test_decode_refuses_what_does_not_fit():
     arguments = {
         "words": jnp.zeros((2, 128), jnp.uint32),
@@ -97,6 +117,8 @@ def test_decode_refuses_what_does_not_fit():
         r"scales is float32\[0\]: must be float32\[1\]": {"scales": jnp.ones(0)},
         r"radix=3: 2 workers of 1 levels a side need 5 or more": {"num_workers": 4},
         r"radix=3: 1 workers of 2 levels a side need 5 or more": {"levels": 2},
+        r"dither\.count=3: must be num_workers=2": {"dither": Dither(jnp.zeros(4, jnp.uint32), 3)},
+        r"tile_scales is float32\[2\]: must be float32\[1\]": {"tile_scales": jnp.ones(2)},
         r"ternary_decode: implementation='': must be one of": {"implementation": ""},
     }
     ternary_decode(**arguments)

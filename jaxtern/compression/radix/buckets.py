@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from jaxtern.compression.reducer import Layout
 from jaxtern.kernels.noise import LANES
 from jaxtern.kernels.radix import RUN
@@ -21,6 +23,22 @@ class Bucket(NamedTuple):
     def size(self) -> int:
         """Elements of all tensors."""
         return sum(self.sizes)
+
+
+class Piece(NamedTuple):
+    """`size` elements from `start` of bucket `number`; `position` is the first one's place in the noise."""
+
+    number: int
+    start: int
+    size: int
+    position: int
+    sizes: tuple[int, ...]  # elements of the bucket's tensors
+
+    def lone_tiles(self, tile: int) -> np.ndarray:
+        """bool[tiles]: whether a tile is full, and all its elements are one tensor's."""
+        firsts, ends = self.start + np.arange(0, self.size, tile), np.cumsum(self.sizes)
+        own_ends = ends[np.searchsorted(ends, firsts, side="right")]
+        return firsts + tile <= np.minimum(own_ends, self.start + self.size)
 
 
 def plan_buckets(layout: Layout, bucket_size: int | None) -> list[Bucket]:

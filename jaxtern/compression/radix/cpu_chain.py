@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jaxtern.compression.radix.pipeline import Piece, Plan
+from jaxtern.compression.radix.buckets import Piece
+from jaxtern.compression.radix.pipeline import Plan
 from jaxtern.compression.radix.quantizer import Received
 from jaxtern.compression.reducer import Group, Tensors, put
 from jaxtern.kernels.segments import split
@@ -45,7 +46,7 @@ class Memory:
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
         places, scales, span = self._touched(piece, self._scales)
         touched = [self.tensors[place] for place in places]
-        dither = self._plan.quantizer.dither(self._group, piece.position)
+        dither = received.dither or self._plan.quantizer.dither(self._group, piece.position)
         means = self._plan.quantizer.decode_span(received, scales, touched, span, dither, after=after)
         put(self.tensors, places, means)
 

@@ -7,14 +7,19 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.collectives import through_fast
 from jaxtern.compression.network.links import Network, Traffic, all_gather, all_reduce, all_to_all
+from jaxtern.compression.radix.buckets import Piece
 from jaxtern.compression.radix.quantizer import Quantizer, Received
 from jaxtern.compression.reducer import Group
 from jaxtern.kernels import follow
-from jaxtern.kernels.segments import fill_up
+from jaxtern.kernels.dither import Dither, dithered
+from jaxtern.kernels.radix import RUN
+from jaxtern.kernels.segments import fill_up, split
 
 _MUTUAL_LATENCIES = 2  # words of two workers must take so many for an all-reduce, which waits for one more message
 _PAIR_LATENCIES = 20  # a message of a round of pairs must take so many, to be worth that all hosts wait
@@ -43,13 +48,8 @@ class Exchange:
         """Sends uint32[V, W] words of the workers on this device; to shards if a second collective follows."""
         raise NotImplementedError
 
-    def receive(
-        self, quantizer: Quantizer, sent: Received, size: int, group: Group, position: int, after: jax.Array
-    ) -> Received:
-        """Runs the second collective, if there is one, once the array `after` exists.
-
-        `size` is the number of elements, `position` the place of the first one in the noise.
-        """
+    def receive(self, quantizer: Quantizer, sent: Received, piece: Piece, group: Group, after: jax.Array) -> Received:
+        """Runs the second collective, if there is one, once the array `after` exists."""
         return sent
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
@@ -112,19 +112,11 @@ class Scatter(Exchange):
         rows = collectives.scatter_words(own, axes.workers, in_pairs=in_pairs)
         return Received(rows, 1, group.size, kept=(filled, rows))
 
-    def receive(
-        self, quantizer: Quantizer, sent: Received, size: int, group: Group, position: int, after: jax.Array
-    ) -> Received:
-        axes, num_added = group.axes, self._added_in_shards(group.size)
-        result = self._middle(quantizer, sent.words, group, position)
-        result = follow(result, collectives.that_vary_no_more([after], result))[None]
-        joined = collectives.gather_words(result, axes.fast + axes.workers).reshape(1, -1)
-        words = joined[:, : quantizer.num_words(size, num_added)]
-        return Received(words, num_added, num_added, kept=(*sent.kept, result))
-
-    def _middle(self, quantizer: Quantizer, words: jax.Array, group: Group, position: int) -> jax.Array:
-        """Turns uint32[N, W] words of a shard into the words that go back."""
-        return quantizer.add_shards(words)
+    def receive(self, quantizer: Quantizer, sent: Received, piece: Piece, group: Group, after: jax.Array) -> Received:
+        sums = quantizer.add_shards(sent.words)
+        (words,), operand = _join_shards([sums], group, after)
+        words = words[None, : quantizer.num_words(piece.size, group.size)]
+        return Received(words, group.size, group.size, kept=(*sent.kept, operand))
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
         if num_workers == 1:
@@ -133,7 +125,8 @@ class Scatter(Exchange):
         shard = quantizer.shard_words(quantizer.num_words(size, 1), num_workers, num_added)
         back = quantizer.num_words(quantizer.num_places(shard), num_added)
         there, then = all_to_all(shard * num_workers, num_workers), all_gather(back, num_workers)
-        return quantizer.coded(there, 1) + quantizer.coded(then, num_added)
+        scales = all_gather(0 if self.adds else shard // RUN, num_workers)._replace(messages=0)
+        return quantizer.coded(there, 1) + quantizer.coded(then, num_added) + scales
 
 
 class TwoWay(Scatter):
@@ -141,10 +134,31 @@ class TwoWay(Scatter):
 
     name, exact, adds = "two_way", False, False
 
-    def _middle(self, quantizer: Quantizer, words: jax.Array, group: Group, position: int) -> jax.Array:
-        place = collectives.worker_index(group.axes.fast + group.axes.workers).astype(jnp.uint32)
-        start = place * jnp.uint32(quantizer.num_places(words.shape[1])) + jnp.uint32(position)
-        return quantizer.average_shards(words, group.shared_key(), start)
+    def receive(self, quantizer: Quantizer, sent: Received, piece: Piece, group: Group, after: jax.Array) -> Received:
+        tiles = sent.words.shape[1] // RUN
+        axes = group.axes.fast + group.axes.workers
+        place = collectives.worker_index(axes)
+        is_lone = piece.lone_tiles(quantizer.num_places(RUN))
+        of_all = np.pad(is_lone, (0, collectives.count_workers(axes) * tiles - is_lone.size))
+        may_clip = lax.dynamic_slice_in_dim(jnp.asarray(of_all), place * tiles, tiles)
+        again = Dither(dithered(group.shared_key(), 0, 1), 1, piece.position)
+        start = place.astype(jnp.uint32) * jnp.uint32(quantizer.num_places(sent.words.shape[1]))
+        start += jnp.uint32(piece.position)
+        first = quantizer.dither(group, start)
+        words, scales = quantizer.round_again(sent.words, may_clip, first, again._replace(offset=start))
+        parts = [words, lax.bitcast_convert_type(scales, jnp.uint32)]
+        (words, scales), operand = _join_shards(parts, group, after)
+        words = words[None, : quantizer.num_words(piece.size, 1)]
+        scales = lax.bitcast_convert_type(scales, jnp.float32)[: words.shape[1] // RUN]
+        return Received(words, 1, 1, tile_scales=scales, dither=again, kept=(*sent.kept, operand))
+
+
+def _join_shards(parts: list[jax.Array], group: Group, after: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    """Gathers the uint32 vectors of every device's shard in one message; returns them, each joined, and the operand."""
+    own = jnp.concatenate(parts)
+    own = follow(own, collectives.that_vary_no_more([after], own))[None]
+    rows = collectives.gather_words(own, group.axes.fast + group.axes.workers)
+    return [part.reshape(-1) for part in split(rows, tuple(part.size for part in parts))], own
 
 
 EXCHANGES: dict[str, Exchange] = {each.name: each for each in (Gather(), Sum(), Scatter(), TwoWay())}
@@ -156,6 +170,8 @@ def choose_exchange(name: str, quantizer: Quantizer, size: int, num_workers: int
     Raises ValueError for "sum" and "scatter" if the words of so many workers cannot be added.
     """
     can_add = quantizer.can_add(num_workers)
+    if name == "two_way" and num_workers == 1:  # of which nothing goes anywhere
+        name = "gather"
     if name == "auto":
         usable = [each for each in EXCHANGES.values() if each.exact and (can_add or not each.adds)]
         return min(usable, key=lambda each: links.seconds(each.traffic(quantizer, size, num_workers)))

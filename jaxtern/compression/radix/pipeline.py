@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxtern.compression import collectives
 from jaxtern.compression.network.links import Network
-from jaxtern.compression.radix.buckets import Bucket
+from jaxtern.compression.radix.buckets import Bucket, Piece
 from jaxtern.compression.radix.exchanges import Exchange
 from jaxtern.compression.radix.quantizer import Quantizer, Received
 from jaxtern.compression.reducer import Group, Tensors, put
@@ -29,15 +29,6 @@ class Plan(NamedTuple):
     links: Network  # links between the workers
     piece_size: int | None = None  # elements of a piece, about; larger buckets travel in pieces. None: whole.
     is_in_place: bool = False  # whether means take the memory of the tensors
-
-
-class Piece(NamedTuple):
-    """`size` elements from `start` of bucket `number`; `position` is the first one's place in the noise."""
-
-    number: int
-    start: int
-    size: int
-    position: int
 
 
 def run(plan: Plan, pieces: Sequence[Piece], store: Any, group: Group) -> None:
@@ -61,8 +52,8 @@ def run(plan: Plan, pieces: Sequence[Piece], store: Any, group: Group) -> None:
             before = [sent[turn].arrived]
         if turn > 0:
             last = pieces[turn - 1]
-            exchange, arguments = plan.exchanges[last.number], (last.size, group, last.position, before[0])
-            received.append(exchange.receive(plan.quantizer, sent[turn - 1], *arguments))
+            exchange = plan.exchanges[last.number]
+            received.append(exchange.receive(plan.quantizer, sent[turn - 1], last, group, before[0]))
             store.decode(last, received[-1], received[turn - 1 - _KEPT].kept if turn > _KEPT else ())
             if exchange.is_double:
                 before = [received[-1].arrived]
@@ -108,7 +99,7 @@ class Buckets:
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
         """Decodes and keeps the mean of a piece."""
         quantizer, (places, sizes, position) = self._plan.quantizer, self._plan.buckets[piece.number]
-        scales, dither = self._scales[piece.number], quantizer.dither(self._group, position)
+        scales, dither = self._scales[piece.number], received.dither or quantizer.dither(self._group, position)
         if self._plan.is_in_place:
             into = [self.tensors[place] for place in places]
             means = quantizer.decode_span(received, scales, into, (0, piece.size), dither)
@@ -136,7 +127,7 @@ def list_pieces(plan: Plan, group: Group) -> list[Piece]:
     """The pieces of all buckets that hold an element."""
     devices = collectives.count_workers(group.axes.workers + group.axes.fast)
     return [
-        Piece(number, start, size, bucket.position + start)
+        Piece(number, start, size, bucket.position + start, bucket.sizes)
         for number, bucket in enumerate(plan.buckets)
         for start, size in cut(bucket.size, plan.piece_size, plan.quantizer, devices, group.size)
     ]

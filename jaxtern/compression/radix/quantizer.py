@@ -23,7 +23,6 @@ from jaxtern.kernels import (
     encode_span,
     follow,
     num_words,
-    shard_mean,
     shard_sum,
     ternary_decode,
     ternary_encode,
@@ -44,6 +43,9 @@ class Received(NamedTuple):
     # uint32[1, W] or None. With it, `words` has only the row of this device's worker, and the other worker's row is
     # total - words modulo 2^32.
     total: jax.Array | None = None
+    # Of words that were rounded again: float32[tiles], and the dither in them; else None.
+    tile_scales: jax.Array | None = None
+    dither: Dither | None = None
     kept: tuple[jax.Array, ...] = ()  # operands of the collectives that brought the words
 
     @property
@@ -130,7 +132,7 @@ class Quantizer:
         key = group.shared_key("dither")
         return [dithered(key, index, group.size) for index in group.indices()]
 
-    def dither(self, group: Group, position: int, own: jax.Array | None = None) -> Dither | None:
+    def dither(self, group: Group, position: Any, own: jax.Array | None = None) -> Dither | None:
         """The dither that `decode` subtracts from the mean of all, or from a worker's own digits, given their bits."""
         if self.rounding != "dither":
             return None
@@ -145,7 +147,7 @@ class Quantizer:
         sizes: tuple[int, ...],
         num_added: int,
         *,
-        position: int = 0,
+        position: int | jax.Array = 0,
     ) -> jax.Array:
         """Encodes float32[n] as uint32 words; `position` is the first one's place in the noise, a multiple of 512."""
         return ternary_encode(gradient, scales, key, self._segments(sizes), offset=position, **self._options(num_added))
@@ -157,8 +159,8 @@ class Quantizer:
         words, options = received.words, self._options(received.num_added)
         if received.total is not None:
             words = jnp.concatenate([words, received.total - words])
-        segments = self._segments(sizes)
-        return ternary_decode(words, scales, segments, num_workers=received.num_workers, dither=dither, **options)
+        options |= {"num_workers": received.num_workers, "dither": dither, "tile_scales": received.tile_scales}
+        return ternary_decode(words, scales, self._segments(sizes), **options)
 
     def encode_span(
         self,
@@ -190,6 +192,7 @@ class Quantizer:
         segments = self._segments(tuple(each.size for each in tensors))
         options = self._options(received.num_added) | {"start": span[0], "size": span[1], "after": after}
         options |= {"num_workers": received.num_workers, "total": received.total, "dither": dither}
+        options |= {"tile_scales": received.tile_scales}
         return decode_span(received.words, scales, segments, tensors, **options)
 
     def piece_size(self, size: int, num_devices: int, num_workers: int) -> int | None:
@@ -205,7 +208,7 @@ class Quantizer:
     def shard_words(self, width: int, num_shards: int, num_added: int) -> int:
         """Words of each of equal shards that together hold `width` words, or more, with zeros at the end.
 
-        The results of `add_shards` (num_added = N) or `average_shards` (1) for shards join to that for the whole.
+        The results of `add_shards` (num_added = N) or `round_again` (1) for shards join to that for the whole.
         """
         own, added = (digits_per_word(self.radix(count)) for count in (1, num_added))
         tile = RUN * math.lcm(own, added, LANES) // own  # of words, where tiles of sums and groups of noise end too
@@ -215,12 +218,26 @@ class Quantizer:
         """Sums uint32[N, W] words of N workers, for one shard, to words as if encoded with num_added = N."""
         return shard_sum(words, self.num_places(words.shape[1]), levels=self.levels, implementation=self.implementation)
 
-    def average_shards(self, words: jax.Array, key: jax.Array, position: jax.Array) -> jax.Array:
-        """Turns uint32[N, W] words of N workers, for one shard, into uint32[W] words of an unbiased mean.
+    def round_again(
+        self, words: jax.Array, may_clip: jax.Array, dither: Dither | None, again: Dither
+    ) -> tuple[jax.Array, jax.Array]:
+        """Rounds the mean of a shard to words again, with scales of its own, as it is smaller than what workers sent.
 
-        `position`, a uint32 scalar, is the place of the shard's first element in the noise of `key`.
+        Args:
+          words: uint32[N, W], of N workers.
+          may_clip: bool[W / 128], tiles that are clipped, if the quantizer clips rotated elements.
+          dither: the dither in the words.
+          again: the dither for the result.
+
+        Returns:
+          uint32[W] words of one worker, and float32[W / 128] scales of the tiles, by which those of the first rounding
+          are multiplied.
         """
-        return shard_mean(words, key, position, levels=self.levels, implementation=self.implementation)
+        size, tile = self.num_places(words.shape[1]), self.num_places(RUN)
+        mean = self.decode(Received(words, 1, len(words)), jnp.ones((self.num_scales((size,)),)), (size,), dither)
+        second = dataclasses.replace(self, rounding="dither", block_size=tile)
+        limits, scales = scales_lib.clip_again(mean, tile, second.code, may_clip, self.implementation)
+        return second.encode(mean, limits, again.bits, (size,), 1, position=again.offset), scales
 
     def coded(self, traffic: Traffic, num_added: int) -> Traffic:
         """The traffic of words that add `num_added` workers, with what a perfect coder would save."""

@@ -166,14 +166,16 @@ def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> 
     """Suits the plan to a device on which `shard_map` tracks nothing.
 
     CPUs work in place if the tree is large, and with one worker in pieces. A lone GPU takes all buckets as one, as
-    nothing travels beside other work, and each kernel is lowered for each size. It gathers, as it has all words.
+    nothing travels beside other work, and each kernel is lowered for each size. It gathers, as it has all words. Tiles
+    of "two_way" have scales of their own, so its buckets stay as they are.
     """
     axes, platform = group.axes.workers + group.axes.fast, dispatch.device().platform
     is_tracked = bool(collectives.checked_axes(axes))
     size, is_alone = sum(bucket.size for bucket in plan.buckets), collectives.count_workers(axes) == 1
-    if platform == "gpu" and not is_tracked and is_alone and 0 < size <= dispatch.MAX_SIZE:
-        way = EXCHANGES["gather"] if plan.exchanges[0].exact else plan.exchanges[0]
-        return plan._replace(buckets=[join_buckets(plan.buckets, len(group.layout.sizes))], exchanges=[way])
+    is_exact = all(each.exact for each in plan.exchanges)
+    if platform == "gpu" and not is_tracked and is_alone and is_exact and 0 < size <= dispatch.MAX_SIZE:
+        buckets = [join_buckets(plan.buckets, len(group.layout.sizes))]
+        return plan._replace(buckets=buckets, exchanges=[EXCHANGES["gather"]])
     is_in_place = platform == "cpu" and not is_tracked and size >= _IN_PLACE_SIZE and not group.tracks
     is_chained = is_in_place and group.local_workers == 1
     return plan._replace(is_in_place=is_in_place, piece_size=(bucket_size or 2**62) if is_chained else None)

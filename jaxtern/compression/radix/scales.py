@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxtern.compression.radix.gaussian import MAGNITUDE, SHAPES, Code, scales_of, stretch_table
 from jaxtern.kernels import Segments, moments
+from jaxtern.kernels.rounding import settle
 
 _MIN_ELEMENTS = 256  # fewer rotated elements are too few to be like a normal variable, and are not clipped
 
@@ -64,6 +65,37 @@ def stretch(shared: jax.Array, measured: Measured, code: Code) -> jax.Array:
     scale = _place(shared / measured.energy, scales_of(code))
     own = shared / table[shape, scale]
     return own if code.rounding == "nearest" else jnp.where(measured.max_abs <= shared, shared, own)
+
+
+def clip_again(
+    mean: jax.Array, tile: int, code: Code | None, may_clip: jax.Array, implementation: str
+) -> tuple[jax.Array, jax.Array]:
+    """Where each tile of a rotated mean is clipped, and the scale by which clipped elements are then decoded.
+
+    With y the clipped x, the scale is the limit times E[x^2] / E[x y]; so the tile keeps its length along itself,
+    whatever its shape. Here E[x y] = E[y^2] + limit (E|x| - E|y|).
+
+    Args:
+      mean: float32[n], whole tiles.
+      tile: elements of a tile.
+      code: how normal variables are clipped; None: not at all.
+      may_clip: bool[tiles], tiles that are clipped.
+      implementation: implementation of `moments`.
+
+    Returns:
+      float32[tiles] twice.
+    """
+    segments = Segments((mean.size,), tile)
+    whole = measure(mean, segments, code.scale if code else 0.0, True, implementation)
+    if code is None:
+        return whole.max_abs, whole.max_abs
+    limits = jnp.where(may_clip, whole.scales, whole.max_abs)
+    rows = mean.reshape(-1, tile)
+    clipped = jnp.clip(rows, -limits[:, None], limits[:, None]).reshape(-1)
+    part = measure(clipped, segments, 0.0, True, implementation)
+    lost = settle(limits * (whole.magnitude - part.magnitude))
+    gain = settle(whole.energy * whole.magnitude) / (settle(part.energy * part.magnitude) + lost)
+    return limits, jnp.where(whole.max_abs > limits, limits * gain, limits)
 
 
 def _place(x: jax.Array, values: np.ndarray) -> jax.Array:
