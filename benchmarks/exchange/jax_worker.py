@@ -25,7 +25,8 @@ from benchmarks.netlab.mesh import AXIS, EVERYWHERE, create_barrier, join, over,
 from benchmarks.netlab.worker import digest, measure, serve
 from jaxtern import Group, Network, compressed_mean, state_specs
 from jaxtern.compression.collectives import Axes
-from jaxtern.compression.radix.exchanges import EXCHANGES
+from jaxtern.compression.radix.buckets import Piece
+from jaxtern.compression.radix.exchanges import EXCHANGES, second_dither
 from jaxtern.compression.radix.quantizer import Quantizer, Received
 from jaxtern.compression.transform import describe
 from jaxtern.kernels import derive_key, rotate
@@ -121,6 +122,7 @@ class Worker:
         quantizer, hosts, whole, way = Quantizer(), self.hosts, (0, self.elements), EXCHANGES[variant]
         added = way.num_added(hosts)
         num_added, num_workers = hosts if way.adds else 1, hosts if way.exact else 1
+        piece = Piece(0, 0, self.elements, 0, self.sizes)
 
         def share(tree: Tree) -> jax.Array:
             turned = rotate(list(tree.values()), self.group().shared_key("rotation"))
@@ -131,13 +133,14 @@ class Worker:
 
         def send(_: Tree, words: jax.Array) -> Any:
             sent = way.send(quantizer, words[None], self.group(), self.network)
-            received = way.receive(quantizer, sent, self.elements, self.group(), 0, sent.arrived)
-            return received.words, received.total
+            received = way.receive(quantizer, sent, piece, self.group(), sent.arrived)
+            return received.words, received.total, received.tile_scales
 
         def decode(tree: Tree, received: Any, scales: jax.Array) -> Any:
-            words, total = received
-            rest = list(tree.values()), whole, quantizer.dither(self.group(), 0)
-            mean = quantizer.decode_span(Received(words, num_added, num_workers, total), scales, *rest)
+            words, total, tile_scales = received
+            dither = quantizer.dither(self.group(), 0) if way.exact else second_dither(self.group(), 0)
+            own = Received(words, num_added, num_workers, total, tile_scales)
+            mean = quantizer.decode_span(own, scales, list(tree.values()), whole, dither)
             return rotate(mean, self.group().shared_key("rotation"), is_inverse=True)
 
         functions = {

@@ -141,16 +141,21 @@ class TwoWay(Scatter):
         is_lone = piece.lone_tiles(quantizer.num_places(RUN))
         of_all = np.pad(is_lone, (0, collectives.count_workers(axes) * tiles - is_lone.size))
         may_clip = lax.dynamic_slice_in_dim(jnp.asarray(of_all), place * tiles, tiles)
-        again = Dither(dithered(group.shared_key(), 0, 1), 1, piece.position)
         start = place.astype(jnp.uint32) * jnp.uint32(quantizer.num_places(sent.words.shape[1]))
         start += jnp.uint32(piece.position)
-        first = quantizer.dither(group, start)
-        words, scales = quantizer.round_again(sent.words, may_clip, first, again._replace(offset=start))
+        dithers = quantizer.dither(group, start), second_dither(group, start)
+        words, scales = quantizer.round_again(sent.words, may_clip, *dithers)
         parts = [words, lax.bitcast_convert_type(scales, jnp.uint32)]
         (words, scales), operand = _join_shards(parts, group, after)
         words = words[None, : quantizer.num_words(piece.size, 1)]
         scales = lax.bitcast_convert_type(scales, jnp.float32)[: words.shape[1] // RUN]
+        again = second_dither(group, piece.position)
         return Received(words, 1, 1, tile_scales=scales, dither=again, kept=(*sent.kept, operand))
+
+
+def second_dither(group: Group, position: int | jax.Array) -> Dither:
+    """The dither of means that are rounded again, from this place in the noise on."""
+    return Dither(dithered(group.shared_key(), 0, 1), 1, position)
 
 
 def _join_shards(parts: list[jax.Array], group: Group, after: jax.Array) -> tuple[list[jax.Array], jax.Array]:

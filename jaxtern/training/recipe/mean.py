@@ -65,6 +65,11 @@ class _MeanSection(Section):
         return self.method in _OPTIONS["momentum"].methods
 
     @property
+    def is_rounded_once(self) -> bool:
+        """Whether the method rounds to digits, and their mean is exact."""
+        return self.method in _OPTIONS["clip_sigmas"].methods and getattr(self, "exchange", None) != "two_way"
+
+    @property
     def num_phases(self) -> int:
         """The number of compressed means that a run uses, one after another."""
         return len(self.density_warmup) + 1
