@@ -46,7 +46,8 @@ def numpy_digest(tree: Any) -> list[int]:
     """The digest written a second time."""
     leaves = jax.tree.leaves(tree)
     ordered = sorted(leaves, key=lambda leaf: leaf.size >= 2**16)  # the small ones come first
-    words = np.concatenate([leaf.reshape(-1).view(f"uint{8 * leaf.itemsize}").astype(np.uint32) for leaf in ordered])
+    octets = [leaf.tobytes() + b"\0" * (-leaf.nbytes % 4) for leaf in ordered]
+    words = np.frombuffer(b"".join(octets), np.uint32)
     lanes = []
     for step in (0x9E3779B9, 0x85EBCA6B):
         x = words + np.arange(1, words.size + 1, dtype=np.uint32) * np.uint32(step)

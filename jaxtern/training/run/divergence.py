@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxtern.compression.collectives import as_bits
 from jaxtern.kernels.noise import mix
 from jaxtern.training.step.mesh import DEVICE_AXIS, FAST_AXIS
 from jaxtern.training.step.state import TrainState
 
 _LANE_STEPS = 0x9E3779B9, 0x85EBCA6B  # odd
 _JOINED_BELOW = 2**16  # words; loops over each of hundreds of small tensors would take seconds to compile
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 _PARTS = {  # of a state, as messages name them
     "step": "count of steps",
     "params": "weights",
@@ -45,7 +45,8 @@ def digest(tree: Any) -> jax.Array:
     `mix` is a bijection, so a change of one word always changes both lanes. Changes of several words cancel with a
     chance of 2^-32 in one lane and 2^-64 in both. The digest guards against accidents, not against intent.
     """
-    vectors = [_words(leaf) for leaf in jax.tree.leaves(tree)]
+    leaves = map(jnp.asarray, jax.tree.leaves(tree))
+    vectors = [as_bits(leaf.astype(jnp.uint8) if leaf.dtype == bool else leaf) for leaf in leaves]
     small = [words for words in vectors if words.size < _JOINED_BELOW]
     large = [words for words in vectors if words.size >= _JOINED_BELOW]
     total, position = jnp.zeros(2, jnp.uint32), 1
@@ -53,14 +54,6 @@ def digest(tree: Any) -> jax.Array:
         total += _sum_lanes(words, position)
         position += words.size
     return total
-
-
-def _words(leaf: jax.Array) -> jax.Array:
-    """The bits as uint32[words]."""
-    leaf = jnp.asarray(leaf)
-    if leaf.dtype == bool:
-        leaf = leaf.astype(jnp.uint8)
-    return jax.lax.bitcast_convert_type(leaf, _WORDS[leaf.dtype.itemsize]).reshape(-1).astype(jnp.uint32)
 
 
 def _sum_lanes(words: jax.Array, first: int) -> jax.Array:
