@@ -111,6 +111,16 @@ def test_a_second_rounding_adds_noise_in_proportion_to_the_mean(levels: int, agr
     assert 0.9 * code.noise < added < 1.25 * code.noise
 
 
+def test_a_second_rounding_does_not_clip_a_small_tensor_by_what_lies_beside_it():
+    """Workers agree on the small one, whose mean is then as large as the scale, and on nothing of the other."""
+    random = np.random.default_rng(3)
+    gradients = {"large": random.standard_normal((NUM_WORKERS, 5000)), "small": np.ones((NUM_WORKERS, 40))}
+    gradients = {name: x.astype(np.float32) for name, x in gradients.items()}
+    along = means_of(gradients, jaxtern.ternary(exchange="two_way"))["small"].mean(axis=1)
+    limit = scipy.stats.t.isf(FAILURE / 2, NUM_STEPS - 1) / math.sqrt(NUM_STEPS)
+    assert abs(along.mean() - 1) <= limit * along.std(ddof=1) + 0.01
+
+
 def test_zeros_stay_zeros_and_what_is_not_finite_takes_its_block_alone():
     transformation = jaxtern.compressed_mean("workers", jaxtern.ternary(), virtual_workers=2)
     gradients = {"zero": jnp.zeros(5000), "bad": jnp.ones(3 * 4096).at[5000].set(jnp.nan)}
