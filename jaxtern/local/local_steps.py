@@ -15,10 +15,8 @@ from jaxtern.compression.arguments import as_integer, require_number
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.fragments import Timing, as_timing, split_layout
 from jaxtern.compression.methods import as_reducer
-from jaxtern.compression.radix.reducer import ternary
 from jaxtern.compression.reducer import Layout, Reducer, rounded, share_out
 from jaxtern.compression.transform import CompressedMeanState, PathPredicate, compressed_mean, describe, keep_float
-from jaxtern.compression.wrappers import error_feedback
 
 
 class Worker(NamedTuple):
@@ -70,7 +68,7 @@ def local_steps(
     steps: int,
     *,
     outer: optax.GradientTransformation | None = None,
-    reducer: Reducer | str | None = None,
+    reducer: Reducer | str = "ternary",
     fragments: int = 1,
     delay: int = 0,
     mixing: float = 0.0,
@@ -100,8 +98,7 @@ def local_steps(
       steps: H, steps from one exchange to the next.
       outer: optimiser of the shared weights, whose gradient is the mean of W - w_i. None is DiLoCo's
         `optax.sgd(0.7, momentum=0.9, nesterov=True)`; `optax.sgd(1.0)` makes W the mean of the w_i (local SGD, FedAvg).
-      reducer: compresses the weight changes, as in `compressed_mean`. None is `error_feedback(ternary())`: what
-        rounding leaves out of an exchange is added to the next one.
+      reducer: compresses the weight changes, as in `compressed_mean`.
       fragments: P, parts of the tree that take turns, each exchanged every H steps. It must divide H.
       delay: steps between sending a fragment and merging its mean, below H / P; from 1 on, both run at once.
       mixing: share of its own weights that a worker keeps in a merge, 0 to 1; Streaming DiLoCo takes 0.5 with a delay.
@@ -119,8 +116,7 @@ def local_steps(
     timing, names = as_timing(steps, fragments, delay), collectives.as_axis_names(axis_name)
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
     _check(inner, outer, mixing)
-    reducer = error_feedback(ternary()) if reducer is None else as_reducer(reducer)
-    reducer = keep_float(reducer, as_integer("min_size", min_size, 1), exclude)
+    reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
     count = as_integer("virtual_workers", 1 if virtual_workers is None else virtual_workers, 1)
     options: dict[str, Any] = {"fast_axis_name": fast_axis_name, "seed": seed, "virtual_workers": count}
     means = compressed_mean(names, reducer, **options), compressed_mean(names, float_mean(in_order=True), **options)

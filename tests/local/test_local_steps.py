@@ -225,7 +225,7 @@ def test_of_every_step_and_an_outer_rate_of_one_it_is_data_parallel_sgd():
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=tolerance), state.params, params)
 
 
-def test_by_default_what_rounding_leaves_out_of_an_exchange_joins_the_next():
+def test_what_rounding_leaves_out_of_an_exchange_may_join_the_next():
     """The shared weights and what is owed have moved by all changes; without feedback, errors add up like draws."""
 
     def gradient(worker: Any, params: Any, step: Any) -> Any:
@@ -233,12 +233,12 @@ def test_by_default_what_rounding_leaves_out_of_an_exchange_joins_the_next():
         return jax.tree.map(lambda leaf: jnp.sin(jnp.arange(leaf.size) + worker).reshape(leaf.shape), params)
 
     first, options, steps = {"w": jnp.zeros(5000)}, {"inner": optax.sgd(0.01), "outer": SGD, "steps": 2}, 80
-    state = Training(gradient, 4, **options).run(first, steps)[-1]
+    state = Training(gradient, 4, reducer=jaxtern.error_feedback(jaxtern.ternary()), **options).run(first, steps)[-1]
     ((owed, _),) = state.local.reducers
     expected = -0.01 * steps * np.mean([gradient(w, first, 0)["w"] for w in range(4)], axis=0)
     moved = np.asarray(state.params["w"])
     np.testing.assert_allclose(moved - np.mean(owed[0], axis=0), expected, rtol=0, atol=1e-5)
-    without = Training(gradient, 4, reducer="ternary", **options).run(first, steps)[-1]
+    without = Training(gradient, 4, **options).run(first, steps)[-1]
     assert without.local.reducers == [()]
     assert np.std(moved - expected) < 0.5 * np.std(without.params["w"] - expected)
 

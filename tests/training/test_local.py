@@ -10,14 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxtern.compression.reducer import Layout
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.calls import Call
 from jaxtern.training.run.loop import train
 from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
 from jaxtern.training.saved.trees import MisfitError, digest
-from jaxtern.training.step.mean import create_reducers
 from jaxtern.training.step.step import create_train_step
 
 pytestmark = pytest.mark.slow
@@ -124,27 +122,6 @@ def test_a_run_of_every_step_does_not_go_on_by_local_steps(prepare: Callable):
         prepare(allow_config_change=True, **FIELDS)
 
 
-@pytest.mark.parametrize(
-    ("fields", "owes"),
-    [
-        ({}, True),
-        ({"method": "terngrad"}, True),
-        ({"method": "sign"}, True),  # as in every step
-        ({"method": "float"}, False),
-        ({"exchange": "two_way"}, False),
-        ({"local.feedback": False}, False),
-        ({"local.steps": 0, "local.fragments": 1, "local.delay": 0}, False),
-    ],
-    ids=str,
-)
-def test_digits_of_local_steps_are_fed_back(small_recipe: Callable, fields: dict[str, Any], owes: bool):
-    (reducer, *others) = create_reducers(small_recipe(**FIELDS | fields), "fc2")
-    layout = Layout(("fc1/kernel",), ((20, 30),), (np.dtype(np.float32),), ((),))
-    states = [jax.tree.map(np.shape, each.init(layout, 4).local) for each in (reducer, *others)]
-    assert all(each == states[0] for each in states)
-    assert bool(jax.tree.leaves(states)) == owes
-
-
 def test_frozen_slices_averages_and_decay_go_together(prepare: Callable):
     run = prepare(**FIELDS | {"average_decay": 0.9, "freeze": ("fc2/kernel[:3]",), "weight_decay": 0.1})
     before = to_host(run.state)
@@ -185,5 +162,4 @@ def test_the_section_names_all_of_its_fields(small_recipe: Callable[..., Recipe]
     local = small_recipe(**FIELDS).local
     assert dataclasses.asdict(local) == {
         "steps": 4, "outer_rate": 0.7, "outer_momentum": 0.9, "fragments": 2, "delay": 1, "mixing": 0.25,
-        "feedback": True,
     }  # fmt: skip

@@ -30,6 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "low_rank": {"method": "low_rank", "rank": 2, "min_ratio": 1.0},
     "sign": {"method": "sign", "two_way": True},
     "delayed": {"delayed": True, "exchange": "gather"},
+    "ternary with feedback": {"error_feedback": True, "exchange": "two_way"},
 }
 FEW = [pytest.param(name, marks=[pytest.mark.slow] * (name != "low_rank")) for name in METHODS]
 

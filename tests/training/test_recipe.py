@@ -260,6 +260,10 @@ def test_recipe_explains_every_field_and_every_choice():
         ({"synthetic_shape": (8, "8", 1)}, "data.synthetic_shape=(8, '8', 1): '8' must be a whole number"),
         ({"image_size": 2**15}, "data.image_size=32768: must be from 1 to 16,384, or None"),
         ({"delayed": True, "statistics": True}, "mean.statistics=True: must be False where mean.delayed=True"),
+        (
+            {"method": "sign", "error_feedback": True},
+            "mean.error_feedback=True: must be False where mean.method='sign'",
+        ),
     ],
 )
 def test_recipe_with_a_wrong_value_is_refused(recipe_of: Callable, fields: dict[str, Any], words: str):

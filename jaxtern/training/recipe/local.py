@@ -18,8 +18,6 @@ class LocalSection(Section):
       fragments: parts of the network that take turns, each exchanged every H steps.
       delay: steps between sending a fragment and merging its mean, below steps / fragments; 1 or more hides the wire.
       mixing: share of its own weights that a worker keeps when it merges.
-      feedback: whether what rounding to digits leaves out of an exchange is added to the next one. Not by "two_way",
-        whose second rounding it would make noisier; other methods have mean.feedback.
     """
 
     steps: Natural = 0
@@ -28,7 +26,6 @@ class LocalSection(Section):
     fragments: Positive = 1
     delay: Natural = 0
     mixing: Annotated[float, between(0, 1)] = 0.0
-    feedback: bool = True
 
     def __post_init__(self):
         super().__post_init__()

@@ -66,7 +66,7 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
     for pattern in recipe.model.init_exclude:
         require_match("model.init_exclude", pattern, paths)
     network = Network(**recipe.mean.links)  # usual links, where the recipe gives none
-    reducer = create_reducers(recipe, model.last_layer, network)[1]
+    reducer = create_reducers(recipe.mean, model.last_layer, network)[1]
     wire = wire_report(params, reducer, recipe.run.num_workers, **recipe.local.of_report)
     return DryRun(recipe, small, facts, inputs, mesh, params, frozen, wire)
 

@@ -129,7 +129,7 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     model = create(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
     network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
-    reducers = create_reducers(recipe, model.last_layer, network)
+    reducers = create_reducers(recipe.mean, model.last_layer, network)
     wires = [
         wire_report(state.params, reducer, recipe.run.num_workers, **recipe.local.of_report) for reducer in reducers
     ]

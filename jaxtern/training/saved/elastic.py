@@ -49,7 +49,7 @@ def _hand_over(saved: Any, own: Any, recipe: Recipe, state: TrainState) -> Any:
     leaves, first = jax.tree.leaves(saved), jax.tree.leaves(own)
     if not leaves or not first or len(leaves[0]) == len(first[0]):
         return arrange(saved, own)
-    reducer = create_reducers(recipe, MODELS[recipe.model.name].last_layer)[0]
+    reducer = create_reducers(recipe.mean, MODELS[recipe.model.name].last_layer)[0]
     layout, before, after = describe(state.params), len(leaves[0]), recipe.run.num_workers
     if not recipe.local.steps:
         return reducer.resize(arrange(saved, _local_shapes(reducer, layout, before)), layout, after)

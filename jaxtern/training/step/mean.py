@@ -8,7 +8,7 @@ import optax
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.reducer import Reducer
 from jaxtern.compression.transform import compressed_mean, keep_float
-from jaxtern.compression.wrappers import delayed, error_feedback, idle
+from jaxtern.compression.wrappers import delayed, idle
 from jaxtern.local.local_steps import LocalSteps, local_steps
 from jaxtern.training.recipe import masks
 from jaxtern.training.recipe.mean import MeanSection
@@ -23,19 +23,17 @@ def stays_float(mean: MeanSection, last_layer: str, path: str) -> bool:
     return in_last_layer or matches(mean.exclude, path)
 
 
-def create_reducers(recipe: Recipe, last_layer: str, network: Network | None = None) -> list[Reducer]:
+def create_reducers(mean: MeanSection, last_layer: str, network: Network | None = None) -> list[Reducer]:
     """Reducers of a run's phases: the float mean, the method, and that of each warm-up epoch, the last epoch first.
 
     All have the same state, which the float mean leaves as it is.
     """
-    mean, feeds_back = recipe.mean, recipe.local.steps and recipe.local.feedback and recipe.mean.is_rounded_once
 
     def create(phase: int) -> Reducer:
         def stays(path: str) -> bool:
             return stays_float(mean, last_layer, path)
 
-        reducer = mean.create_reducer(phase, network)
-        reducer = keep_float(error_feedback(reducer) if feeds_back else reducer, mean.min_size, stays)
+        reducer = keep_float(mean.create_reducer(phase, network), mean.min_size, stays)
         return delayed(reducer) if mean.delayed else reducer
 
     compressed = [create(phase) for phase in range(mean.num_phases)]

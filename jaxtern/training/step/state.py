@@ -71,7 +71,7 @@ def create_run(
     local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
     optimizer = create_optimizer(recipe.optimizer, schedule, model.decayed, model.last_layer)
     slices = masks.slice_masks(recipe.model.freeze, params)
-    reducers = create_reducers(recipe, model.last_layer, network)
+    reducers = create_reducers(recipe.mean, model.last_layer, network)
     if recipe.local.steps:
         means: list[Any] = [create_local_steps(recipe, each, local_workers, optimizer, slices) for each in reducers]
     else:
