@@ -18,13 +18,17 @@ def _dgc(label: str, density: float) -> Method:
     return Method(label, {f"mean.{name}": value for name, value in fields.items()})
 
 
-def _local(label: str, steps: int, method: str = "ternary", feedback: bool = False, **own: float) -> Method:
+def _local(label: str, steps: int, method: str = "ternary", **own: float) -> Method:
     local = {f"local.{name}": value for name, value in {"steps": steps, **own}.items()}
-    label += ", feedback" * feedback
-    return Method(label, {"mean.method": method} | ({"mean.error_feedback": True} if feedback else {}) | local)
+    return Method(label, {"mean.method": method} | local)
 
 
-_OUTER, _FAST = {"outer_rate": 0.9, "outer_momentum": 0.8}, {"outer_rate": 1.0, "outer_momentum": 0.7}
+def _with_feedback(method: Method) -> Method:
+    return Method(f"{method.label}, feedback", method.fields | {"mean.error_feedback": True})
+
+
+_OUTER = _local("local steps, 30, outer .9, .8", 30, outer_rate=0.9, outer_momentum=0.8)
+_FAST = _local("local steps, 30, outer 1, .7", 30, outer_rate=1.0, outer_momentum=0.7)
 METHODS = {
     "float": Method("float", {"mean.method": "float"}),
     "ternary": Method("ternary", {"mean.method": "ternary"}),
@@ -41,10 +45,10 @@ METHODS = {
     "dgc_0.1": _dgc("DGC, 0.1 %", 0.001),
     "local_10": _local("local steps, 10", 10),
     "local_30": _local("local steps, 30", 30),
-    "local_30_outer": _local("local steps, 30, outer .9, .8", 30, **_OUTER),
-    "local_30_fast": _local("local steps, 30, outer 1, .7", 30, **_FAST),
-    "local_30_outer_feedback": _local("local steps, 30, outer .9, .8", 30, "ternary", True, **_OUTER),
-    "local_30_fast_feedback": _local("local steps, 30, outer 1, .7", 30, "ternary", True, **_FAST),
+    "local_30_outer": _OUTER,
+    "local_30_outer_feedback": _with_feedback(_OUTER),
+    "local_30_fast": _FAST,
+    "local_30_fast_feedback": _with_feedback(_FAST),
     "local_100": _local("local steps, 100", 100),
     "local_float_30": _local("local steps, 30, float", 30, "float"),
     "streaming_30": _local("local steps, 30, 3 fragments", 30, fragments=3, delay=1),
