@@ -138,6 +138,7 @@ class TwoWay(Scatter):
         tiles = sent.words.shape[1] // RUN
         axes = group.axes.fast + group.axes.workers
         place = collectives.worker_index(axes)
+        # Beside others, a small tensor is not clipped in the first rounding, and its mean may be as large as its scale.
         is_lone = piece.lone_tiles(quantizer.num_places(RUN))
         of_all = np.pad(is_lone, (0, collectives.count_workers(axes) * tiles - is_lone.size))
         may_clip = lax.dynamic_slice_in_dim(jnp.asarray(of_all), place * tiles, tiles)

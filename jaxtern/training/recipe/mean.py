@@ -22,7 +22,7 @@ class _MeanSection(Section):
       devices_per_worker: devices that share a worker's batch, and first average their gradients as floats. None: 1, or
         if each of several processes has more devices than workers, as many as divide evenly.
       error_feedback: whether what ternary, terngrad or quantized leaves out of a mean is added to the next one; each
-        worker then keeps a residual. Other methods have `feedback`.
+        worker then keeps a residual. What "two_way" rounds again is not among it. Other methods have `feedback`.
       delayed: whether weights move by the mean of the step before, whose exchange runs beside this step's work.
       latency: seconds that a message takes between workers, for "auto"; None: measured at the start.
       bandwidth: bytes a second that a worker can send, for "auto"; None: measured at the start.
