@@ -56,7 +56,7 @@ def test_table_and_figures_hold_every_operation(run: Callable, tmp_path: Path, c
     encodes = {"encode, radix 3", "encode, radix 9"}
     decodes = {"decode one worker", "decode 4 workers gathered", "decode 4 workers summed"}
     rotates = {"rotate, in place", "rotate back, in place"}
-    shards = {"sum 4 workers' shards", "average 4 workers' shards"}
+    shards = {"sum 4 workers' shards"}
     decodes |= {f"{name}, {what}" for name in decodes for what in ("in place", "less a dither")}
     ours = {(name, "reference") for name in {"moments", *rotates, *shards, *encodes, *decodes}}
     if not why_not_native():
