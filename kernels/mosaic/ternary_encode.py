@@ -57,10 +57,8 @@ def ternary_encode_mgpu(
     elements, tables = mgpu.segment_operands(segments, steps, tiles_per_item * depth)
     width = radix_lib.num_words(elements, radix)
     constants = radix, levels, depth, elements // RUN, width // RUN, tiles_per_item
-    operands, outputs = (
-        [mgpu.fill(gradient, elements), dither.with_group(key, offset), *tables],
-        (((width,), np.uint32),),
-    )
+    operands = [mgpu.fill(gradient, elements), dither.with_group(key, offset), *tables]
+    outputs = (((width,), np.uint32),)
     words = mgpu.launch(_ternary_encode, (constants,), operands, outputs, tables[-1].size, tuning, interpret)[0]
     return words[: segments.num_words(radix)]
 

@@ -49,9 +49,8 @@ def ternary_encode_native(
     shapes = [((radix_lib.num_words(size, radix),), jnp.uint32), *((each.shape, jnp.float32) for each in kept)]
     aliases = {2 + number: 1 + number for number in range(len(kept))}
     layout = _layout(segments, is_split=span is not None)
-    return call(
-        "ternary_encode", shapes, [steps, with_group(key, offset), *tensors, *after], aliases, **numbers, **layout
-    )
+    operands = [steps, with_group(key, offset), *tensors, *after]
+    return call("ternary_encode", shapes, operands, aliases, **numbers, **layout)
 
 
 def ternary_decode_native(

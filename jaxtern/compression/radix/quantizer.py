@@ -132,7 +132,7 @@ class Quantizer:
         key = group.shared_key("dither")
         return [dithered(key, index, group.size) for index in group.indices()]
 
-    def dither(self, group: Group, position: Any, own: jax.Array | None = None) -> Dither | None:
+    def dither(self, group: Group, position: int | jax.Array, own: jax.Array | None = None) -> Dither | None:
         """The dither that `decode` subtracts from the mean of all, or from a worker's own digits, given their bits."""
         if self.rounding != "dither":
             return None
