@@ -27,6 +27,7 @@ SHAPES = {"bias": (33,), "conv": (3, 2, 5), "empty": (0, 4), "half": (130,), "ke
 LARGE = SHAPES | {"kernel": (150, 117)}  # above 2^14 elements
 NUM_WORKERS, NUM_STEPS = 4, 64  # gradients differ from step to step until CONSTANT
 CONSTANT = 3
+ROUNDED_AGAIN = {"terngrad two-way", "ternary two-way"}  # by scales that small tensors share
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
@@ -562,5 +563,7 @@ def test_what_is_not_finite_on_one_worker_reaches_all(name: str, bad: float):
         mean, _ = placed(placed.gradients(2), state)
         clean, _ = reference(name)[2]
     assert not np.isfinite(mean.pop("kernel")).all()
-    if not ROWS[name].mixes:
+    if name in ROUNDED_AGAIN:
+        assert all(np.isfinite(leaf).all() for leaf in leaves(mean))
+    elif not ROWS[name].mixes:
         assert_bits(mean, {key: leaf for key, leaf in clean.items() if key != "kernel"})

@@ -225,7 +225,7 @@ def test_what_is_not_finite_comes_out_as_nan_in_its_own_segment(run: Callable, b
     words = run(_mosaic_encode(segments), gradient, scales, KEY)
 
     def decode(words: jax.Array, units: jax.Array, interpret: Any) -> jax.Array:
-        return ternary_decode_mgpu(words[None], units, segments, 1, 3, None, DEFAULT, interpret)
+        return ternary_decode_mgpu(words[None], units, segments, 1, 3, None, None, DEFAULT, interpret)
 
     mean = run(decode, jnp.asarray(words), units_of(scales, 1))
     np.testing.assert_array_equal(np.isnan(mean), np.repeat([False, True, False], segments.sizes))
