@@ -261,6 +261,5 @@ def _warn_of_loopback(host: str) -> None:
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(host)
         if address.startswith("127.") and not host.startswith(("127.", "localhost")):
-            logger.warning(
-                "coordinator: %s is %s here, where other hosts cannot reach it; give its IP address", host, address
-            )
+            told = "coordinator: %s is %s here, where other hosts cannot reach it; give its IP address"
+            logger.warning(told, host, address)

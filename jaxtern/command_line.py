@@ -17,7 +17,6 @@ from jaxtern.hosts.watch import is_kept, tell_failure
 USAGE_ERROR = 2
 HELP = flags.DEFINE_bool("help", False, "tell what there is to give", short_name="h")
 
-
 _OF_IMAGES = "array_record", "cv2", "dm_pix", "grain", "safetensors", "simplejpeg", "tensorflow_datasets"
 EXTRAS = {"matplotlib": "plots", "tensorflow": "tfds"} | dict.fromkeys(_OF_IMAGES, "images")  # by package
 

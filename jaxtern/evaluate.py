@@ -38,27 +38,22 @@ _TOP = 5
 def main() -> int:
     run_flags.prepare()
     with command_line.refusing():
-        run()
+        workdir, predictions = Path(WORKDIR.value), Path(PREDICTIONS.value) if PREDICTIONS.value else None
+        if predictions is not None:
+            require_writable("predictions", predictions, [".csv"])
+        for flag in (STEP, BEST, PREDICTIONS):
+            if FOLLOW.value and flag.value not in (None, False):
+                raise ValueError(f"--{flag.name}={flag.value}: is for one checkpoint; leave out --follow")
+        while FOLLOW.value and not all((workdir / name).exists() for name in ("config.json", "checkpoints")):
+            time.sleep(POLL_SECONDS.value)
+        evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value, AVERAGED.value)
+        if predictions is not None and not evaluator.of_images:
+            raise ValueError(f"--predictions={predictions}: must be left out, as the data of this run are text")
+        if FOLLOW.value:
+            evaluator.follow(POLL_SECONDS.value)
+        else:
+            evaluator.evaluate(STEP.value, BEST.value, predictions)
     return 0
-
-
-def run() -> None:
-    """Evaluates as the flags say; raises ValueError or OSError if they do not fit, or a file cannot be used."""
-    workdir, predictions = Path(WORKDIR.value), Path(PREDICTIONS.value) if PREDICTIONS.value else None
-    if predictions is not None:
-        require_writable("predictions", predictions, [".csv"])
-    for flag in (STEP, BEST, PREDICTIONS):
-        if FOLLOW.value and flag.value not in (None, False):
-            raise ValueError(f"--{flag.name}={flag.value}: is for one checkpoint; leave out --follow")
-    while FOLLOW.value and not all((workdir / name).exists() for name in ("config.json", "checkpoints")):
-        time.sleep(POLL_SECONDS.value)
-    evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value, AVERAGED.value)
-    if predictions is not None and not evaluator.of_images:
-        raise ValueError(f"--predictions={predictions}: must be left out, as the data of this run are text")
-    if FOLLOW.value:
-        evaluator.follow(POLL_SECONDS.value)
-    else:
-        evaluator.evaluate(STEP.value, BEST.value, predictions)
 
 
 class Evaluator:
@@ -123,21 +118,14 @@ class Evaluator:
 
     def _measure(self, state: TrainState, predictions: Path | None) -> Evaluation:
         """Evaluates one checkpoint, and writes its predictions if a file is given."""
-        inputs, logits = self._inputs, []
-        split = getattr(inputs.dataset, self._split_name)
+        inputs, dataset, logits = self._inputs, self._inputs.dataset, []
+        split = getattr(dataset, self._split_name)
         if self._events is None:
             command_line.tell(f"evaluating {split.size:,} examples")
-        result = evaluate(
-            self._run.graph,
-            variables_of(state, self._averaged),
-            split,
-            inputs.task,
-            inputs.threads,
-            collect=None if predictions is None else logits.append,
-            loss=self._run.recipe.model.loss,
-        )
+        variables, loss = variables_of(state, self._averaged), self._run.recipe.model.loss
+        collect = None if predictions is None else logits.append
+        result = evaluate(self._run.graph, variables, split, inputs.task, inputs.threads, collect, loss=loss)
         if predictions is not None:
-            dataset = inputs.dataset
             labels = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
             keys = [split.key(example) for example in range(split.size)]
             true = [split.read(example).label for example in range(split.size)]

@@ -75,20 +75,9 @@ def main(source: str, out: str) -> int:
 
 def run(source: str, out: Path) -> Report:
     """Prepares a source as the flags say."""
-    reading = detection.Reading(
-        format=FORMAT.value,
-        validation_fraction=VALIDATION_FRACTION.value,
-        seed=SEED.value,
-        coarse_labels=COARSE_LABELS.value,
-        labels=Path(LABELS.value) if LABELS.value else None,
-    )
-    options = Options(
-        name=NAME.value,
-        shards=SHARDS.value,
-        resize_shortest=RESIZE_SHORTEST.value,
-        quality=QUALITY.value,
-        seed=SEED.value,
-    )
+    labels = Path(LABELS.value) if LABELS.value else None
+    reading = detection.Reading(FORMAT.value, VALIDATION_FRACTION.value, SEED.value, COARSE_LABELS.value, labels)
+    options = Options(NAME.value, SHARDS.value, RESIZE_SHORTEST.value, QUALITY.value, SEED.value)
     say = functools.partial(print, flush=True)
     return prepare(Path(source), out, reading, options, WORKERS.value, MAX_BAD.value, say)
 

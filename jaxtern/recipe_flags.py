@@ -1,6 +1,7 @@
 """The flags of the doors that take a recipe: --config, and --config.SECTION.FIELD for each of its fields."""
 
 import ast
+import contextlib
 import inspect
 import re
 import runpy
@@ -24,9 +25,8 @@ _FOLDER = Path(configs.__file__).parent
 _DEFAULTS = Recipe()
 CONFIG = flags.DEFINE_string("config", "digits", "path of a recipe, or the name of an installed one")
 for _name, _value in _DEFAULTS.by_name().items():
-    (flags.DEFINE_bool if isinstance(_value, bool) else flags.DEFINE_string)(
-        f"config.{_name}", None, "a field of the recipe"
-    )
+    _define = flags.DEFINE_bool if isinstance(_value, bool) else flags.DEFINE_string
+    _define(f"config.{_name}", None, "a field of the recipe")
 
 
 def run(main: Callable[..., int]) -> None:
@@ -57,11 +57,9 @@ def recipe_path() -> Path:
     name = CONFIG.value
     is_path = name.endswith(".py") or "/" in name
     path = Path(name) if is_path else _FOLDER / f"{name}.py"
-    try:
+    with contextlib.suppress(OSError):  # the name is too long
         if path.is_file():
             return path
-    except OSError:  # the name is too long
-        pass
     why = "no such file" if is_path else f"no such recipe is installed; available: {', '.join(_installed_recipes())}"
     raise UsageError(f"--config={name}: {why}")
 

@@ -29,6 +29,7 @@ def _with_feedback(method: Method) -> Method:
 
 _OUTER = _local("local steps, 30, outer .9, .8", 30, outer_rate=0.9, outer_momentum=0.8)
 _FAST = _local("local steps, 30, outer 1, .7", 30, outer_rate=1.0, outer_momentum=0.7)
+_FAST_TWO_WAY = Method(f"{_FAST.label}, two ways", _FAST.fields | {"mean.exchange": "two_way"})
 METHODS = {
     "float": Method("float", {"mean.method": "float"}),
     "ternary": Method("ternary", {"mean.method": "ternary"}),
@@ -49,6 +50,8 @@ METHODS = {
     "local_30_outer_feedback": _with_feedback(_OUTER),
     "local_30_fast": _FAST,
     "local_30_fast_feedback": _with_feedback(_FAST),
+    "local_30_fast_two_way": _FAST_TWO_WAY,
+    "local_30_fast_two_way_feedback": _with_feedback(_FAST_TWO_WAY),
     "local_100": _local("local steps, 100", 100),
     "local_float_30": _local("local steps, 30, float", 30, "float"),
     "streaming_30": _local("local steps, 30, 3 fragments", 30, fragments=3, delay=1),

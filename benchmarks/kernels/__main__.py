@@ -31,12 +31,12 @@ from benchmarks.kernels.cases import Case, create_cases
 from benchmarks.kernels.check import DTYPES, check
 from benchmarks.timing import Program, machine, on_gpu, one_line, prepare, prepare_copy, summarize
 from jaxtern.kernels.dispatch import why_not_mosaic
-from jaxtern.kernels.tuning import DEFAULTS, OPS, Tuning
+from jaxtern.kernels.tuning import DEFAULTS, OPS
 
 ELEMENTS = {"cpu": (2**20, 2**25), "gpu": (2**20, 2**24, 2**28, 2**30)}
 MAX_WORKERS = 2**15 - 1
 BYTES_AN_ELEMENT = 48  # of memory: gradient, words, results, and what the slowest program writes in between
-TUNINGS = tuple(Tuning(warpgroups, items) for warpgroups in (1, 2, 4) for items in (1, 2, 4, 8))
+WARPGROUPS = (1, 2, 4)  # in a block
 PLAIN = {"moments": "jnp", "ternary_encode": "jax.random"}  # names of what a case's `plain` is
 
 
@@ -79,7 +79,7 @@ def parse() -> argparse.Namespace:
         "--check", action="store_true", help="first compare with the references; status 1 if bits differ"
     )
     parser.add_argument(
-        "--tune", nargs="*", choices=OPS, metavar="OP", help="not the table, but the best tunings for the largest size"
+        "--tune", nargs="*", choices=OPS, metavar="OP", help="no table, but the best warpgroups for the largest size"
     )
     parser.add_argument("--json", type=output_file, help="file for the figures")
     arguments = parser.parse_args()
@@ -157,27 +157,28 @@ def as_line(row: dict) -> str:
 
 
 def tune(ops: Sequence[str], elements: int, dtype: str, workers: int, repeats: int) -> list[dict]:
-    """Figures of every tuning, which are printed with what to put into kernels/tuning.py."""
+    """Figures of every number of warpgroups, which are printed with what to put into kernels/tuning.py."""
     copy = prepare_copy(elements)
     cases, rows, best = list(create_cases(elements, [dtype], workers)), [], {}
     say(f"\n{elements:,} elements, {dtype}; bandwidth over that of a copy, geometric mean of an op's rows\n")
     for op in ops:
-        own = [measure_tuning(tuning, [case for case in cases if case.op == op], copy, repeats) for tuning in TUNINGS]
+        of_op = [case for case in cases if case.op == op]
+        own = [measure_warpgroups(warpgroups, of_op, copy, repeats) for warpgroups in WARPGROUPS]
         rows += own
-        ranked = sorted((row for row in own if "error" not in row), key=lambda row: -row["fraction_of_copy"])
-        best[op] = ranked[0]["tuning"] if ranked else str(DEFAULTS[op])
-        say(f"{op}, now {DEFAULTS[op]}")
-        for row in [*ranked[:3], *(row for row in own if "error" in row)]:
-            say(f"    {row['tuning']}: " + (row["error"] if "error" in row else f"{row['fraction_of_copy']:.3f}"))
-    say("\nDEFAULTS = {\n" + "".join(f'    "{op}": {tuning},\n' for op, tuning in best.items()) + "}")
+        sound = [row for row in own if "error" not in row]
+        best[op] = max(sound, key=lambda row: row["fraction_of_copy"])["warpgroups"] if sound else DEFAULTS[op]
+        say(f"{op}, warpgroups in a block, now {DEFAULTS[op]}")
+        for row in own:
+            say(f"    {row['warpgroups']}: " + (row["error"] if "error" in row else f"{row['fraction_of_copy']:.3f}"))
+    say("\nDEFAULTS = {\n" + "".join(f'    "{op}": {warpgroups},\n' for op, warpgroups in best.items()) + "}")
     return rows
 
 
-def measure_tuning(tuning: Tuning, cases: list[Case], copy: Program, repeats: int) -> dict:
-    """Figures of one op under a tuning."""
+def measure_warpgroups(warpgroups: int, cases: list[Case], copy: Program, repeats: int) -> dict:
+    """Figures of one op with so many warpgroups in a block."""
     op = cases[0].op
-    row: dict[str, Any] = {"op": op, "tuning": str(tuning)}
-    with mock.patch.dict(DEFAULTS, {op: tuning}):
+    row: dict[str, Any] = {"op": op, "warpgroups": warpgroups}
+    with mock.patch.dict(DEFAULTS, {op: warpgroups}):
         found = [measure(partial(case.run, implementation="mosaic"), case, copy, repeats) for case in cases]
     errors = [each["error"] for each in found if "error" in each]
     if errors:

@@ -18,8 +18,20 @@ class ImageFiles:
         """Finds the images; raises FileNotFoundError for a missing path, ValueError for a folder without images."""
         self._files: list[tuple[str, Path]] = []
         self.left_out: list[Path] = []
-        for path in paths:
-            self._add(path, alone=len(paths) == 1)
+        for given in paths:
+            path = Path(given)
+            if path.is_file():
+                self._files.append((given, path))
+                continue
+            if not path.is_dir():
+                raise FileNotFoundError(f"{given!r}: no such file or folder")
+            inside = sorted(found.relative_to(path) for found in path.rglob("*") if found.is_file())
+            shown = [name for name in inside if not any(part.startswith(".") for part in name.parts)]
+            images = [name for name in shown if name.suffix.lower() in SUFFIXES]
+            if not images:
+                raise ValueError(f"{given!r}: holds no images ({', '.join(SUFFIXES)})")
+            self._files += [((name if len(paths) == 1 else path / name).as_posix(), path / name) for name in images]
+            self.left_out += [path / name for name in shown if name not in images]
 
     @property
     def size(self) -> int:
@@ -38,18 +50,3 @@ class ImageFiles:
 
     def key(self, index: int) -> str:
         return self._files[index][0]
-
-    def _add(self, given: str, *, alone: bool) -> None:
-        path = Path(given)
-        if path.is_file():
-            self._files.append((given, path))
-            return
-        if not path.is_dir():
-            raise FileNotFoundError(f"{given!r}: no such file or folder")
-        inside = sorted(found.relative_to(path) for found in path.rglob("*") if found.is_file())
-        shown = [name for name in inside if not any(part.startswith(".") for part in name.parts)]
-        images = [name for name in shown if name.suffix.lower() in SUFFIXES]
-        if not images:
-            raise ValueError(f"{given!r}: holds no images ({', '.join(SUFFIXES)})")
-        self._files += [((name if alone else path / name).as_posix(), path / name) for name in images]
-        self.left_out += [path / name for name in shown if name not in images]

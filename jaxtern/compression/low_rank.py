@@ -45,7 +45,6 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
     require_number("min_ratio", min_ratio)
 
     def init(layout: Layout, num_workers: int) -> State:
-        del num_workers
         factors = []
         for number, place in enumerate(_split(layout, rank, min_ratio)[0]):
             _, columns, own = _sides(layout.shapes[place], rank)

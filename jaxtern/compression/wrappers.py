@@ -59,7 +59,8 @@ def error_feedback(reducer: Reducer) -> Reducer:
     What compression leaves out is sent later, so that even a biased reducer loses nothing for good.
 
     Args:
-      reducer: a reducer that returns `Reduced.sent`.
+      reducer: a reducer that returns `Reduced.sent`, and leaves out less than it is given; `terngrad` leaves out more,
+        so what it owes grows without end.
 
     Returns:
       A reducer whose local state is (e, that of `reducer`), where e are float32 tensors in the shapes of the layout.

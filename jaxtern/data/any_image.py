@@ -7,13 +7,12 @@ import zlib
 from collections.abc import Iterator
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 LOSSLESS = (".png", ".gif", ".bmp", ".tif", ".tiff")
 SUFFIXES = (".jpg", ".jpeg", ".webp", *LOSSLESS)  # of image files; letter case does not matter
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # first bytes of a file
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N")
-_ORIENTATION = 0x0112  # EXIF tag; 1 is upright
 # Exceptions of Pillow's decoders for damaged files.
 _DECODING_ERRORS = (
     OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, struct.error, zlib.error,
@@ -62,7 +61,7 @@ def is_upright(encoded: bytes) -> bool:
     if b"Exif\0" not in encoded and b"eXIf" not in encoded:
         return True
     with contextlib.suppress(DamagedImage), _opened(encoded) as image:
-        return image.getexif().get(_ORIENTATION, 1) in (0, 1)
+        return image.getexif().get(ExifTags.Base.Orientation, 1) in (0, 1)
     return True
 
 

@@ -29,8 +29,7 @@ class Facts(NamedTuple):
         if not isinstance(values, dict):
             raise ValueError(f"must be an object of {', '.join(_KEPT)}")
         for name in set(_KEPT) ^ set(values):
-            lacks = name in _KEPT
-            raise ValueError(f"{name} is missing" if lacks else f"{name!r}: must be one of {', '.join(_KEPT)}")
+            raise ValueError(f"{name} is missing" if name in _KEPT else f"{name!r}: must be one of {', '.join(_KEPT)}")
         shape, num_classes, num_examples, names = (values[name] for name in _KEPT)
         if shape is not None and not (isinstance(shape, list) and len(shape) == 3 and all(map(_is_size, shape))):
             raise ValueError(f"image_shape={shape!r}: must be null, or height, width and channels")

@@ -44,8 +44,7 @@ def read_pair(folder: Path, split: str, given: str) -> tuple[list[Path], np.ndar
     are no pixels, or the numbers of labels and images differ.
     """
     found = {name: find_idx(folder, name) for name in FILES[split]}
-    missing = [name for name, path in found.items() if path is None]
-    if missing:
+    if missing := [name for name, path in found.items() if path is None]:
         raise FileNotFoundError(f"{given}: holds neither {missing[0]} nor {missing[0]}.gz")
     paths = [path for path in found.values() if path is not None]
     images, labels = (read_idx(path, dimensions) for path, dimensions in zip(paths, (3, 1), strict=True))

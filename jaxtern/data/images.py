@@ -27,11 +27,11 @@ _Box = tuple[float, float, float, float]  # top, left, height and width of a vie
 
 
 class _Header(NamedTuple):
-    """An image's size; `place` is the offset of the height in a JPEG, None for others."""
+    """An image's size; `place` is the offset of the height in a JPEG, 0 for others."""
 
     height: int
     width: int
-    place: int | None
+    place: int
 
 
 def read_shape(image: bytes | np.ndarray) -> tuple[int, int]:
@@ -52,10 +52,13 @@ def decode(image: bytes | np.ndarray, channels: int) -> np.ndarray:
     if channels not in (_GREY, _RGB):
         raise ValueError(f"channels={channels}: must be 1 or 3")
     if isinstance(image, np.ndarray):
-        return _convert(image, channels)
-    if _read_header(image).place is None:
-        return _call_pillow(image, channels, "PNG")
-    return _call_simplejpeg(image, channels)
+        if image.shape[2] == channels:
+            return image
+        code = cv2.COLOR_GRAY2RGB if channels == _RGB else cv2.COLOR_RGB2GRAY
+        return cv2.cvtColor(image, code).reshape(*image.shape[:2], channels)
+    if _read_header(image).place:
+        return _call_simplejpeg(image, channels)
+    return _call_pillow(image, channels, "PNG")
 
 
 def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> np.ndarray:
@@ -90,7 +93,7 @@ def render(image: bytes | np.ndarray, view: View, size: int, channels: int) -> n
 
 def _cut(image: bytes | np.ndarray, header: _Header, view: View, size: int, channels: int) -> tuple[np.ndarray, _Box]:
     """Decodes the pixels that a view touches, a JPEG's shrunk by 1, 2, 4 or 8; returns them and the box in them."""
-    if header.place is None or isinstance(image, np.ndarray):
+    if isinstance(image, np.ndarray) or not header.place:
         factor, pixels = 1, decode(image, channels)
     else:
         shortest = min(view.bottom - view.top, view.right - view.left)
@@ -112,17 +115,10 @@ def _decode_part(encoded: bytes, header: _Header, bottom: int, factor: int, chan
     has_end = encoded[-2:] == _END_OF_JPEG
     height = bottom if has_end else header.height
     told = bytearray(encoded)
-    assert header.place is not None
     struct.pack_into(">H", told, header.place, height)
-    return _call_simplejpeg(
-        told,
-        channels,
-        fastupsample=True,  # but not fastdct, which gains less and costs 2 of 255 at high qualities
-        strict=not has_end,
-        min_height=-(-height // factor),
-        min_width=-(-header.width // factor),
-        min_factor=factor,
-    )
+    least = {"min_height": -(-height // factor), "min_width": -(-header.width // factor), "min_factor": factor}
+    # fastupsample, but not fastdct, which gains less and costs 2 of 255 at high qualities
+    return _call_simplejpeg(told, channels, fastupsample=True, strict=not has_end, **least)
 
 
 def _call_simplejpeg(encoded: bytes | bytearray, channels: int, **options: Any) -> np.ndarray:
@@ -144,15 +140,6 @@ def _call_pillow(encoded: bytes | bytearray, channels: int, kind: str, factor: i
         height, width = (-(-length // factor) for length in pixels.shape[:2])
         pixels = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
     return pixels.reshape(*pixels.shape[:2], channels)
-
-
-def _convert(pixels: np.ndarray, channels: int) -> np.ndarray:
-    """Converts uint8[H, W, 1 or 3] to uint8[H, W, channels]."""
-    if pixels.shape[2] == channels:
-        return pixels
-    if channels == _RGB:
-        return cv2.cvtColor(pixels, cv2.COLOR_GRAY2RGB)
-    return cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[..., None]
 
 
 def _shrink(pixels: np.ndarray, box: _Box, size: int) -> tuple[np.ndarray, _Box]:
@@ -183,13 +170,13 @@ def _turn(pixels: np.ndarray, box: _Box, view: View, size: int) -> np.ndarray:
 def _read_header(encoded: bytes | np.ndarray) -> _Header:
     """Reads an image's header; raises ValueError if this is not a JPEG or PNG that can be read here."""
     if isinstance(encoded, np.ndarray):
-        return _Header(encoded.shape[0], encoded.shape[1], None)
+        return _Header(encoded.shape[0], encoded.shape[1], 0)
     if encoded[:8] == PNG:
         if encoded[12:16] != b"IHDR" or len(encoded) < 24:
             raise ValueError("the PNG is damaged or cut short: it has no header")
         width, height = struct.unpack_from(">II", encoded, 16)
         require_few_pixels(height, width)
-        return _Header(height, width, None)
+        return _Header(height, width, 0)
     if not encoded:
         raise ValueError("is empty")
     if encoded[:3] != JPEG:

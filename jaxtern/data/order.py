@@ -21,13 +21,8 @@ class ExampleOrder:
 
     def batch(self, start: int, size: int) -> np.ndarray:
         """int32[size]: the examples at places `start` to `start + size` of the sequence."""
-        pieces, stop = [], start + size
-        while start < stop:
-            epoch, offset = divmod(start, self._num_examples)
-            piece = self._permuted(epoch)[offset : offset + stop - start]
-            pieces.append(piece)
-            start += len(piece)
-        return np.concatenate(pieces)
+        epochs, places = self.locate(start, size)
+        return np.concatenate([self._permuted(each)[places[epochs == each]] for each in np.unique(epochs).tolist()])
 
     def locate(self, start: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """int32[size] twice: the epoch of each of these places, and its place in that epoch."""

@@ -92,12 +92,12 @@ class _Team:
             copy.start()
 
     def _copy_lines(self, pipe: IO[bytes], process: int, stream: TextIO) -> None:
-        """Prints the lines of a process, each after its number."""
+        """Prints the lines of a process after its number, as a terminal shows them: the last part that is not blank."""
         with pipe:
             for line in pipe:
-                seen = _as_seen(line)
-                if seen or line.endswith(b"\n"):
-                    self._print(f"[{process}] {seen}", stream)
+                drawn = [part.rstrip() for part in line.decode(errors="replace").split("\r") if part.strip()]
+                if drawn or line.endswith(b"\n"):
+                    self._print(f"[{process}] {drawn[-1] if drawn else ''}", stream)
 
     def _print(self, line: str, stream: TextIO) -> None:
         try:
@@ -145,9 +145,3 @@ class _Team:
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def _as_seen(line: bytes) -> str:
-    """The text that a terminal shows for a line with carriage returns: the last part that is not blank."""
-    drawn = [part for part in line.decode(errors="replace").split("\r") if part.strip()]
-    return drawn[-1].rstrip() if drawn else ""

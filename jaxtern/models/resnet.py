@@ -156,6 +156,5 @@ class ResNet56(CifarResNet):
 
 def _convolution(channels: int, features: int, size: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
     """A convolution without bias, padded equally on both sides."""
-    padding = ((size // 2, size // 2), (size // 2, size // 2))
-    options = {"strides": (stride, stride), "padding": padding, "use_bias": False, "kernel_init": _he_normal}
+    options = {"strides": (stride, stride), "padding": size // 2, "use_bias": False, "kernel_init": _he_normal}
     return nnx.Conv(channels, features, (size, size), **options, rngs=rngs)

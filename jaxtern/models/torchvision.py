@@ -59,8 +59,7 @@ def read_torchvision(
             if any(re.fullmatch(pattern, ours) for pattern in exclude):
                 continue
             if theirs in stored:
-                meaning = f"{ours} of this {name}"
-                tensors[ours] = _read(file, theirs, ours, shapes[ours], meaning, f"{path}: {theirs}")
+                tensors[ours] = _read(file, theirs, ours, shapes[ours], f"{ours} of this {name}", f"{path}: {theirs}")
             elif not allow_missing:
                 raise ValueError(f"{path}: {theirs}: must be there, as {ours} of {name}")
     of_batches = [ours for ours in shapes if ours.endswith("/share") and f"{ours[:-5]}mean" in tensors]
@@ -113,10 +112,9 @@ def _vgg_layers(depths: tuple[int, ...]) -> dict[str, str]:
     """torchvision's names of our layers; it numbers the layers up to the last pooling."""
     layers, number = {}, 0
     for block, depth in enumerate(depths, 1):
-        for i in range(1, depth + 1):
-            layers[f"conv{block}_{i}"] = f"features.{number}"
-            number += 2  # the convolution and its ReLU
-        number += 1  # the pooling
+        for i in range(depth):
+            layers[f"conv{block}_{i + 1}"] = f"features.{number + 2 * i}"
+        number += 2 * depth + 1  # convolutions, each with its ReLU; the pooling
     return layers | {"fc1": "classifier.0", "fc2": "classifier.3"}
 
 

@@ -37,8 +37,7 @@ class _VGG(Model):
         height, width, channels = unpack_image_shape(input_shape, least=32)
         for block, features in enumerate(_FEATURES, 1):
             for name in self._names_of(block):
-                convolution = _convolution(channels, features, use_bias=not self.is_normalized, rngs=rngs)
-                setattr(self, name, convolution)
+                setattr(self, name, _convolution(channels, features, use_bias=not self.is_normalized, rngs=rngs))
                 if self.is_normalized:
                     setattr(self, f"{name}_norm", _norm(features, rngs=rngs))
                 channels = features

@@ -126,9 +126,7 @@ def _write_metadata(folder: Path, source: Source, plan: Plan, results: dict[str,
         )
         for split, shards in group_by_split(plan.shards, results).items()
     ]
-    identity = DatasetIdentity(
-        name=plan.name, version=tfds.core.Version(_VERSION), data_dir=str(folder), module_name=""
-    )
+    identity = DatasetIdentity(plan.name, tfds.core.Version(_VERSION), str(folder), module_name="")
     heights, widths = ({side for result in results.values() for side in result.shapes[i : i + 2]} for i in (0, 2))
     same = [sides.pop() if len(sides) == 1 else None for sides in (heights, widths)]
     features = make_features(source.class_names, plan.rules, *same)

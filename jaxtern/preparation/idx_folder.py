@@ -13,12 +13,10 @@ def holds_idx(folder: Path) -> bool:
 
 def open_idx_folder(folder: Path) -> Source:
     """Opens the splits train and test, with numbers as class names; raises as `read_pair`."""
-    splits = {split: _list_items(folder, split) for split in FILES}
+    splits: dict[str, list[Item]] = {}
+    for split in FILES:
+        (path, _), images, labels = read_pair(folder, split, f"SOURCE={str(folder)!r}")
+        stem, rows = path.name.removesuffix(".gz"), enumerate(zip(images[..., None], labels.tolist(), strict=True))
+        splits[split] = [Item(f"{stem}/{row:05d}", label, (pixels,), pixels.size) for row, (pixels, label) in rows]
     num_classes = 1 + max(item.label for items in splits.values() for item in items)
     return Source(tuple(map(str, range(num_classes))), splits, read_pixels, "png", grey=True)
-
-
-def _list_items(folder: Path, split: str) -> list[Item]:
-    (path, _), images, labels = read_pair(folder, split, f"SOURCE={str(folder)!r}")
-    stem, rows = path.name.removesuffix(".gz"), zip(images[..., None], labels.tolist(), strict=True)
-    return [Item(f"{stem}/{row:05d}", label, (pixels,), pixels.size) for row, (pixels, label) in enumerate(rows)]

@@ -118,8 +118,7 @@ def _list_class_names(path: Path, splits: dict[str, list[_Entry]]) -> tuple[str,
     """The names of all classes, sorted."""
     names: set[str] = set()
     for entries in splits.values():
-        loose = [member.name for parts, member in entries if not member.is_folder and len(parts) == 1]
-        if loose:
+        if loose := [member.name for parts, member in entries if not member.is_folder and len(parts) == 1]:
             raise ValueError(f"SOURCE={str(path)!r}: {name_some(loose, 'image', 'images')} in no folder of a class")
         names |= {entry.parts[0] for entry in entries}
     if len(names) < 2:

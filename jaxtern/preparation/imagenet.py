@@ -49,8 +49,7 @@ def _list_validation(path: Path, labels: list[str], classes: dict[str, int]) -> 
     members = sorted(member for member in list_tar(path) if not member.is_folder)
     if len(members) != len(labels):
         raise ValueError(f"labels: there are {len(labels):,} for the {len(members):,} images of {path}")
-    unknown = sorted(set(labels) - set(classes))
-    if unknown:
+    if unknown := sorted(set(labels) - set(classes)):
         raise ValueError(f"labels: {name_some(unknown, 'synset', 'synsets')} is none of the training images")
     pairs = zip(members, labels, strict=True)
     return [Item(member.name, classes[synset], member.location, member.size) for member, synset in pairs]

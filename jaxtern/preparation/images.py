@@ -72,8 +72,7 @@ def _decode_jpeg(raw: bytes, rules: Rules) -> tuple[np.ndarray, bool]:
     try:
         _decode_sound_jpeg(header + data, rules)
     except ValueError as damage:
-        stray = _STRAY_BYTES.search(str(damage))
-        if stray:
+        if stray := _STRAY_BYTES.search(str(damage)):
             end = data.find(b"\xff\xd9")
             _decode_sound_jpeg(header + data[: end - int(stray[1])] + data[end:], rules)
         elif _UNNAMED_SAMPLING not in str(damage):

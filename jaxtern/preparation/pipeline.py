@@ -93,15 +93,10 @@ def _write_missing(
     images = sum(map(len, source.splits.values()))
     done = f"; {len(results)} were done already" if results else ""
     say(f"{images:,} images of {len(source.class_names):,} classes in {len(plan.shards):,} shards, to {out}{done}")
-    tasks = [
-        Task(out, shard, source.read, plan.rules, source.class_names)
-        for shard in plan.shards
-        if shard.file_name not in results
-    ]
+    missing = [shard for shard in plan.shards if shard.file_name not in results]
+    tasks = [Task(out, shard, source.read, plan.rules, source.class_names) for shard in missing]
     with contextlib.closing(write_shards(tasks, workers)) as written:
-        for task, result in written:
-            results[task.shard.file_name] = result
-    return results
+        return results | {task.shard.file_name: result for task, result in written}
 
 
 def _require_few_bad(results: dict[str, ShardResult], max_bad: int) -> None:

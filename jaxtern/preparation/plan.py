@@ -125,15 +125,10 @@ def _estimate_bytes(source: Source, items: list[Item], rules: Rules) -> float:
 def _cut(name: str, split: str, items: list[Item], count: int, seed: int) -> list[Shard]:
     """Shuffles the items into `count` shards, whose sizes differ by at most one."""
     generator = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(split.encode())]))
-    order = generator.permutation(len(items))
-    edges = [len(items) * i // count for i in range(count + 1)]
+    parts = np.split(generator.permutation(len(items)), [len(items) * i // count for i in range(1, count)])
     return [
-        Shard(
-            split,
-            f"{name}-{split}.array_record-{i:05d}-of-{count:05d}",
-            [items[row] for row in order[edges[i] : edges[i + 1]]],
-        )
-        for i in range(count)
+        Shard(split, f"{name}-{split}.array_record-{i:05d}-of-{count:05d}", [items[row] for row in part])
+        for i, part in enumerate(parts)
     ]
 
 

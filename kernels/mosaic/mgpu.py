@@ -19,7 +19,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..radix import RUN
 from ..segments import Segments
-from ..tuning import Tuning
 
 LAYOUT = plgpu.Layout.WG_STRIDED((RUN,), vec_size=1)
 _NO_BOUND = np.iinfo(np.int32).max
@@ -41,7 +40,7 @@ def launch(
     operands: Sequence[jax.Array],
     outputs: tuple[tuple[tuple[int, ...], Any], ...],
     items: int,
-    tuning: Tuning,
+    warpgroups: int,
     interpret: Any = None,
     scratch: tuple[int, ...] | None = None,
 ) -> list[jax.Array]:
@@ -55,33 +54,22 @@ def launch(
       operands: arrays in device memory; outputs vary over the axes of `shard_map` that the first operand varies over.
       outputs: shape and dtype of each output.
       items: number of items.
-      tuning: distribution of the items.
+      warpgroups: number of warpgroups in a block.
       interpret: `plgpu.InterpretGPUParams` to run on a CPU.
-      scratch: shape of float32 in shared memory of a block, which must then be one warpgroup with one item.
+      scratch: shape of float32 in shared memory of a block, which must then be one warpgroup.
     """
-    per_block = tuning.warpgroups * tuning.items
     # A single warpgroup is no axis, as sums over all threads of a warpgroup are only made without one.
-    threads = {"num_threads": tuning.warpgroups, "thread_name": "warpgroup"} if tuning.warpgroups > 1 else {}
+    threads = {"num_threads": warpgroups, "thread_name": "warpgroup"} if warpgroups > 1 else {}
 
     def block(*refs: Any) -> None:
-        first = lax.axis_index("block") * per_block + (lax.axis_index("warpgroup") if threads else 0)
-
-        def step(i: jax.Array, carry: None) -> None:
-            item = first + i * tuning.warpgroups
-
-            @pl.when(item < items)
-            def _() -> None:
-                body(*known, item, *refs)
-
-            return carry
-
-        lax.fori_loop(0, tuning.items, step, None)
+        item = lax.axis_index("block") * warpgroups + (lax.axis_index("warpgroup") if threads else 0)
+        pl.when(item < items)(lambda: body(*known, item, *refs))
 
     varying = jax.typeof(operands[0]).manual_axis_type
     kernel = plgpu.kernel(
         block,
         out_type=[jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying) for shape, dtype in outputs],
-        grid=(-(-items // per_block),),
+        grid=(-(-items // warpgroups),),
         grid_names=("block",),
         scratch_types=[plgpu.SMEM(scratch, jnp.float32)] if scratch else [],
         **threads,

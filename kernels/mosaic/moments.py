@@ -28,18 +28,17 @@ from ..moments_reference import (
 from ..radix import RUN
 from ..rounding import settle
 from ..segments import Segments
-from ..tuning import Tuning
 from . import mgpu
 
 
-def partials_mgpu(gradient: jax.Array, segments: Segments, tuning: Tuning, interpret: Any = None) -> Partials:
+def partials_mgpu(gradient: jax.Array, segments: Segments, warpgroups: int, interpret: Any = None) -> Partials:
     """As `partials_reference`."""
     tables = chunk_tables(segments)
     elements, rows = mgpu.rooms(segments, tables[0].size)
     filler = 0, 1, 0  # beyond the last chunk, segments of one element, whose moments are dropped
     filled = [mgpu.fill(table, rows, value) for table, value in zip(tables, filler, strict=True)]
     operands, outputs = [mgpu.fill(gradient, elements), *filled], (((rows,), np.int32),) * 5
-    found = mgpu.launch(_moments, (), operands, outputs, rows, tuning, interpret)
+    found = mgpu.launch(_moments, (), operands, outputs, rows, warpgroups, interpret)
     max_abs, *sums = (each[: tables[0].size] for each in found)
     first, second = (as_float(largest, total, RUN) for largest, total in zip(sums[::2], sums[1::2], strict=True))
     return lax.bitcast_convert_type(max_abs, jnp.float32), first, second

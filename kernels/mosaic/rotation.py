@@ -18,7 +18,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from .. import noise
 from ..radix import RUN
-from ..tuning import Tuning
 from . import mgpu
 
 _SIDE = 16  # columns; rows of a group; groups
@@ -42,7 +41,7 @@ def rotate_blocks_mgpu(
     shape = room, _SIDE, _GROUP
     operands = [mgpu.fill(blocks.reshape(-1), room * size).reshape(shape), key, mgpu.fill(firsts, room)]
     outputs, scratch = ((shape, np.float32),), (_SIDE, _PITCH)
-    turned = mgpu.launch(_rotate, (is_inverse,), operands, outputs, room, Tuning(), interpret, scratch)[0]
+    turned = mgpu.launch(_rotate, (is_inverse,), operands, outputs, room, 1, interpret, scratch)[0]
     return turned.reshape(-1)[: blocks.size].reshape(count, size)
 
 

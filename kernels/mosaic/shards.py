@@ -20,21 +20,20 @@ from jax.experimental import pallas as pl
 from .. import radix as radix_lib
 from ..radix import RUN
 from ..ternary_decode import UNROLLED_ROWS
-from ..tuning import Tuning
 from . import mgpu
 
 _MIDDLE = np.float32(1.5 * 2**23)  # of the floats whose steps are 1; 2^22 of them on either side
 
 
 def shard_sum_mgpu(
-    words: jax.Array, num_elements: int, levels: int, radix: int, tuning: Tuning, interpret: Any = None
+    words: jax.Array, num_elements: int, levels: int, radix: int, warpgroups: int, interpret: Any = None
 ) -> jax.Array:
     """`shard_sum`, for checked arguments. An item is the fewest tiles of words that fill whole tiles of sums."""
     filled, own_depth = _fill(words, levels), radix_lib.digits_per_word(2 * levels + 1)
     num_sums = radix_lib.num_words(filled.shape[1] * own_depth, radix)
     items = -(-filled.shape[1] // RUN * own_depth // math.lcm(own_depth, radix_lib.digits_per_word(radix)))
     known, outputs = (*filled.shape, num_sums // RUN, levels, radix), (((num_sums,), np.uint32),)
-    sums = mgpu.launch(_shard_sum, known, [filled.reshape(-1)], outputs, items, tuning, interpret)[0]
+    sums = mgpu.launch(_shard_sum, known, [filled.reshape(-1)], outputs, items, warpgroups, interpret)[0]
     return sums[: radix_lib.num_words(num_elements, radix)]
 
 

@@ -19,7 +19,6 @@ from ..radix import RUN
 from ..rounding import settle
 from ..segments import Segments
 from ..ternary_decode import UNROLLED_ROWS
-from ..tuning import Tuning
 from . import mgpu
 
 
@@ -31,7 +30,7 @@ def ternary_decode_mgpu(
     radix: int,
     dither: Dither | None,
     tile_scales: jax.Array | None,
-    tuning: Tuning,
+    warpgroups: int,
     interpret: Any = None,
 ) -> jax.Array:
     """`ternary_decode`, for checked arguments; `units` are from `units_of`, `zero` is the sum of zero levels."""
@@ -42,7 +41,7 @@ def ternary_decode_mgpu(
     shared = dither and dither._replace(bits=None, offset=0)  # which are operands
     known = *filled.shape, elements // RUN, zero, radix, shared
     operands, outputs = [filled.reshape(-1), bits, *tables, *scales], (((elements,), np.float32),)
-    mean = mgpu.launch(_ternary_decode, known, operands, outputs, tables[-1].size, tuning, interpret)[0]
+    mean = mgpu.launch(_ternary_decode, known, operands, outputs, tables[-1].size, warpgroups, interpret)[0]
     return mean[: segments.num_elements]
 
 

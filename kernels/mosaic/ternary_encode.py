@@ -19,7 +19,6 @@ from .. import dither, noise, radix as radix_lib
 from ..radix import RUN
 from ..rounding import to_digits
 from ..segments import Segments
-from ..tuning import Tuning
 from . import mgpu
 
 
@@ -48,7 +47,7 @@ def ternary_encode_mgpu(
     radix: int,
     levels: int,
     offset: int | jax.Array,
-    tuning: Tuning,
+    warpgroups: int,
     interpret: Any = None,
 ) -> jax.Array:
     """`ternary_encode`, for checked arguments; `steps` are from `steps_of`."""
@@ -59,7 +58,7 @@ def ternary_encode_mgpu(
     constants = radix, levels, depth, elements // RUN, width // RUN, tiles_per_item
     operands = [mgpu.fill(gradient, elements), dither.with_group(key, offset), *tables]
     outputs = (((width,), np.uint32),)
-    words = mgpu.launch(_ternary_encode, (constants,), operands, outputs, tables[-1].size, tuning, interpret)[0]
+    words = mgpu.launch(_ternary_encode, (constants,), operands, outputs, tables[-1].size, warpgroups, interpret)[0]
     return words[: segments.num_words(radix)]
 
 

@@ -19,7 +19,7 @@ from jaxtern.compression.radix.buckets import BUCKET_SIZE, plan_buckets
 from jaxtern.compression.transform import describe
 from jaxtern.kernels import dispatch, tuning
 from jaxtern.kernels.dispatch import why_not_native
-from jaxtern.kernels.tuning import OPS, Tuning
+from jaxtern.kernels.tuning import OPS
 
 
 @pytest.fixture
@@ -153,19 +153,19 @@ def test_reference_of_what_is_not_finite_agrees_with_itself():
 def test_tune_prints_the_best_and_leaves_the_defaults(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     def measure(_: Callable, case: Any, *__: Any) -> dict:
         now = tuning.DEFAULTS[case.op]
-        if now.warpgroups == 4:
+        if now == 4:
             return {"error": "too many registers"}
-        return {"fraction_of_copy": 1.0 if now == Tuning(2, 4) else 0.5}
+        return {"fraction_of_copy": 1.0 if now == 2 else 0.5}
 
     before = dict(tuning.DEFAULTS)
     monkeypatch.setattr(command, "measure", measure)
     rows = command.tune(OPS, 1000, "float32", 4, 1)
-    assert len(rows) == len(OPS) * len(command.TUNINGS)
+    assert len(rows) == len(OPS) * len(command.WARPGROUPS)
     assert before == tuning.DEFAULTS
     printed = capsys.readouterr().out
-    entries = "".join(f'    "{op}": Tuning(warpgroups=2, items=4),\n' for op in OPS)
+    entries = "".join(f'    "{op}": 2,\n' for op in OPS)
     assert printed.endswith(f"\nDEFAULTS = {{\n{entries}}}\n")
-    assert "Tuning(warpgroups=4, items=1): too many registers" in printed
+    assert "    4: too many registers" in printed
 
 
 @pytest.mark.slow

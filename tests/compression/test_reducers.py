@@ -17,8 +17,12 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxtern
 from jaxtern import CompressedMeanState, Reducer, compressed_mean
+from jaxtern.compression.radix.buckets import BUCKET_SIZE, plan_buckets
 from jaxtern.compression.radix.gaussian import best_code
+from jaxtern.compression.reducer import SHARED
 from jaxtern.compression.transform import describe
+from jaxtern.kernels import derive_key, rotate
+from jaxtern.kernels.segments import split
 
 pytestmark = pytest.mark.optimized
 
@@ -27,7 +31,7 @@ SHAPES = {"bias": (33,), "conv": (3, 2, 5), "empty": (0, 4), "half": (130,), "ke
 LARGE = SHAPES | {"kernel": (150, 117)}  # above 2^14 elements
 NUM_WORKERS, NUM_STEPS = 4, 64  # gradients differ from step to step until CONSTANT
 CONSTANT = 3
-ROUNDED_AGAIN = {"terngrad two-way", "ternary two-way"}  # by scales that small tensors share
+ROUNDED_AGAIN = {"terngrad two-way", "ternary two-way", "ternary two-way, feedback"}  # small tensors together
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled, not run
 
 
@@ -40,7 +44,7 @@ class Row(NamedTuple):
       draws: whether it draws noise.
       tells: whether it tells what was sent.
       mixes: whether a tensor's mean depends on other tensors.
-      served: whether the last part of its local state is cut into shards, one a worker.
+      served: the last part of its local state, if that is cut into shards, one a worker, to tensors.
       shapes: of the tensors.
     """
 
@@ -49,7 +53,7 @@ class Row(NamedTuple):
     draws: bool = False
     tells: bool = True
     mixes: bool = False
-    served: bool = False
+    served: Callable | None = None
     shapes: dict[str, tuple[int, ...]] = SHAPES
 
 
@@ -181,9 +185,22 @@ def errors(local: Any, layout: jaxtern.Layout) -> list[np.ndarray]:
     return [error.mean(axis=0, dtype=np.float64) for error in local[0]]
 
 
-def both_errors(local: Any, layout: jaxtern.Layout) -> list[np.ndarray]:
+def both_errors(served: Callable) -> Callable:
     """The workers' and the server's."""
-    return [mine + theirs for mine, theirs in zip(errors(local, layout), joined(local[-1], layout), strict=True)]
+
+    def add(local: Any, layout: jaxtern.Layout) -> list[np.ndarray]:
+        return [mine + theirs for mine, theirs in zip(errors(local, layout), served(local[-1], layout), strict=True)]
+
+    return add
+
+
+def unrotated(shards: list[np.ndarray], layout: jaxtern.Layout) -> list[np.ndarray]:
+    """The server's errors of a bucket, dealt out to the workers, in the shapes of the layout."""
+    (bucket,) = plan_buckets(layout, BUCKET_SIZE)
+    parts = split(shards[0].reshape(-1)[: bucket.size], bucket.sizes)
+    key = derive_key(3, 0, 2**32 - 1 - SHARED.index("rotation"))
+    found = dict(zip(bucket.places, rotate(parts, key, is_inverse=True), strict=True))
+    return [np.asarray(found[place]).reshape(shape) for place, shape in enumerate(layout.shapes)]
 
 
 def joined(shards: list[np.ndarray], layout: jaxtern.Layout) -> list[np.ndarray]:
@@ -216,6 +233,13 @@ ROWS = {
     "ternary by sum": Row(lambda: jaxtern.ternary(exchange="sum"), rotated(1), draws=True, shapes=LARGE),
     "ternary by scatter": Row(lambda: jaxtern.ternary(exchange="scatter"), rotated(1), draws=True),
     "ternary two-way": Row(lambda: jaxtern.ternary(exchange="two_way"), rotated(1, rounds=2), draws=True),
+    "ternary two-way, feedback": Row(
+        lambda: jaxtern.ternary(exchange="two_way", error_feedback=True),
+        contractive(0.5, both_errors(unrotated)),
+        draws=True,
+        served=unrotated,
+        shapes=LARGE,
+    ),
     "ternary, own noise": Row(lambda: jaxtern.ternary(rounding="stochastic"), rotated(1, "stochastic"), draws=True),
     "7 levels, nearest": Row(lambda: jaxtern.quantized(3, rounding="nearest"), rotated(3, "nearest"), draws=True),
     "quantized": Row(
@@ -232,7 +256,7 @@ ROWS = {
     "low_rank 1": Row(lambda: jaxtern.low_rank(1), contractive(0.1, errors)),
     "low_rank 3": Row(lambda: jaxtern.low_rank(3), contractive(0.2, errors)),
     "sign": Row(jaxtern.sign, contractive(0.5, errors)),
-    "sign two-way": Row(lambda: jaxtern.sign(two_way=True), contractive(0.5, both_errors), served=True),
+    "sign two-way": Row(lambda: jaxtern.sign(two_way=True), contractive(0.5, both_errors(joined)), served=joined),
     "error_feedback": Row(
         lambda: jaxtern.error_feedback(jaxtern.quantized(7, clip_sigmas=0.0)), contractive(0.9, errors), draws=True
     ),
@@ -491,7 +515,7 @@ def test_traffic_is_the_bytes_of_the_compiled_collectives(collectives: Callable,
 def test_states_for_another_number_of_workers_keep_their_means(name: str, num_workers: int):
     row, state = ROWS[name], reference(name)[-1][1]
     local = resized(name, num_workers)
-    before, found = (joined(tree[-1], layout_of(name)) if row.served else [] for tree in (state.local, local))
+    before, found = (row.served(tree[-1], layout_of(name)) if row.served else [] for tree in (state.local, local))
     assert_bits(found, before)
     averaged = [tree[:-1] if row.served else tree for tree in (state.local, local)]
     for a, b in zip(*map(leaves, averaged), strict=True):

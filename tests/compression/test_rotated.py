@@ -12,7 +12,10 @@ import scipy.stats
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import jaxtern
+from jaxtern.compression.radix import owed
 from jaxtern.compression.radix.gaussian import MAGNITUDE, ROUNDINGS, Code, best_code, entropy, stretches
+from jaxtern.compression.radix.quantizer import Quantizer
+from jaxtern.kernels import derive_key
 
 pytestmark = pytest.mark.optimized
 
@@ -34,13 +37,13 @@ TENSORS = {
 @functools.cache
 def run_of(rounding: str, levels: int, exchange: str = "gather") -> tuple[Any, Any]:
     """Gradients [N, ...] of workers whose sizes differ fourfold, and means [NUM_STEPS, ...] of the same gradients."""
-    sizes = np.array([1.0, 0.5, 2.0, 1.0])
-    gradients = {
-        name: sizes.reshape(-1, *[1] * x.ndim).astype(np.float32) * x.astype(np.float32)[None]
-        for name, x in TENSORS.items()
-    }
     reducer = jaxtern.quantized(levels, rounding=rounding, exchange=exchange)
-    return gradients, means_of(gradients, reducer)
+    return _gradients(), means_of(_gradients(), reducer)
+
+
+def _gradients() -> dict[str, np.ndarray]:
+    sizes = np.array([1.0, 0.5, 2.0, 1.0], np.float32)
+    return {name: sizes.reshape(-1, *[1] * x.ndim) * x.astype(np.float32)[None] for name, x in TENSORS.items()}
 
 
 def means_of(gradients: dict[str, np.ndarray], reducer: jaxtern.Reducer) -> Any:
@@ -119,6 +122,30 @@ def test_a_second_rounding_does_not_clip_a_small_tensor_by_what_lies_beside_it()
     along = means_of(gradients, jaxtern.ternary(exchange="two_way"))["small"].mean(axis=1)
     limit = scipy.stats.t.isf(FAILURE / 2, NUM_STEPS - 1) / math.sqrt(NUM_STEPS)
     assert abs(along.mean() - 1) <= limit * along.std(ddof=1) + 0.01
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_what_two_roundings_leave_out_does_not_pile_up(name: str):
+    """Of the same gradients in each step: what is owed stays about as large as a mean, and so it is sent."""
+    mean = _gradients()[name].mean(axis=0, dtype=np.float64)
+    sums = np.cumsum(_means_with_feedback()[name], axis=0, dtype=np.float64)
+    for step in (50, 100, NUM_STEPS):
+        assert np.linalg.norm(sums[step - 1] - step * mean) <= 1.7 * np.linalg.norm(mean)
+
+
+@functools.cache
+def _means_with_feedback() -> Any:
+    return means_of(_gradients(), jaxtern.ternary(exchange="two_way", error_feedback=True))
+
+
+def test_errors_of_a_tensor_whose_gradient_became_small_do_not_drown_others():
+    """Half of a shard owes 10^6 of its units, and half nothing; both are kept, and the second half is sent."""
+    quantizer, half = Quantizer(), 2560
+    mean = jnp.asarray(np.random.default_rng(1).standard_normal(2 * half), jnp.float32)
+    units, error = (jnp.repeat(jnp.array(pair), half) for pair in ([1e-6, 1.0], [1.0, 0.0]))
+    _, left = owed.serve(quantizer, mean, error, units, derive_key(0, 0, 0))
+    assert np.square(left[half:]).mean() < 2
+    np.testing.assert_allclose(left[:half], 1.0, rtol=1e-4)
 
 
 def test_zeros_stay_zeros_and_what_is_not_finite_takes_its_block_alone():

@@ -1,4 +1,4 @@
-"""Which implementation runs, and under which tuning."""
+"""Which implementation runs."""
 
 import logging
 import types
@@ -10,7 +10,6 @@ from jax.sharding import AxisType
 
 from jaxtern.kernels import Segments, dispatch, moments
 from jaxtern.kernels.native import library as native_library
-from jaxtern.kernels.tuning import Tuning
 
 
 def _device(platform: str = "gpu", capability: str | None = "9.0", kind: str = "NVIDIA H200") -> types.SimpleNamespace:
@@ -153,10 +152,3 @@ def test_a_missing_compiler_is_logged_once_and_only_where_it_would_be_used(
             dispatch.pick_implementation("moments", "auto", 3)
     found = [(record.levelno, record.message) for record in caplog.records]
     assert found == [(logging.INFO, "kernels: reference, as there is no C compiler")]
-
-
-@pytest.mark.parametrize("name", ["warpgroups", "items"])
-@pytest.mark.parametrize("value", [0, -1, 65, 1.0, True, None, "2"])
-def test_a_tuning_refuses_what_is_out_of_range(name: str, value: object):
-    with pytest.raises(ValueError, match=f"{name}={value!r}: must be an integer from 1 to"):
-        Tuning(**{name: value})

@@ -31,7 +31,6 @@ from jaxtern.kernels.radix import RUN
 from jaxtern.kernels.rotation import BLOCK
 from jaxtern.kernels.ternary_decode import units_of
 from jaxtern.kernels.ternary_encode import steps_of
-from jaxtern.kernels.tuning import Tuning
 
 if dispatch.jax_version() < dispatch.MIN_JAX:
     pytest.skip("the kernels need a newer JAX", allow_module_level=True)
@@ -46,8 +45,8 @@ from jaxtern.kernels.mosaic.ternary_encode import ternary_encode_mgpu
 
 pytestmark = pytest.mark.newest
 DTYPES = ["float32", "bfloat16", "float16"]
-DEFAULT = Tuning(2, 1)
-TUNINGS = [Tuning(1, 1), Tuning(2, 1), Tuning(1, 3), Tuning(2, 2)]
+DEFAULT = 2  # warpgroups
+WARPGROUPS = [1, 2]
 KEY = derive_key(3, 14, 15)
 BITS = [complete(KEY), nearest(), dithered(KEY, 2, 5)]
 
@@ -93,9 +92,9 @@ def _scales(segments: Segments, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).uniform(0.5, 3, segments.num_scales), jnp.float32)
 
 
-def _mosaic_encode(segments: Segments, tuning: Tuning = DEFAULT, **options: Any) -> Callable:
+def _mosaic_encode(segments: Segments, warpgroups: int = DEFAULT, **options: Any) -> Callable:
     radix, levels = options.get("radix", 3), options.get("levels", 1)
-    rest = (segments, radix, levels, options.get("offset", 0), tuning)
+    rest = (segments, radix, levels, options.get("offset", 0), warpgroups)
 
     def encode(gradient: jax.Array, scales: jax.Array, key: jax.Array, interpret: Any) -> Any:
         return ternary_encode_mgpu(gradient, steps_of(scales, levels), complete(key), *rest, interpret)
@@ -106,32 +105,32 @@ def _mosaic_encode(segments: Segments, tuning: Tuning = DEFAULT, **options: Any)
 @few_examples
 @given(
     buckets(), st.integers(1, 16), st.sampled_from([1, 2, 64, 65, 1000]), st.sampled_from(DTYPES),
-    st.sampled_from(TUNINGS), st.sampled_from(BITS),
+    st.sampled_from(WARPGROUPS), st.sampled_from(BITS),
 )  # fmt: skip
 @example(Segments((5120,)), 1, 1, "float32", DEFAULT, BITS[0])
-@example(Segments((2560, 2560, 2560)), 1, 1, "float32", Tuning(1, 2), BITS[1])
+@example(Segments((2560, 2560, 2560)), 1, 1, "float32", 1, BITS[1])
 @example(Segments((7000,)), 2, 1, "bfloat16", DEFAULT, BITS[2])
 @example(Segments((11 * 512, 1)), 3, 1, "float16", DEFAULT, BITS[0])
 def test_encode_equals_its_reference(
-    run: Callable, segments: Segments, added: int, levels: int, dtype: str, tuning: Tuning, bits: jax.Array
+    run: Callable, segments: Segments, added: int, levels: int, dtype: str, warpgroups: int, bits: jax.Array
 ):
     options = {"radix": min(2 * levels * added + 1, 2**16), "levels": levels, "offset": 1024}
     arrays = _gradient(segments, dtype), _scales(segments), bits
     expected = ternary_encode(*arrays, segments, **options, implementation="reference")
-    _assert_same(run(_mosaic_encode(segments, tuning, **options), *arrays), expected)
+    _assert_same(run(_mosaic_encode(segments, warpgroups, **options), *arrays), expected)
 
 
 @few_examples
 @given(
-    buckets(), st.integers(1, 12), st.booleans(), st.sampled_from([1, 2, 100]), st.sampled_from(TUNINGS),
+    buckets(), st.integers(1, 12), st.booleans(), st.sampled_from([1, 2, 100]), st.sampled_from(WARPGROUPS),
     st.booleans(), st.booleans(),
 )  # fmt: skip
 @example(Segments((5120,)), 1, False, 1, DEFAULT, False, False)
 @example(Segments((5120, 77)), 9, False, 1, DEFAULT, True, False)
-@example(Segments((2600, 1)), 4, True, 1, Tuning(1, 2), True, False)
+@example(Segments((2600, 1)), 4, True, 1, 1, True, False)
 @example(Segments((5120, 77)), 1, False, 1, DEFAULT, True, True)
 def test_decode_equals_its_reference(
-    run: Callable, segments: Segments, num_workers: int, added: bool, levels: int, tuning: Tuning, dithers: bool,
+    run: Callable, segments: Segments, num_workers: int, added: bool, levels: int, warpgroups: int, dithers: bool,
     by_tile: bool,
 ):  # fmt: skip
     radix = 2 * levels * (num_workers if added else 1) + 1
@@ -152,37 +151,37 @@ def test_decode_equals_its_reference(
 
     def decode(rows: jax.Array, scales: jax.Array, offset: jax.Array, interpret: Any) -> jax.Array:
         numbers = units_of(scales, zero), segments, zero, radix, dither(offset), tile_scales
-        return ternary_decode_mgpu(rows, *numbers, tuning, interpret)
+        return ternary_decode_mgpu(rows, *numbers, warpgroups, interpret)
 
     _assert_same(run(decode, rows, scales, offset), expected)
 
 
 @few_examples
-@given(buckets(), st.sampled_from(DTYPES), st.integers(1, 3), st.floats(-100, 100))
-@example(Segments((16384,)), "float32", 1, 0.0)
-@example(Segments((20000, 1, 16385)), "float32", 2, 5.0)
-@example(Segments((127,)), "float16", 1, 0.0)
-@example(Segments((300, 200), 150), "bfloat16", 1, 0.0)
-def test_moments_equal_their_reference(run: Callable, segments: Segments, dtype: str, items: int, mean: float):
+@given(buckets(), st.sampled_from(DTYPES), st.floats(-100, 100))
+@example(Segments((16384,)), "float32", 0.0)
+@example(Segments((20000, 1, 16385)), "float32", 5.0)
+@example(Segments((127,)), "float16", 0.0)
+@example(Segments((300, 200), 150), "bfloat16", 0.0)
+def test_moments_equal_their_reference(run: Callable, segments: Segments, dtype: str, mean: float):
     gradient = (_gradient(segments, "float32") + jnp.float32(mean)).astype(dtype)
     expected = jax.jit(lambda g: partials_reference(g, segments))(gradient)
-    _assert_same(run(lambda g, interpret: partials_mgpu(g, segments, Tuning(1, items), interpret), gradient), expected)
+    _assert_same(run(lambda g, interpret: partials_mgpu(g, segments, 1, interpret), gradient), expected)
 
 
 @few_examples
-@given(st.integers(1, 6000), st.integers(1, 12), st.sampled_from([1, 2, 100]), st.sampled_from(TUNINGS))
+@given(st.integers(1, 6000), st.integers(1, 12), st.sampled_from([1, 2, 100]), st.sampled_from(WARPGROUPS))
 @example(2560 * 2, 4, 1, DEFAULT)
 @example(2560 * 13, 2, 1, DEFAULT)
 @example(2560, 2, 1, DEFAULT)  # the second tile of sums reaches beyond the words
-@example(1, 3, 7, Tuning(1, 2))
+@example(1, 3, 7, 1)
 @example(3000, 127, 1, DEFAULT)
 @example(3000, 5, 1000, DEFAULT)
-def test_shard_sum_equals_its_reference(run: Callable, n: int, num_workers: int, levels: int, tuning: Tuning):
+def test_shard_sum_equals_its_reference(run: Callable, n: int, num_workers: int, levels: int, warpgroups: int):
     digits = np.random.default_rng(n).integers(0, 2 * levels + 1, (num_workers, n), dtype=np.uint32)
     words = _words(digits, 2 * levels + 1)
     radix = 2 * levels * num_workers + 1
     expected = shard_sum(words, n, levels=levels, implementation="reference")
-    found = run(lambda w, interpret: shard_sum_mgpu(w, n, levels, radix, tuning, interpret), words)
+    found = run(lambda w, interpret: shard_sum_mgpu(w, n, levels, radix, warpgroups, interpret), words)
     _assert_same(found, expected)
 
 
@@ -219,7 +218,7 @@ def _words(digits: np.ndarray, radix: int) -> jax.Array:
 def test_what_is_not_finite_comes_out_as_nan_in_its_own_segment(run: Callable, bad: float):
     segments = Segments((3000, 700, 3000))
     gradient = _gradient(segments, "float32").at[3100].set(bad)
-    partials = run(lambda g, interpret: partials_mgpu(g, segments, Tuning(1), interpret), gradient)
+    partials = run(lambda g, interpret: partials_mgpu(g, segments, 1, interpret), gradient)
     np.testing.assert_array_equal(np.isfinite(partials[0]), [True, False, True])
     scales = jnp.where(jnp.isfinite(jnp.asarray(partials[0])), 1.0, jnp.nan)
     words = run(_mosaic_encode(segments), gradient, scales, KEY)
@@ -249,14 +248,13 @@ RACE = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtern.kernels.mosaic import mgpu
-from jaxtern.kernels.tuning import Tuning
 
 def everyone_writes_the_first_run(item, vector, out):
     mgpu.store(out, 0, mgpu.load(vector, item * 128))
 
 interpret = plgpu.InterpretGPUParams(detect_races=True)
-outputs, tuning = (((128,), np.float32),), Tuning(2, 1)
-mgpu.launch(everyone_writes_the_first_run, (), [jnp.ones(512)], outputs, 4, tuning, interpret)[0].block_until_ready()
+outputs = (((128,), np.float32),)
+mgpu.launch(everyone_writes_the_first_run, (), [jnp.ones(512)], outputs, 4, 2, interpret)[0].block_until_ready()
 """
 
 
@@ -285,9 +283,7 @@ def _decode_large(words: jax.Array, units: jax.Array, interpret: Any) -> jax.Arr
 
 
 TRACED = {
-    "moments": lambda dtype: _traced(
-        lambda g, i: partials_mgpu(g, LARGE, Tuning(), i), ((LARGE.num_elements,), dtype)
-    ),
+    "moments": lambda dtype: _traced(lambda g, i: partials_mgpu(g, LARGE, 1, i), ((LARGE.num_elements,), dtype)),
     "ternary_encode": lambda dtype: _traced(
         _mosaic_encode(LARGE), ((LARGE.num_elements,), dtype), ((2,), "float32"), ((2,), "uint32")
     ),

@@ -65,6 +65,7 @@ class Buckets:
     Attributes:
       tensors: means, once all are decoded.
       sent: each worker's own tensors as decoded; None if the group does not ask.
+      scales: shared scales of each bucket that was encoded, by its number.
     """
 
     def __init__(self, plan: Plan, workers: Sequence[Tensors], group: Group):
@@ -72,7 +73,7 @@ class Buckets:
         self.tensors: list[jax.Array] = list(workers[0])
         self.sent: list[Tensors] | None = [list(own) for own in workers] if group.tracks else None
         self._plan, self._workers, self._group, self._bits = plan, workers, group, plan.quantizer.bits(group)
-        self._scales: dict[int, jax.Array] = {}
+        self.scales: dict[int, jax.Array] = {}
 
     def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
         """uint32[V, W] words of the workers here; XLA orders them, so `after` is ignored."""
@@ -80,10 +81,10 @@ class Buckets:
         flats = [concatenate([own[place] for place in places]) for own in self._workers]
         measured = [quantizer.measure(flat, sizes) for flat in flats]
         # One after the other, as XLA would join the maxima of all buckets, and the first would wait for the last.
-        before = [lax.bitcast_convert_type(scales, jnp.uint32) for scales in [*self._scales.values()][-1:]]
+        before = [lax.bitcast_convert_type(scales, jnp.uint32) for scales in [*self.scales.values()][-1:]]
         before = collectives.that_vary_no_more(before, measured[0].scales)
         scales = quantizer.share_scales(measured, self._group, before)
-        self._scales[piece.number] = scales
+        self.scales[piece.number] = scales
         added = self._plan.exchanges[piece.number].num_added(self._group.size)
         own_scales = [quantizer.own_scales(scales, own) for own in measured]
         words = [
@@ -99,7 +100,7 @@ class Buckets:
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
         """Decodes and keeps the mean of a piece."""
         quantizer, (places, sizes, position) = self._plan.quantizer, self._plan.buckets[piece.number]
-        scales, dither = self._scales[piece.number], received.dither or quantizer.dither(self._group, position)
+        scales, dither = self.scales[piece.number], received.dither or quantizer.dither(self._group, position)
         if self._plan.is_in_place:
             into = [self.tensors[place] for place in places]
             means = quantizer.decode_span(received, scales, into, (0, piece.size), dither)

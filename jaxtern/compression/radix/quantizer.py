@@ -246,6 +246,10 @@ class Quantizer:
         sent = 32 / digits_per_word(self.radix(num_added))
         return traffic._replace(saved=traffic.bytes * (1 - entropy(self.code, num_added) / sent))
 
+    def spread(self, scales: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
+        """float32[n], the scale of each element."""
+        return self._segments(sizes).spread(jnp.ones((sum(sizes),), jnp.float32), scales)
+
     def num_places(self, width: int) -> int:
         """Elements for which `width` words of one worker have room."""
         return width * digits_per_word(self.radix(1))

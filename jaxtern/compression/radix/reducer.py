@@ -1,20 +1,22 @@
 """The radix reducers: the digits of quantized tensors travel in words that add exactly."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtern.compression import collectives
+from jaxtern.compression import collectives, wrappers
 from jaxtern.compression.arguments import as_integer
 from jaxtern.compression.network.links import Network, Traffic, maximum
-from jaxtern.compression.radix import pipeline
+from jaxtern.compression.radix import owed, pipeline
 from jaxtern.compression.radix.buckets import BUCKET_SIZE, join_buckets, plan_buckets
 from jaxtern.compression.radix.cpu_chain import Memory
 from jaxtern.compression.radix.exchanges import EXCHANGES, choose_exchange
 from jaxtern.compression.radix.quantizer import Quantizer
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put, stateless
+from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put, share_out
 from jaxtern.kernels import dispatch, rotate
 
 _IN_PLACE_SIZE = 2**16  # elements; smaller trees are better left to XLA as a whole
@@ -30,6 +32,7 @@ def ternary(
     bucket_size: int | None = BUCKET_SIZE,
     network: Network | None = None,
     implementation: str = "auto",
+    error_feedback: bool = False,
 ) -> Reducer:
     """Ternary digits times a shared scale: 1.6 bits an element of each worker.
 
@@ -39,7 +42,7 @@ def ternary(
       Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017; and those
       of `quantized`.
     """
-    rest = exchange, bucket_size, network, implementation
+    rest = exchange, bucket_size, network, implementation, error_feedback
     return quantized(1, clip_sigmas, block_size, rotation, rounding, *rest)
 
 
@@ -76,6 +79,7 @@ def quantized(
     bucket_size: int | None = BUCKET_SIZE,
     network: Network | None = None,
     implementation: str = "auto",
+    error_feedback: bool = False,
 ) -> Reducer:
     """Digits of L levels a side times a shared scale, packed and added exactly.
 
@@ -100,6 +104,9 @@ def quantized(
         bucket. Noise, and so the mean's last digits, depend on it.
       network: links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
       implementation: implementation of the kernels, "auto", "reference", "native" or "mosaic".
+      error_feedback: whether what a mean leaves out is added to the next one (see `jaxtern.error_feedback`). With
+        "two_way", the owner of a shard of the mean also keeps what the second rounding leaves out. This is then to the
+        nearest, and the rotation the same in each step.
 
     References:
       Suresh et al., Distributed Mean Estimation with Limited Communication, ICML 2017 (rotation); Roberts, Picture
@@ -116,26 +123,44 @@ def quantized(
     if not isinstance(network, Network | None):
         raise ValueError(f"network={network!r}: must be a jaxtern.Network, or None")
     links = network or Network()
+    keeps = error_feedback and exchange == "two_way"  # what the second rounding leaves out
 
     def plan(layout: Layout, num_workers: int) -> pipeline.Plan:
         buckets = plan_buckets(layout, bucket_size)
         chosen = [choose_exchange(exchange, quantizer, each.size, num_workers, links) for each in buckets]
         return pipeline.Plan(buckets, quantizer, chosen, links)
 
+    def init(layout: Layout, num_workers: int) -> State:
+        return State(local=owed.zeros(quantizer, plan(layout, num_workers).buckets, num_workers) if keeps else ())
+
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
         return _reduce(_suit_device(plan(group.layout, group.size), group, bucket_size), workers, state, group)
 
-    return Reducer(stateless, reduce, lambda layout, num_workers: _traffic(plan(layout, num_workers), num_workers))
+    def resize(local: Any, layout: Layout, num_workers: int) -> Any:
+        return owed.resize(local, quantizer, plan(layout, num_workers).buckets, num_workers)
+
+    def traffic(layout: Layout, num_workers: int) -> Traffic:
+        return _traffic(plan(layout, num_workers), num_workers)
+
+    reducer = Reducer(init, reduce, traffic, resize if keeps else share_out)
+    return wrappers.error_feedback(reducer) if error_feedback else reducer
 
 
 def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group: Group) -> Reduced:
-    turn, count = functools.partial(_turn, planned, group), len(group.layout.sizes)
+    errors, count = state.local[0], len(group.layout.sizes)
+    fixed = dataclasses.replace(group, step=jnp.zeros_like(group.step), late=0)  # errors stay where they are
+    turn = functools.partial(_turn, planned, fixed if errors else group)
     pairs = [pair for bucket in planned.buckets for pair in zip(bucket.places, bucket.sizes, strict=True)]
     fillers = [jnp.zeros((size,), jnp.float32) for place, size in pairs if place >= count]
     workers = turn([[jnp.asarray(tensor, jnp.float32) for tensor in own] + fillers for own in workers])
-    is_chained = planned.piece_size is not None
-    store = Memory(planned, workers[0], group) if is_chained else pipeline.Buckets(planned, workers, group)
-    pipeline.run(planned, pipeline.list_pieces(planned, group), store, group)
+    pieces = pipeline.list_pieces(planned, group)
+    if errors and group.size > 1:
+        store = pipeline.Buckets(planned, workers, group)
+        state = State(local=owed.run(planned, pieces, store, state.local, group))
+    else:
+        is_chained = planned.piece_size is not None
+        store = Memory(planned, workers[0], group) if is_chained else pipeline.Buckets(planned, workers, group)
+        pipeline.run(planned, pieces, store, group)
     sent = store.sent and [own[:count] for own in turn(store.sent, is_inverse=True)]  # varies, unlike the mean
     return Reduced(turn([store.tensors], is_inverse=True)[0][:count], state, sent)
 

@@ -114,8 +114,7 @@ def _draw_box(generator: np.random.Generator, height: int, width: int) -> View |
     box_width = round(box_height * aspect)
     if not (1 <= box_height <= height and 1 <= box_width <= width and smallest <= box_height * box_width <= largest):
         return None
-    top, left = _place(generator, box_height, box_width, height, width)
-    return View(top, left, top + box_height, left + box_width)
+    return _place(generator, box_height, box_width, height, width)
 
 
 def _resized_crop(generator: np.random.Generator, height: int, width: int) -> View:
@@ -125,15 +124,15 @@ def _resized_crop(generator: np.random.Generator, height: int, width: int) -> Vi
         aspect = math.exp(generator.uniform(math.log(low), math.log(high)))
         box_height, box_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 1 <= box_height <= height and 1 <= box_width <= width:
-            top, left = _place(generator, box_height, box_width, height, width)
-            return View(top, left, top + box_height, left + box_width)
+            return _place(generator, box_height, box_width, height, width)
     return _centre(min(height, width / low), min(width, height * high), height, width)
 
 
-def _place(generator: np.random.Generator, box_height: int, box_width: int, height: int, width: int) -> tuple[int, int]:
-    """Top and left of a box at a uniformly random place in the image."""
-    top = generator.integers(0, height - box_height, endpoint=True)
-    return int(top), int(generator.integers(0, width - box_width, endpoint=True))
+def _place(generator: np.random.Generator, box_height: int, box_width: int, height: int, width: int) -> View:
+    """A box of this size at a uniformly random place in the image."""
+    top = int(generator.integers(0, height - box_height, endpoint=True))
+    left = int(generator.integers(0, width - box_width, endpoint=True))
+    return View(top, left, top + box_height, left + box_width)
 
 
 def _toss(generator: np.random.Generator) -> bool:

@@ -6,7 +6,6 @@ from typing import Any
 from jaxtern.compression.methods import create_reducer, list_options
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.reducer import Reducer
-from jaxtern.compression.wrappers import error_feedback
 from jaxtern.training.recipe.field_types import Density, Natural, Pattern, Positive, Section
 
 
@@ -21,8 +20,6 @@ class _MeanSection(Section):
       density_warmup: densities of the first epochs, one each, for a method with a density.
       devices_per_worker: devices that share a worker's batch, and first average their gradients as floats. None: 1, or
         if each of several processes has more devices than workers, as many as divide evenly.
-      error_feedback: whether what ternary, terngrad or quantized leaves out of a mean is added to the next one; each
-        worker then keeps a residual. What "two_way" rounds again is not among it. Other methods have `feedback`.
       delayed: whether weights move by the mean of the step before, whose exchange runs beside this step's work.
       latency: seconds that a message takes between workers, for "auto"; None: measured at the start.
       bandwidth: bytes a second that a worker can send, for "auto"; None: measured at the start.
@@ -37,7 +34,6 @@ class _MeanSection(Section):
     compress_from: Natural = 0
     density_warmup: tuple[Density, ...] = ()
     devices_per_worker: Positive | None = None
-    error_feedback: bool = False
     delayed: bool = False
     latency: float | None = None
     bandwidth: float | None = None
@@ -54,10 +50,10 @@ class _MeanSection(Section):
             Network(**self.links)
         except ValueError as error:
             raise ValueError(f"mean.{error}") from None
-        has_digits = self.method in ("float", *_OPTIONS["clip_sigmas"].methods)
+        can_keep = self.method in ("float", *_OPTIONS["error_feedback"].methods)  # float is any recipe's twin
         need = f"must be False where mean.method={self.method!r}"
-        self.require(has_digits or not self.error_feedback, "error_feedback", need)
-        has_density = self.method in ("float", *_OPTIONS["density"].methods)  # float is any recipe's twin
+        self.require(can_keep or not getattr(self, "error_feedback", False), "error_feedback", need)
+        has_density = self.method in ("float", *_OPTIONS["density"].methods)
         self.require(has_density or not self.density_warmup, "density_warmup", "must be () of a method without density")
         late = "where mean.delayed=True, whose means come a step late"
         self.require(not (self.delayed and self.statistics), "statistics", f"must be False {late}")
@@ -81,8 +77,7 @@ class _MeanSection(Section):
         options = {name: getattr(self, name) for name, option in _OPTIONS.items() if self.method in option.methods}
         if phase:
             options["density"] = self.density_warmup[-phase]
-        reducer = create_reducer(self.method, network, **options)
-        return error_feedback(reducer) if self.error_feedback and self.method != "float" else reducer
+        return create_reducer(self.method, network, **options)
 
     @property
     def worker_devices(self) -> int:

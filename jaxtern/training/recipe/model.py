@@ -50,6 +50,5 @@ class ModelSection(Section):
         super().__post_init__()
         known = ("cross_entropy", *LOSSES)
         self.require(self.loss in known, "loss", f"must be one of {', '.join(known)}")
-        self.require(
-            self.loss == known[0] or not self.label_smoothing, "label_smoothing", f"must be 0 of {self.loss!r}"
-        )
+        fits = self.loss == known[0] or not self.label_smoothing
+        self.require(fits, "label_smoothing", f"must be 0 of {self.loss!r}")

@@ -113,9 +113,8 @@ def find_difference(digests: np.ndarray, devices: Sequence[Any], hosts: Sequence
 
     `digests` is uint32[devices, parts of a TrainState, 2]; `devices` are in their order, `hosts` in that of processes.
     """
-    rows, group_of, counts = np.unique(
-        digests.reshape(len(digests), -1), axis=0, return_inverse=True, return_counts=True
-    )
+    flat = digests.reshape(len(digests), -1)
+    rows, group_of, counts = np.unique(flat, axis=0, return_inverse=True, return_counts=True)
     if len(rows) == 1:
         return None
     changed = np.any(digests != digests[0], axis=(0, 2))

@@ -63,9 +63,7 @@ class MetricWriter:
         self._file = self._path.open("a")
         self._events, self._own = EventFile(workdir / "tensorboard", first_step), []
         if recipe is not None:
-            fields = {
-                name: str(value) if isinstance(value, list) else value for name, value in recipe.by_name().items()
-            }
+            fields = {name: str(own) if isinstance(own, list) else own for name, own in recipe.by_name().items()}
             text = "\n".join(f"    {name} = {value!r}" for name, value in fields.items())  # indented as code
             self._events.add(first_step, summary.text("recipe", text), *summary.hparams(fields, _SCORES))
             self._own = [open_own(workdir, recipe.to_dict()) for open_own in WRITERS.values()]
@@ -85,8 +83,7 @@ class MetricWriter:
             limits = np.linspace(least, greatest, len(counts) + 1, dtype=np.float64)
             middles, number = (limits[1:] + limits[:-1]) / 2, int(counts.sum())
             moments = float(counts @ middles), float(counts @ middles**2)  # only TensorBoard's tooltip shows them
-            made = summary.histogram_raw(name, least, greatest, number, *moments, limits[1:], counts)
-            self._events.add(step, made)
+            self._events.add(step, summary.histogram_raw(name, least, greatest, number, *moments, limits[1:], counts))
 
     def write_image(self, step: int, name: str, image: np.ndarray) -> None:
         """Writes a picture, float32[height, width, channels] from 0 to 1, for TensorBoard only."""

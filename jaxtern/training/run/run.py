@@ -74,14 +74,9 @@ class Run:
         """
         state = messages.to_host(self.state)
         if self.checkpoints is not None:
-            self.checkpoints.save(
-                step,
-                state,
-                metrics=evaluation.scalars() if evaluation else None,
-                recipe=self.recipe.to_dict(),
-                examples_seen=self.examples_seen,
-                network=dataclasses.asdict(self.network) if self.network else None,
-            )
+            network = dataclasses.asdict(self.network) if self.network else None
+            metadata = {"recipe": self.recipe.to_dict(), "examples_seen": self.examples_seen, "network": network}
+            self.checkpoints.save(step, state, evaluation.scalars() if evaluation else None, **metadata)
         self.last_saved = step
 
     def describe_sent(self) -> str:
@@ -130,9 +125,7 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     reducers = create_reducers(recipe.mean, model.last_layer, network)
-    wires = [
-        wire_report(state.params, reducer, recipe.run.num_workers, **recipe.local.of_report) for reducer in reducers
-    ]
+    wires = [wire_report(state.params, each, recipe.run.num_workers, **recipe.local.of_report) for each in reducers]
     fresh, checkpoints, restored = messages.to_host(state), None, None
     with contextlib.ExitStack() as opened:
         if is_first:

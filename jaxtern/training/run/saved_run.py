@@ -24,9 +24,8 @@ class SavedRun:
         """Opens a run's folder, with a model of its recipe; raises ValueError or OSError if it cannot be read."""
         self.recipe = recipe
         alone = recipe.replace(run={"num_devices": 1}, mean={"devices_per_worker": 1}, model={"batch_norm": "local"})
-        unsent = recipe.replace(
-            mean={"method": "float", "delayed": False}, local={"steps": 0}
-        )  # what workers carry is large
+        # without what workers carry, which is large
+        unsent = recipe.replace(mean={"method": "float", "delayed": False}, local={"steps": 0})
         mesh, network = create_mesh(alone), read_network(workdir)
         program, self._like = create_run(unsent, model, num_examples, mesh, network)
         self.graph = program.graph

@@ -31,7 +31,10 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
 
     inputs = open_inputs(recipe.data)
     names = inputs.dataset.class_names
-    halves = {"training": _augmented(recipe, inputs), "evaluation": _standardized(recipe, inputs)}
+    feed = Feed(recipe.data, recipe.run, inputs, create_mesh(recipe))
+    with contextlib.closing(feed.batches(0)) as batches:
+        augmented = augment(recipe, inputs.task, feed.examples, jax.tree.map(np.asarray, next(batches)))
+    halves = {"training": augmented, "evaluation": _standardized(recipe, inputs)}
     figure = Figure(figsize=(_COLUMNS * _INCH, (2 * _ROWS + 1) * _INCH * 1.15), layout="constrained")
     upper_and_lower: Any = figure.subfigures(2, 1)
     for half, (title, (images, labels)) in zip(upper_and_lower, halves.items(), strict=True):
@@ -43,12 +46,6 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
             panel.imshow(_stretch(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             panel.set_title(names[label] if names else str(label), fontsize=7, pad=2)
     figure.savefig(path, dpi=110)
-
-
-def _augmented(recipe: Recipe, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
-    feed = Feed(recipe.data, recipe.run, inputs, create_mesh(recipe))
-    with contextlib.closing(feed.batches(0)) as batches:
-        return augment(recipe, inputs.task, feed.examples, jax.tree.map(np.asarray, next(batches)))
 
 
 def augment(recipe: Recipe, task: Task, examples: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:

@@ -51,9 +51,8 @@ def initialize(model: ModelSection, input_shape: tuple[int, ...], num_classes: i
             leaf[...] = taken[path].astype(leaf[...].dtype)
     nnx.update(network, variables)
     fresh = [path for path in flat if path not in taken]
-    logger.info(
-        "%d tensors from %s, %d fresh%s", len(taken), model.init_from, len(fresh), f": {_few(fresh)}" if fresh else ""
-    )
+    named = f": {_few(fresh)}" if fresh else ""
+    logger.info("%d tensors from %s, %d fresh%s", len(taken), model.init_from, len(fresh), named)
     return network
 
 

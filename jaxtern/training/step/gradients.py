@@ -32,7 +32,17 @@ def create_local_gradients(
     recipe: Recipe, program: Program, local_workers: int, is_cpu: bool
 ) -> Callable[[TrainState, Batch, jax.Array], list[Local]]:
     """(state, this device's batch [workers, examples, ...], number of its first worker) -> `Local` of each worker."""
-    of_worker = _create_worker_gradients(recipe, program, is_cpu)
+    loss_and_gradient = jax.value_and_grad(_create_loss(recipe, program), has_aux=True)
+
+    def of_part(state: TrainState, batch: Batch, key: jax.Array) -> Local:
+        (_, (measured, moments)), gradients = loss_and_gradient(state.params, state, batch, key)
+        return Local(measured, moments, gradients)
+
+    def of_worker(state: TrainState, batch: Batch, worker: jax.Array) -> Local:
+        key = dropout_key(recipe.run.seed, state.step, worker)
+        if recipe.run.accumulation == 1:
+            return of_part(state, batch, key)
+        return _accumulate(of_part, state, batch, key, recipe.run.accumulation, is_cpu)
 
     def views(state: TrainState) -> list[TrainState]:
         """The state of each worker here; under local steps each has its own weights."""
@@ -52,32 +62,8 @@ def create_local_gradients(
     return of_device
 
 
-def _create_worker_gradients(
-    recipe: Recipe, program: Program, is_cpu: bool
-) -> Callable[[TrainState, Batch, jax.Array], Local]:
-    """(state, a worker's examples on this device, its number) -> its `Local`."""
-    loss_and_gradient = jax.value_and_grad(_create_loss(recipe, program), has_aux=True)
-
-    def of_part(state: TrainState, batch: Batch, key: jax.Array) -> Local:
-        (_, (measured, moments)), gradients = loss_and_gradient(state.params, state, batch, key)
-        return Local(measured, moments, gradients)
-
-    def of_worker(state: TrainState, batch: Batch, worker: jax.Array) -> Local:
-        key = dropout_key(recipe.run.seed, state.step, worker)
-        if recipe.run.accumulation == 1:
-            return of_part(state, batch, key)
-        return _accumulate(of_part, state, batch, key, recipe.run.accumulation, is_cpu)
-
-    return of_worker
-
-
 def _accumulate(
-    of_part: Callable[[TrainState, Batch, jax.Array], Local],
-    state: TrainState,
-    batch: Batch,
-    key: jax.Array,
-    num_parts: int,
-    is_cpu: bool,
+    of_part: Callable[..., Local], state: TrainState, batch: Batch, key: jax.Array, num_parts: int, is_cpu: bool
 ) -> Local:
     """Means over equal parts of a batch, taken one after another; each part starts with the moments of the last."""
 

@@ -29,28 +29,21 @@ def create_local_update(
         gradients = [masks.mask_slices(each.gradients, program.slices) for each in local]
         whole = state.compressor._replace(params=state.params, moments=state.moments)
         after: LocalState = steps.update(gradients, whole, [each.moments for each in local])
-        new = state._replace(
-            step=state.step + 1,
-            params=after.params,
-            moments=after.moments,
-            compressor=after._replace(params=(), moments=()),
-        )
+        own = after._replace(params=(), moments=())
+        new = state._replace(step=state.step + 1, params=after.params, moments=after.moments, compressor=own)
         new = move_averages(new, model.average_decay)
         metrics = jax.tree.map(lambda *each: sum(each) / len(each), *[each.measured for each in local])
         metrics["nonfinite"] = nonfinite(after.local.params)
         metrics["weight_norm"] = optax.tree.norm(after.params)
         metrics["gradient_norm"] = sum(map(optax.tree.norm, gradients)) / len(gradients)
-        if stops is not None:
-            metrics["stops"] = _agree(stops, steps.timing.due(after.count) < steps.timing.fragments)
+        if stops is not None:  # exchanged only when weights are merged, as nothing is sent in between
+            is_merged = steps.timing.due(after.count) < steps.timing.fragments
+            metrics["stops"] = jax.lax.cond(
+                is_merged, lambda: jax.lax.pmax(jnp.max(stops), (DEVICE_AXIS, FAST_AXIS)) > 0, lambda: jnp.bool_(False)
+            )
         return new, jax.tree.map(lambda leaf: leaf[None], metrics)
 
     return update
-
-
-def _agree(stops: jax.Array, is_merged: jax.Array) -> jax.Array:
-    """Whether any process asks for a stop; exchanged only when weights are merged, as nothing is sent in between."""
-    ask = lambda: jax.lax.pmax(jnp.max(stops), (DEVICE_AXIS, FAST_AXIS)) > 0  # noqa: E731
-    return jax.lax.cond(is_merged, ask, lambda: jnp.zeros((), bool))
 
 
 def fetch_own(metrics: Metrics, num_steps: int) -> Metrics:

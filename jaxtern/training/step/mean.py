@@ -1,5 +1,6 @@
 """Creates the reducers, means and local steps of a recipe."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,11 @@ def create_reducers(mean: MeanSection, last_layer: str, network: Network | None 
 
     All have the same state, which the float mean leaves as it is.
     """
-
-    def create(phase: int) -> Reducer:
-        def stays(path: str) -> bool:
-            return stays_float(mean, last_layer, path)
-
-        reducer = keep_float(mean.create_reducer(phase, network), mean.min_size, stays)
-        return delayed(reducer) if mean.delayed else reducer
-
-    compressed = [create(phase) for phase in range(mean.num_phases)]
+    stays = functools.partial(stays_float, mean, last_layer)
+    created = (mean.create_reducer(phase, network) for phase in range(mean.num_phases))
+    compressed = [keep_float(each, mean.min_size, stays) for each in created]
+    if mean.delayed:
+        compressed = list(map(delayed, compressed))
     return [idle(compressed[0]), *compressed]
 
 
@@ -55,18 +52,11 @@ def create_local_steps(
     """The local steps of a recipe; their optimisers leave frozen slices as they are."""
     local = recipe.local
     masked = optax.stateless(lambda updates, _: masks.mask_slices(updates, slices))
-    outer = optax.sgd(local.outer_rate, momentum=local.outer_momentum, nesterov=True)
-    return local_steps(
-        DEVICE_AXIS,
-        optax.chain(optimizer, masked),
-        local.steps,
-        outer=optax.chain(outer, masked),  # the mean is noisy even if no worker has moved
-        reducer=reducer,
-        fragments=local.fragments,
-        delay=local.delay,
-        mixing=local.mixing,
-        **_options(recipe, local_workers),
-    )
+    nesterov = optax.sgd(local.outer_rate, momentum=local.outer_momentum, nesterov=True)
+    inner = optax.chain(optimizer, masked)
+    outer = optax.chain(nesterov, masked)  # the mean is noisy even if no worker has moved
+    options: dict[str, Any] = _options(recipe, local_workers) | {"fragments": local.fragments, "delay": local.delay}
+    return local_steps(DEVICE_AXIS, inner, local.steps, outer=outer, reducer=reducer, mixing=local.mixing, **options)
 
 
 def _options(recipe: Recipe, local_workers: int) -> dict[str, Any]:

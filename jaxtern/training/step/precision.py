@@ -24,8 +24,7 @@ def adjust_scale(scale: LossScale, overflowed: jax.Array) -> LossScale:
     """
     good_steps = scale.good_steps + 1
     grows = good_steps >= _PATIENCE
-    good = LossScale(
-        jnp.where(grows, jnp.minimum(scale.factor * 2, _MOST), scale.factor), jnp.where(grows, 0, good_steps)
-    )
+    factor = jnp.where(grows, jnp.minimum(scale.factor * 2, _MOST), scale.factor)
+    good = LossScale(factor, jnp.where(grows, 0, good_steps))
     bad = LossScale(jnp.maximum(scale.factor / 2, LEAST), jnp.zeros_like(good_steps))
     return jax.tree.map(lambda x, y: jnp.where(overflowed, x, y), bad, good)

@@ -146,8 +146,5 @@ def specs_of_state(of_local_steps: bool = False) -> TrainState:
 def place_state(state: Any, mesh: Mesh) -> TrainState:
     """Puts a state of NumPy arrays, which every process holds whole, on the devices of the mesh."""
     specs = specs_of_state(isinstance(state.compressor, LocalState))
-    shardings = jax.tree.map(
-        lambda spec, part: jax.tree.map(lambda _: NamedSharding(mesh, spec), part),
-        specs, state, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
-    )  # fmt: skip
-    return to_devices(state, shardings)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    return to_devices(state, jax.tree.broadcast(shardings, state))

@@ -67,11 +67,10 @@ def create_train_step(
       phase: phase of the run, the index into `program.means`.
       num_steps: K, steps to take at once, with batches and metrics [K, ...]; None: one step, without that axis.
     """
-    update = (
-        create_local_update(recipe.model, program, phase)
-        if recipe.local.steps
-        else create_update(recipe.model, program, phase, recipe.run.histograms_every)
-    )
+    if recipe.local.steps:
+        update = create_local_update(recipe.model, program, phase)
+    else:
+        update = create_update(recipe.model, program, phase, recipe.run.histograms_every)
     platform = mesh.devices.flat[0].platform
     is_cpu = platform == "cpu"
     local_workers = recipe.run.num_workers // mesh.shape[DEVICE_AXIS]
