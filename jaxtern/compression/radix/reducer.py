@@ -147,14 +147,14 @@ def quantized(
 
 
 def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group: Group) -> Reduced:
-    errors, count = state.local[0], len(group.layout.sizes)
+    keeps, count = any(state.local), len(group.layout.sizes)
     fixed = dataclasses.replace(group, step=jnp.zeros_like(group.step), late=0)  # errors stay where they are
-    turn = functools.partial(_turn, planned, fixed if errors else group)
+    turn = functools.partial(_turn, planned, fixed if keeps else group)
     pairs = [pair for bucket in planned.buckets for pair in zip(bucket.places, bucket.sizes, strict=True)]
     fillers = [jnp.zeros((size,), jnp.float32) for place, size in pairs if place >= count]
     workers = turn([[jnp.asarray(tensor, jnp.float32) for tensor in own] + fillers for own in workers])
     pieces = pipeline.list_pieces(planned, group)
-    if errors and group.size > 1:
+    if keeps and group.size > 1:
         store = pipeline.Buckets(planned, workers, group)
         state = State(local=owed.run(planned, pieces, store, state.local, group))
     else:
