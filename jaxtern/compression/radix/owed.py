@@ -1,6 +1,7 @@
 """`two_way` with error feedback: the owner of a shard keeps what its rounding leaves out, and adds it to the next mean.
 
-The state of a worker is its shard's float32[places] of each bucket, whole tiles, in the units of the tensors.
+The state of a worker is a float32 vector for each bucket: the errors of its shard, in whole tiles. They are those of
+rotated tensors, in the tensors' own units.
 """
 
 import dataclasses

@@ -105,8 +105,8 @@ def quantized(
       network: links by which "auto" chooses; None: 1 Gbit/s and 0.1 ms. `jaxtern.calibrate` measures them.
       implementation: implementation of the kernels, "auto", "reference", "native" or "mosaic".
       error_feedback: whether what a mean leaves out is added to the next one (see `jaxtern.error_feedback`). With
-        "two_way", the owner of a shard of the mean also keeps what the second rounding leaves out. This is then to the
-        nearest, and the rotation the same in each step.
+        "two_way", the owner of a shard of the mean also keeps what the second rounding leaves out. It then rounds
+        to the nearest, and the rotation is the same in each step.
 
     References:
       Suresh et al., Distributed Mean Estimation with Limited Communication, ICML 2017 (rotation); Roberts, Picture
@@ -122,8 +122,13 @@ def quantized(
     bucket_size = None if bucket_size is None else as_integer("bucket_size", bucket_size, 1)
     if not isinstance(network, Network | None):
         raise ValueError(f"network={network!r}: must be a jaxtern.Network, or None")
-    links = network or Network()
     keeps = error_feedback and exchange == "two_way"  # what the second rounding leaves out
+    reducer = _create(quantizer, exchange, bucket_size, network or Network(), keeps)
+    return wrappers.error_feedback(reducer) if error_feedback else reducer
+
+
+def _create(quantizer: Quantizer, exchange: str, bucket_size: int | None, links: Network, keeps: bool) -> Reducer:
+    """The reducer without feedback of the workers; `keeps`: whether it keeps the errors of `owed`."""
 
     def plan(layout: Layout, num_workers: int) -> pipeline.Plan:
         buckets = plan_buckets(layout, bucket_size)
@@ -142,8 +147,7 @@ def quantized(
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         return _traffic(plan(layout, num_workers), num_workers)
 
-    reducer = Reducer(init, reduce, traffic, resize if keeps else share_out)
-    return wrappers.error_feedback(reducer) if error_feedback else reducer
+    return Reducer(init, reduce, traffic, resize if keeps else share_out)
 
 
 def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group: Group) -> Reduced:
