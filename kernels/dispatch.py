@@ -54,7 +54,8 @@ def device() -> Any:
     """A device that the program which is traced is for: of its mesh, or without one the default device."""
     described = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     if described is None:
-        return jax.devices()[0]
+        default: Any = jax.config.jax_default_device
+        return default if isinstance(default, jax.Device) else jax.devices(default)[0]
     try:
         here = jax.devices(described.platform)
     except RuntimeError:  # a program that is compiled elsewhere than it runs

@@ -167,7 +167,8 @@ def _scale(
     def spread(own: jax.Array) -> jax.Array:
         if own.size == segments.num_elements:
             return segments.spread(own, units)
-        return segments.spread(jnp.zeros((segments.num_elements,)).at[start:end].set(own), units)[start:end]
+        whole = jnp.zeros((segments.num_elements,), jnp.float32).at[start:end].set(own)
+        return segments.spread(whole, units)[start:end]
 
     if tile_scales is None:
         return settle(spread(digits))

@@ -118,7 +118,7 @@ def encode_span(
         words, *tensors = ternary_encode_native(tensors, steps, key, *options)
         return words, tensors
     scaled = segments.spread(concatenate(tensors), steps)[start : start + size]
-    return _reference(scaled, jnp.ones((1,)), key, Segments((size,)), radix, levels, offset), list(tensors)
+    return _reference(scaled, jnp.ones((1,), jnp.float32), key, Segments((size,)), radix, levels, offset), list(tensors)
 
 
 def _prepare(

@@ -7,13 +7,18 @@ from typing import Any
 from jax.core import Tracer
 
 
-def as_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """The value as an int; raises ValueError if it is not an integer from `least` to `most`, or is traced."""
+def refuse_traced(name: str, value: Any) -> None:
+    """Raises ValueError for a traced number."""
     if isinstance(value, Tracer):
         raise ValueError(
             f"{name} is traced: must be known when a program is compiled; name it in the static_args of"
             " optax.inject_hyperparams"
         )
+
+
+def as_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """The value as an int; raises ValueError if it is not an integer from `least` to `most`, or is traced."""
+    refuse_traced(name, value)
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

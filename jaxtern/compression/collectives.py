@@ -179,8 +179,8 @@ def tournament(devices: int) -> list[list[list[int]]]:
 
 def _can_pair(names: AxisNames) -> bool:
     """Whether the backend is a CPU, with one mesh axis that `shard_map` does not track."""
-    mesh_axes = jax.sharding.get_abstract_mesh().axis_names
-    return dispatch.device().platform == "cpu" and len(names) == 1 and names[0] in mesh_axes and not checked_axes(names)
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return dispatch.device().platform == "cpu" and len(names) == 1 and names[0] in manual and not checked_axes(names)
 
 
 def own_slice(words: jax.Array, names: AxisNames) -> jax.Array:
@@ -219,19 +219,17 @@ def pmean(tree: Any, names: AxisNames) -> Any:
     return treedef.unflatten(leaves)
 
 
-def as_words(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """Joins the bits of all leaves, of 1, 2 or 4 bytes an element; only integers are sure to be sent unchanged.
+def as_words(leaves: Sequence[jax.Array]) -> tuple[jax.Array, Callable[[jax.Array], list[jax.Array]]]:
+    """Joins the bits of arrays, of 1, 2 or 4 bytes an element; only integers are sure to be sent unchanged.
 
-    Returns uint32[W], and the inverse, which turns uint32[..., W] into leaves [..., *shape].
+    Returns uint32[W], and the inverse, which turns uint32[..., W] into arrays [..., *shape].
     """
-    leaves, treedef = jax.tree.flatten(tree)
     parts = [as_bits(leaf) for leaf in leaves]
 
-    def restore(words: jax.Array) -> Any:
-        own = split(words, tuple(part.size for part in parts))
-        return treedef.unflatten(map(_from_bits, own, leaves))
+    def restore(words: jax.Array) -> list[jax.Array]:
+        return list(map(_from_bits, split(words, tuple(part.size for part in parts)), leaves))
 
-    return (jnp.concatenate(parts) if parts else jnp.zeros((0,), jnp.uint32)), restore
+    return jnp.concatenate(parts), restore
 
 
 def as_bits(leaf: jax.Array) -> jax.Array:

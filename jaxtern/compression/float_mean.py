@@ -30,10 +30,9 @@ def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
         mean = group.pmean(workers) if is_plain else group.mean(workers, dtype)
-        if is_plain or dtype == "float32":
-            return Reduced(mean, state, workers)
-        rounded = [[tensor.astype(dtype).astype(jnp.float32) for tensor in own] for own in workers]
-        return Reduced(mean, state, rounded)
+        if dtype != "float32":
+            workers = [[tensor.astype(dtype).astype(jnp.float32) for tensor in own] for own in workers]
+        return Reduced(mean, state, workers)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
         total = all_reduce(sum(layout.sizes), num_workers) if is_plain else Traffic()

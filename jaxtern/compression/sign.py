@@ -90,7 +90,7 @@ def _two_way() -> Reducer:
 def _pack(tensors: Tensors, layout: Layout) -> list[Signs]:
     """The signs and mean magnitude of each tensor; a NaN makes the scale, and so the mean, NaN."""
     layout.require_int32(layout.sizes)
-    planes = [fill_up(x.reshape(-1), _BITS * num_sign_words(x.size) or 1).reshape(_BITS, -1) for x in tensors]
+    planes = [fill_up(x.reshape(-1), _BITS).reshape(_BITS, -1) for x in tensors]
     words = [pack_planes(~(plane < 0)) for plane in planes]  # element k W + j is bit k of word j
     scales = [sum_in_order(jnp.abs(x.astype(jnp.float32))) / max(x.size, 1) for x in tensors]
     return list(zip(words, scales, strict=True))

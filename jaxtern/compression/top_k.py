@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtern.compression.arguments import as_float
+from jaxtern.compression.arguments import as_float, refuse_traced
 from jaxtern.compression.network.links import Traffic, all_gather, share_bytes
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, stateless
 from jaxtern.compression.wrappers import error_feedback
+from jaxtern.kernels.segments import fill_up
 
 _VALUES = ("float32", "bfloat16")
 _SAMPLES = 2**14  # of a tensor, from which a threshold is estimated
@@ -43,8 +44,10 @@ def top_k(
     Reference:
       Lin et al., Deep Gradient Compression, ICLR 2018; Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
     """
+    refuse_traced("density", density)
     if not 0 < as_float(density) <= 1:
         raise ValueError(f"density={density!r}: must be a number above 0 and at most 1")
+    density = as_float(density)
     if value_dtype not in _VALUES:
         raise ValueError(f"value_dtype={value_dtype!r}: must be one of {', '.join(_VALUES)}")
 
@@ -99,7 +102,7 @@ def first_places(mask: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
     If there are no more, the place is n - 1.
     """
-    rows = jnp.pad(mask, (0, -mask.size % _ROW)).reshape(-1, _ROW)
+    rows = fill_up(mask, _ROW).reshape(-1, _ROW)
     ends = jnp.cumsum(jnp.sum(rows, axis=1, dtype=jnp.int32))
     wanted = jnp.arange(count, dtype=jnp.int32)
     row = jnp.minimum(jnp.searchsorted(ends, wanted, side="right"), len(rows) - 1).astype(jnp.int32)
@@ -150,7 +153,7 @@ def pack_places(places: jax.Array, size: int) -> jax.Array:
     if not count:
         return jnp.zeros((0,), jnp.uint32)
     low = _low_bits(count, size)
-    values = jnp.pad(places.astype(jnp.uint32), (0, -count % _BITS)).reshape(-1, _BITS)
+    values = fill_up(places.astype(jnp.uint32), _BITS).reshape(-1, _BITS)
     lanes = np.arange(_BITS, dtype=np.uint32)[None]
     planes = [jnp.sum((values >> np.uint32(bit) & 1) << lanes, axis=1, dtype=jnp.uint32) for bit in range(low)]
     ones = (places >> low) + jnp.arange(count, dtype=jnp.int32)

@@ -277,7 +277,7 @@ def _require_protocol(reduced: Reduced, state: CompressedMeanState, group: Group
     difference = _difference(new, State(state.shared, state.local))
     if difference:
         raise ValueError(f"reducer: its new state {difference}; must keep structure, shapes and dtypes")
-    return CompressedMeanState(state.count + 1, *new, None)
+    return CompressedMeanState(state.count + 1, *new)
 
 
 def _difference(found: Any, wanted: Any) -> str:

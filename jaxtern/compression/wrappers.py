@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtern.compression import collectives
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.network.links import Traffic, share_bytes
-from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put, share_out
+from jaxtern.compression.reducer import SHARED, Group, Layout, Reduced, Reducer, State, Tensors, put, share_out
+from jaxtern.kernels import derive_key
 
 Predicate = Callable[[str, tuple[int, ...]], bool]  # takes a tensor's path and shape
 
@@ -99,12 +100,14 @@ def delayed(reducer: Reducer) -> Reducer:
       A reducer whose local state is (the tensors, the state of `reducer`).
     """
 
-    def reduce(workers: list[Tensors], before: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
-        late = dataclasses.replace(group, late=group.late + 1, tracks=False)
-        return reducer.reduce(before, inner, late)._replace(sent=None), workers
+    def late(reducer: Reducer) -> Reducer:
+        def reduce(workers: list[Tensors], before: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
+            own = dataclasses.replace(group, late=group.late + 1, tracks=False)
+            return reducer.reduce(before, inner, own)._replace(sent=None), workers
 
-    wrapped = beside(reducer, lambda layout: list(map(jnp.zeros, layout.shapes, layout.dtypes)), reduce)
-    return wrapped._replace(floats=reducer.floats and delayed(reducer.floats))
+        return beside(reducer, lambda layout: list(map(jnp.zeros, layout.shapes, layout.dtypes)), reduce)
+
+    return late(reducer)._replace(floats=late(reducer.floats or float_mean(in_order=True)))
 
 
 def require_match(name: str, applies: Predicate, layout: Layout) -> None:
@@ -202,7 +205,10 @@ def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, 
             if set(names) & set(group.axes.workers):
                 raise ValueError(f"fast_axis_name={fast_axis_name!r}: must name other axes than {group.axes.workers!r}")
             inside = dataclasses.replace(group, axes=collectives.Axes(names), local_workers=1, tracks=False)
-            averaged = [fast.reduce([own], State(local=[()]), inside).mean for own in workers]
+            averaged = []
+            for own, index in zip(workers, group.indices(), strict=True):
+                seed = derive_key(group.seed, index, 2**32 - 1 - len(SHARED))[0]  # noise of no other use, nor worker
+                averaged.append(fast.reduce([own], State(local=[()]), dataclasses.replace(inside, seed=seed)).mean)
             axes = collectives.Axes(group.axes.workers, names)
             return slow.reduce(averaged, state, dataclasses.replace(group, axes=axes))
 

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jaxtern.compression import collectives
-from jaxtern.compression.arguments import as_integer, require_number
+from jaxtern.compression.arguments import as_integer, refuse_traced, require_number
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.fragments import Timing, as_timing, split_layout
 from jaxtern.compression.methods import as_reducer
@@ -125,11 +125,12 @@ def local_steps(
 
 
 def _check(inner: Any, outer: Any, mixing: Any) -> None:
+    refuse_traced("mixing", mixing)
     require_number("mixing", mixing)
     if mixing > 1:
         raise ValueError(f"mixing={mixing!r}: must be from 0 to 1")
     for name, each in (("inner", inner), ("outer", outer)):
-        if not hasattr(each, "update"):
+        if not hasattr(each, "init"):
             raise ValueError(f"{name}={each!r}: must be an optax transformation")
 
 

@@ -181,7 +181,7 @@ typedef struct ShardSum {
   uint32_t zero; /* digit of a missing run */
 } ShardSum;
 
-/* An item is the fewest tiles of words that fill whole tiles of sums. */
+/* An item is some tiles of words that fill whole tiles of sums. */
 static void sum_item(const void* data, int64_t item) {
   const ShardSum* job = data;
   int32_t planes[MAX_DEPTH][RUN] ALIGNED;

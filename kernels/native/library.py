@@ -102,7 +102,10 @@ def build() -> Path:
 def find_compiler() -> list[str]:
     """The command of $CC, or the first of cc, gcc and clang."""
     for command in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
-        words = shlex.split(command)
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise CannotBuild(f"CC={command!r}: {error}") from None
         found = shutil.which(words[0]) if words else None
         if found:
             return [found, *words[1:]]
@@ -112,7 +115,10 @@ def find_compiler() -> list[str]:
 def cache_folder() -> Path:
     """The cache folder of the user, to which nobody else may write."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    folder = (base if base.is_absolute() else Path.home() / ".cache") / "jaxtern"
+    try:
+        folder = (base if base.is_absolute() else Path.home() / ".cache") / "jaxtern"
+    except RuntimeError:  # a user without a name, as in containers
+        raise CannotBuild("there is no home folder, nor XDG_CACHE_HOME") from None
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:

@@ -193,7 +193,7 @@ void start_items(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job)
   Crew* crew = items > 1 ? gather_crew(frame, items, work, job) : NULL;
   XLA_FFI_Future_Create_Args future = {.struct_size = XLA_FFI_Future_Create_Args_STRUCT_SIZE};
   if (crew == NULL || is_error(frame, frame->api->XLA_FFI_Future_Create(&future))) {
-    free(crew);
+    if (crew != NULL) leave(crew);
     for (int64_t item = 0; item < items; item++) work(job, item);
     free(job);
     return;

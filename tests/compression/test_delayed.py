@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 import jaxtern
 from jaxtern import compressed_mean, state_specs
+from jaxtern.compression.methods import as_reducer
 
 pytestmark = pytest.mark.optimized
 
@@ -29,8 +30,8 @@ def test_delayed_wraps_the_reducer_and_what_stays_float(reducer: Any):
         name: np.random.default_rng(0).standard_normal((3, 4, n), np.float32) for name, n in [("a", 50), ("b", 3)]
     }
 
-    def run(delayed: bool) -> Any:
-        transformation = compressed_mean("data", reducer, min_size=5, delayed=delayed, seed=1)
+    def run(reducer: Any, **options: Any) -> Any:
+        transformation = compressed_mean("data", reducer, min_size=5, seed=1, **options)
 
         def steps(own: Any) -> Any:
             def step(state: Any, tree: Any) -> Any:
@@ -42,9 +43,10 @@ def test_delayed_wraps_the_reducer_and_what_stays_float(reducer: Any):
         means = jax.jit(jax.vmap(steps, in_axes=1, out_axes=1, axis_name="data"))(gradients)
         return [jax.tree.map(lambda x, s=step: x[s], means) for step in range(3)]
 
-    plain, late = run(False), run(True)
-    jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), late[0])
-    jax.tree.map(np.testing.assert_array_equal, late[1:], plain[:-1])
+    plain = run(reducer)
+    for late in (run(reducer, delayed=True), run(jaxtern.delayed(as_reducer(reducer)))):
+        jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), late[0])
+        jax.tree.map(np.testing.assert_array_equal, late[1:], plain[:-1])
 
 
 def test_the_exchange_does_not_wait_for_the_gradients(workers: Callable):

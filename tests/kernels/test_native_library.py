@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -97,6 +98,19 @@ def test_without_a_compiler_the_reference_runs_and_one_line_says_so(home: Path, 
     assert str(error.value) == reason
     assert _logged(_start()) == [f"kernels: reference, as {reason}"]
     assert not home.exists()
+
+
+def test_without_a_home_or_with_a_broken_command_the_reason_is_told(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CC", "gcc 'x")
+    with pytest.raises(native_library.CannotBuild, match=r"CC=.*: No closing quotation"):
+        native_library.build()
+    monkeypatch.delenv("CC")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", mock.Mock(side_effect=KeyError))
+    with pytest.raises(native_library.CannotBuild, match="there is no home folder, nor XDG_CACHE_HOME"):
+        native_library.build()
+    assert not home.exists() or not list(home.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,15 @@ def join_buckets(buckets: Sequence[Bucket], count: int) -> Bucket:
 def _group(places: list[int], sizes: tuple[int, ...], bucket_size: int) -> Iterator[tuple[int, ...]]:
     """Groups neighbours until they have `bucket_size` elements; a large tensor is alone."""
     group: list[int] = []
+    elements = 0
     for place in places:
         if sizes[place] >= bucket_size:
             yield (place,)
             continue
         group.append(place)
-        if sum(sizes[member] for member in group) >= bucket_size:
+        elements += sizes[place]
+        if elements >= bucket_size:
             yield tuple(sorted(group))
-            group = []
+            group, elements = [], 0
     if group:
         yield tuple(sorted(group))

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtern.compression.radix.buckets import Bucket, Piece
-from jaxtern.compression.radix.pipeline import Buckets, Plan
+from jaxtern.compression.radix.pipeline import Buckets, Plan, put_flat
 from jaxtern.compression.radix.quantizer import Quantizer, Received
 from jaxtern.compression.radix.scales import fit
-from jaxtern.compression.reducer import Group, put
+from jaxtern.compression.reducer import Group
 from jaxtern.kernels import rotate
 from jaxtern.kernels.dither import Dither, nearest
 from jaxtern.kernels.radix import RUN
@@ -50,8 +50,7 @@ def run(plan: Plan, pieces: Sequence[Piece], store: Buckets, errors: list[Any], 
         mean, left = _exchange(plan.quantizer, words, units, [own[piece.number] for own in errors], piece, group)
         for own, error in zip(kept, left, strict=True):
             own[piece.number] = error
-        parts = zip(places, split(mean, piece.sizes), strict=True)
-        put(store.tensors, places, [part.reshape(store.tensors[place].shape) for place, part in parts])
+        put_flat(store.tensors, places, split(mean, piece.sizes))
     return kept
 
 

@@ -94,7 +94,7 @@ class Buckets:
         for sent, own, bits in zip(self.sent or (), words, self._bits, strict=False):
             dither = quantizer.dither(self._group, position, bits)
             decoded = quantizer.decode(Received(own[None], added, 1), scales, sizes, dither)
-            _put_flat(sent, places, split(decoded, sizes))
+            put_flat(sent, places, split(decoded, sizes))
         return jnp.stack(words)
 
     def decode(self, piece: Piece, received: Received, after: Sequence[jax.Array]) -> None:
@@ -106,10 +106,10 @@ class Buckets:
             means = quantizer.decode_span(received, scales, into, (0, piece.size), dither)
         else:
             means = split(quantizer.decode(received, scales, sizes, dither), sizes)
-        _put_flat(self.tensors, places, means)
+        put_flat(self.tensors, places, means)
 
 
-def _put_flat(tensors: Tensors, places: Sequence[int], parts: Sequence[jax.Array]) -> None:
+def put_flat(tensors: Tensors, places: Sequence[int], parts: Sequence[jax.Array]) -> None:
     """Does the same as `put` for parts of any shape."""
     put(tensors, places, [part.reshape(tensors[at].shape) for at, part in zip(places, parts, strict=True)])
 

@@ -87,7 +87,7 @@ class Quantizer:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}")
         object.__setattr__(self, "levels", as_integer("levels", self.levels, 1, 32767))
         if self.block_size is not None:
-            object.__setattr__(self, "block_size", as_integer("block_size", self.block_size, 1))
+            object.__setattr__(self, "block_size", as_integer("block_size", self.block_size, 1, 2**62))
 
     def _segments(self, sizes: tuple[int, ...]) -> Segments:
         return Segments(sizes, self.block_size or (BLOCK if self.rotation else None))
@@ -234,7 +234,8 @@ class Quantizer:
           are multiplied.
         """
         size, tile = self.num_places(words.shape[1]), self.num_places(RUN)
-        mean = self.decode(Received(words, 1, len(words)), jnp.ones((self.num_scales((size,)),)), (size,), dither)
+        ones = jnp.ones((self.num_scales((size,)),), jnp.float32)
+        mean = self.decode(Received(words, 1, len(words)), ones, (size,), dither)
         second = dataclasses.replace(self, rounding="dither", block_size=tile)
         limits, scales = scales_lib.clip_again(mean, tile, second.code, may_clip, self.implementation)
         return second.encode(mean, limits, again.bits, (size,), 1, position=again.offset), scales
