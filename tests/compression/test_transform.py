@@ -138,14 +138,14 @@ def test_the_mean_has_the_same_bits_where_jax_takes_64_bits_by_default(updates_o
 
 
 def test_a_vmapped_axis_may_have_the_name_of_an_axis_of_the_mesh():
-    gradients = _gradients()["conv"]
+    gradients = jax.tree.map(lambda x: x[:2], _gradients()["conv"])  # of two workers, which would swap words as a pair
     transformation = compressed_mean("data", ternary(exchange="scatter"))
 
     def mean(own: Any) -> Any:
         return transformation.update(own, transformation.init(own))[0]
 
     expected = jax.vmap(mean, axis_name="data")(gradients)
-    with jax.set_mesh(Mesh(np.array(jax.devices()[:4]), ("data",), axis_types=(AxisType.Auto,))):
+    with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), ("data",), axis_types=(AxisType.Auto,))):
         found = jax.jit(jax.vmap(mean, axis_name="data", spmd_axis_name="data"))(gradients)
     _assert_same(found, expected)
 
