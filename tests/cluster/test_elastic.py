@@ -19,7 +19,7 @@ FLAGS = "--config=default", "--allow_config_change"
 
 
 @pytest.mark.slow
-def test_run_of_4_workers_goes_on_in_2_processes_with_2_or_8_as_in_one(
+def test_run_of_4_workers_goes_on_with_2_in_2_processes_as_in_one(
     train: Callable, digests: Callable, end_of: EndOf, tmp_path: Path, recipe_of: Callable
 ):
     """What the 4 had computed and not sent, delayed, is read by process 0 alone, handed over, and sent to the other."""
@@ -34,14 +34,13 @@ def test_run_of_4_workers_goes_on_in_2_processes_with_2_or_8_as_in_one(
         return digests(tmp_path / name)
 
     assert list(run_here("first", 4, 2)) == [0, 1, 2]
-    for workers in (2, 8):
-        ends = []
-        for processes in (1, 2):  # with as many threads each, as gradients are kept to their last bit
-            name = f"{workers} in {processes}"
-            shutil.copytree(tmp_path / "first", tmp_path / name)
-            fields = FIELDS | {"synthetic_shape": "8,8,1", "num_workers": workers, "num_steps": 4}
-            status, out, err = end_of(train(name, processes, flags=FLAGS, **fields), 300)
-            assert status == 0, [out, err]
-            ends.append(digests(tmp_path / name))
-        assert list(ends[0]) == [2, 3, 4]
-        assert ends[0] == ends[1]
+    ends = []
+    for processes in (1, 2):  # with as many threads each, as gradients are kept to their last bit
+        name = f"in {processes}"
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+        fields = FIELDS | {"synthetic_shape": "8,8,1", "num_workers": 2, "num_steps": 4}
+        status, out, err = end_of(train(name, processes, flags=FLAGS, **fields), 300)
+        assert status == 0, [out, err]
+        ends.append(digests(tmp_path / name))
+    assert list(ends[0]) == [2, 3, 4]
+    assert ends[0] == ends[1]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.netlab import sandbox
 from jaxtern.training.saved.checkpoints import Checkpoints
 from jaxtern.training.saved.trees import digest
 
@@ -58,6 +59,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen]]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not sandbox.why_not(), reason="test_page.py shows it, of more steps")
 def test_mpirun_trains_to_the_bits_of_one_process(start: Callable, tmp_path: Path):
     options = ["--config=digits", *(f"--config.run.{field}={value}" for field, value in RUN.items())]
     ends = {}

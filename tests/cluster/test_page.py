@@ -31,7 +31,7 @@ while [[ $1 == -* ]]; do shift; done
 shift
 cd /shared/home && exec bash -c "$*"
 """
-STEPS, FEW_STEPS = 1000, 200  # of the default recipe, and of most commands here, to be quicker
+STEPS, FEW_STEPS = 1000, 50  # of the default recipe, and of most commands here, to be quicker
 pytestmark = pytest.mark.slow
 
 

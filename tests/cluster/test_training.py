@@ -13,7 +13,6 @@ import pytest
 PATIENCE = 300  # seconds, on a machine that does other things too
 LAYOUTS = {  # processes, devices of each, fields
     "a worker a process": (4, 1, {}),
-    "delayed": (2, 1, {"delayed": True}),
     "hosts of two devices": (2, 2, {"num_workers": 2, "exchange": "scatter"}),
     "local steps": (2, 1, {"local.steps": 2, "local.delay": 1}),
 }

@@ -170,11 +170,10 @@ def test_hierarchical_is_the_flat_exchange_of_the_workers_own_means(
 def test_pieces_in_plain_jnp_are_the_same_bits_as_the_whole(updates_over: Callable):
     """Virtual workers do not cut what they send; the others do, also within tensors and where two of them meet."""
     sizes = {"large": 2**17 + 999, "small": 50, "float": 3, "odd": 2**15 + 1, "also": 2**16 - 1}
-    make = functools.partial(_ternary_by, "gather", implementation="reference", bucket_size=2**16)
+    make = functools.partial(_ternary_by, "gather", bucket_size=2**16)
+    pieces = updates_over(functools.partial(make, implementation="reference"), "mesh:4")
     gradients = _gradients(4, sizes)
-    _assert_same(
-        updates_over(make, "mesh:4")(gradients, 3)[0], updates_over(make, "mesh:2 unrolled:2")(gradients, 3)[0]
-    )
+    _assert_same(pieces(gradients, 3)[0], updates_over(make, "mesh:2 unrolled:2")(gradients, 3)[0])
 
 
 @pytest.mark.slow
@@ -183,14 +182,15 @@ def test_a_lone_gpu_joins_all_buckets_and_changes_no_bit(
     updates_over: Callable, monkeypatch: pytest.MonkeyPatch, exchange: str, joins: bool
 ):
     """With statistics, for which own tensors are decoded, too. Tiles of "two_way" have scales, so they stay apart."""
-    own = jaxtern.ternary(exchange=exchange, implementation="reference", bucket_size=40)
-    make = functools.partial(compressed_mean, reducer=own, min_size=10, statistics=True)
+    reducer = functools.partial(jaxtern.ternary, exchange=exchange, bucket_size=40)
+    make = functools.partial(compressed_mean, min_size=10, statistics=True)
     gradients = _gradients(2, {"large": 1025, "small": 40, "empty": 0, "float": 9})
-    apart = updates_over(make, "mesh:2")(gradients, 3)[0]
+    apart = updates_over(functools.partial(make, reducer=reducer()), "mesh:2")(gradients, 3)[0]
+    lone = updates_over(functools.partial(make, reducer=reducer(implementation="reference")), "mesh:1 unrolled:2")
     monkeypatch.setattr(dispatch, "device", lambda: SimpleNamespace(platform="gpu", device_kind="no NVIDIA"))
     joined = mock.Mock(wraps=radix_reducer.join_buckets)
     monkeypatch.setattr(radix_reducer, "join_buckets", joined)
-    _assert_same(updates_over(make, "mesh:1 unrolled:2")(gradients, 3)[0], apart)
+    _assert_same(lone(gradients, 3)[0], apart)
     assert joined.called == joins
     assert not joins or len(joined.call_args.args[0]) == 2  # buckets
 

@@ -107,7 +107,7 @@ def test_the_second_start_takes_the_first_one_s_program_to_the_same_bits(
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
     states = []
     for name in ("first", "second"):
-        done = run_command("train", *train_arguments(tmp_path / name))
+        done = run_command("train", *train_arguments(tmp_path / name, num_steps=2, evaluate_every=0))
         assert (done.returncode, done.stderr) == (0, "")
         checkpoints = Checkpoints(tmp_path / name)
         states.append(digest(checkpoints.restore(checkpoints.steps()[-1]).state))

@@ -126,7 +126,6 @@ def test_run_of_other_workers_is_one_that_began_with_them_in_that_state(go_on: C
 MOVED = {
     "ternary": {},
     "delayed": {"delayed": True, "exchange": "two_way"},
-    "top_k": {"method": "top_k", "density": 0.1},
     "low_rank": {"method": "low_rank", "rank": 2},
 }
 
