@@ -205,10 +205,10 @@ def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, 
             if set(names) & set(group.axes.workers):
                 raise ValueError(f"fast_axis_name={fast_axis_name!r}: must name other axes than {group.axes.workers!r}")
             inside = dataclasses.replace(group, axes=collectives.Axes(names), local_workers=1, tracks=False)
-            averaged = []
-            for own, index in zip(workers, group.indices(), strict=True):
-                seed = derive_key(group.seed, index, 2**32 - 1 - len(SHARED))[0]  # noise of no other use, nor worker
-                averaged.append(fast.reduce([own], State(local=[()]), dataclasses.replace(inside, seed=seed)).mean)
+            # Noise of no other use, nor worker.
+            seeds = [derive_key(group.seed, index, 2**32 - 1 - len(SHARED))[0] for index in group.indices()]
+            groups = [dataclasses.replace(inside, seed=seed) for seed in seeds]
+            averaged = [fast.reduce([own], State(local=[()]), at).mean for own, at in zip(workers, groups, strict=True)]
             axes = collectives.Axes(group.axes.workers, names)
             return slow.reduce(averaged, state, dataclasses.replace(group, axes=axes))
 

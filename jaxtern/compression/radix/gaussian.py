@@ -73,6 +73,14 @@ def entropy(code: Code, num_workers: int = 1) -> float:
 
 
 @functools.cache
+def entropy_of_steps(half: int) -> float:
+    """Bits that a perfect coder needs for floor(x / step), clipped to 2 `half` values, of a normal variable x."""
+    step = best_code(half, "nearest").scale / half
+    shares = np.diff(_below(np.concatenate([[-np.inf], np.arange(1 - half, half) * step, [np.inf]])))
+    return float(-np.sum(shares * np.log2(np.maximum(shares, 1e-30))))
+
+
+@functools.cache
 def best_code(levels: int, rounding: str) -> Code:
     """The code of the largest scale, which clips least, among those within a twentieth of the least noise."""
     codes = [Code(levels, rounding, scale / 20) for scale in range(round(20 * MIN_SCALE), 120)]
