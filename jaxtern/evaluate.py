@@ -17,10 +17,12 @@ with command_line.loading(__name__):
 
     from jaxtern.artifact.predictions import rank, write_predictions
     from jaxtern.data.durable import require_writable
+    from jaxtern.data.fingerprint import digest_split
     from jaxtern.training.run.evaluation import Evaluation, evaluate
     from jaxtern.training.run.metrics import EventFile, read_records
     from jaxtern.training.run.saved_run import open_run
     from jaxtern.training.saved.checkpoints import CheckpointError
+    from jaxtern.training.saved.trees import digest
     from jaxtern.training.step.state import TrainState, variables_of
 
 logger = logging.getLogger(__name__)
@@ -101,7 +103,8 @@ class Evaluator:
     def _evaluate(self, state: TrainState, predictions: Path | None = None) -> dict[str, Any]:
         """The record of one checkpoint, read from evaluations.jsonl or measured now."""
         step, split = int(state.step), self._split_name
-        kind = {"step": step, "split": split, "averaged": self._averaged}
+        own = digest(variables_of(state, self._averaged)) + digest_split(getattr(self._inputs.dataset, split))
+        kind = {"step": step, "split": split, "averaged": self._averaged, "digest": own}
         kept = [record for record in read_records(self._path, ["split"]) if set(Evaluation._fields[:-1]) <= set(record)]
         record = next((record for record in kept if kind.items() <= record.items()), None)
         if record is None or predictions is not None:

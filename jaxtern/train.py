@@ -41,6 +41,8 @@ def main() -> int:
     if recipe.run.dry_run:
         return rehearse_and_report(recipe)
     cluster_flags.join()
+    if WORKDIR.value == "":
+        raise command_line.UsageError("--workdir=: must name a folder")
     return train_and_report(recipe, Path(WORKDIR.value or f"runs/{recipe_flags.recipe_path().stem}"))
 
 
@@ -131,9 +133,7 @@ def describe(run: Run) -> str:
     start = f"from step {step}" if 0 < step < recipe.run.num_steps else "finished" if step else "from the start"
     devices = f" of {jax.local_device_count()} devices" if jax.local_device_count() > 1 else ""
     processes = f" in {jax.process_count()} processes{devices}" if jax.process_count() > 1 else ""
-    wire = str(run.wires[1])
-    if step:  # the table was told when the run began
-        wire = wire.splitlines()[-1]
+    wire = "\n".join(str(run.wires[1]).splitlines()[-1 if step else 0 :])  # the table was told when the run began
     return (
         f"{recipe.model.name} ({parameters:,} parameters) on {recipe.data.name} ({dataset.train.size:,} training and"
         f" {dataset.test.size:,} test examples, {feed})\n"

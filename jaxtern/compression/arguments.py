@@ -29,8 +29,9 @@ def as_integer(name: str, value: Any, least: int, most: int | None = None) -> in
     return number
 
 
-def as_float(value: Any) -> float:
-    """The value as a float; NaN if it is not a number, or is traced."""
+def as_float(name: str, value: Any) -> float:
+    """The value as a float, NaN if it is not a number; raises ValueError if it is traced."""
+    refuse_traced(name, value)
     try:
         return math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError):
@@ -39,8 +40,7 @@ def as_float(value: Any) -> float:
 
 def require_number(name: str, value: Any, least: float = 0.0, below: float | None = None) -> None:
     """Raises ValueError for anything but a finite number of `least` or more; accepts any traced number."""
-    number = as_float(value)
-    if isinstance(value, Tracer) or (least <= number < math.inf and (below is None or number < below)):
+    if isinstance(value, Tracer) or (least <= as_float(name, value) < (math.inf if below is None else below)):
         return
     rule = f"of {least:g} or more" if below is None else f"from {least:g} to below {below:g}"
     raise ValueError(f"{name}={value!r}: must be a finite number {rule}")

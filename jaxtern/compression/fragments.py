@@ -52,15 +52,12 @@ def split_layout(layout: Layout, parts: int) -> list[list[int]]:
     count = len(layout.paths)
     if parts > max(count, 1):
         raise ValueError(f"fragments={parts}: must be at most the number of tensors, {count}")
-    order = sorted(range(count), key=lambda place: _natural(layout.paths[place]))
+    words = [[each for each in re.split(r"(\d+)", path) if each] for path in layout.paths]
+    natural = [[(int(each), "") if each.isdigit() else (0, each) for each in path] for path in words]  # b2 before b10
+    order = sorted(range(count), key=natural.__getitem__)
     edges = np.cumsum([0, *(layout.sizes[place] for place in order)])
     cuts = [0]
     for part in range(1, parts):
         nearest = int(np.argmin(np.abs(edges - edges[-1] * part / parts)))
         cuts.append(min(max(nearest, cuts[-1] + 1), count - parts + part))
     return [sorted(order[first:last]) for first, last in zip(cuts, [*cuts[1:], count], strict=True)]
-
-
-def _natural(path: str) -> list[tuple[int, str]]:
-    """A sort key by which "b2" comes before "b10"."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path) if part]

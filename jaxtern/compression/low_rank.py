@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxtern.compression.arguments import as_float, as_integer, refuse_traced, require_number
+from jaxtern.compression.arguments import as_float, as_integer, require_number
 from jaxtern.compression.network.links import Traffic, mean_in_order, share_bytes
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, put
 from jaxtern.compression.wrappers import error_feedback
@@ -42,9 +42,8 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
       algorithms 1 and 2.
     """
     rank = as_integer("rank", rank, 1)
-    refuse_traced("min_ratio", min_ratio)
     require_number("min_ratio", min_ratio)
-    min_ratio = as_float(min_ratio)
+    min_ratio = as_float("min_ratio", min_ratio)
 
     def init(layout: Layout, num_workers: int) -> State:
         factors = []

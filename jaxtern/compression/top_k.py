@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxtern.compression.arguments import as_float, refuse_traced
+from jaxtern.compression.arguments import as_float
 from jaxtern.compression.network.links import Traffic, all_gather, share_bytes
 from jaxtern.compression.reducer import Group, Layout, Reduced, Reducer, State, Tensors, stateless
 from jaxtern.compression.wrappers import error_feedback
@@ -44,10 +44,9 @@ def top_k(
     Reference:
       Lin et al., Deep Gradient Compression, ICLR 2018; Stich et al., Sparsified SGD with Memory, NeurIPS 2018.
     """
-    refuse_traced("density", density)
-    if not 0 < as_float(density) <= 1:
-        raise ValueError(f"density={density!r}: must be a number above 0 and at most 1")
-    density = as_float(density)
+    given, density = density, as_float("density", density)
+    if not 0 < density <= 1:
+        raise ValueError(f"density={given!r}: must be a number above 0 and at most 1")
     if value_dtype not in _VALUES:
         raise ValueError(f"value_dtype={value_dtype!r}: must be one of {', '.join(_VALUES)}")
 

@@ -35,7 +35,7 @@ class ResidentFeed:
         """Takes a split in memory; the arguments and errors are those of `StreamingFeed`."""
         self._labels, self._order = split.labels, ExampleOrder(split.size, seed)
         self._batch_size, self._share = batch_size, share or Share()
-        _require_batch(batch_size, split.size, self._share)
+        _require_batch(batch_size, split.size)
 
     def batches(self, start: int) -> Generator[Batch]:
         """Yields this host's part of every batch, without end, from the example after the first `start` on."""
@@ -65,7 +65,7 @@ class StreamingFeed:
 
     def __post_init__(self):
         self._share, self._order = self.share or Share(), ExampleOrder(self.split.size, self.seed)
-        _require_batch(self.batch_size, self.split.size, self._share)
+        _require_batch(self.batch_size, self.split.size)
         # Every decoding thread holds a piece; all pieces together are about two batches at most.
         workers = self.threads * max(1, self.processes)
         self._pieces = min(self.batch_size // self._share.num_hosts, math.ceil(workers / 2))
@@ -90,12 +90,10 @@ class StreamingFeed:
         return Batch(images, labels, epochs, places)
 
 
-def _require_batch(batch_size: int, num_examples: int, share: Share) -> None:
-    """Refuses a batch that is larger than the split, or that the hosts cannot share equally."""
+def _require_batch(batch_size: int, num_examples: int) -> None:
+    """Refuses a batch that is larger than the split."""
     if batch_size > num_examples:
         raise ValueError(f"run.batch_size={batch_size}: must be at most the {num_examples} training examples")
-    if batch_size % share.num_hosts:
-        raise ValueError(f"run.batch_size={batch_size}: must be a multiple of the {share.num_hosts} hosts")
 
 
 def evaluation_batches(

@@ -11,17 +11,15 @@ _SAMPLES = 64  # records read from a split on disk
 
 
 def fingerprint(dataset: Dataset) -> dict[str, int | str]:
-    """The number of classes and, for each split, its size and a digest.
-
-    The digest covers all examples in memory, or some records on disk. Raises DataError if one cannot be read.
-    """
+    """The number of classes and, for each split, its size and `digest_split`."""
     facts: dict[str, int | str] = {"classes": dataset.num_classes}
     for name, split in (("training", dataset.train), ("test", dataset.test)):
-        facts |= {f"{name} examples": split.size, f"{name} digest": _digest(split)}
+        facts |= {f"{name} examples": split.size, f"{name} digest": digest_split(split)}
     return facts
 
 
-def _digest(split: Split | Windows | Records) -> str:
+def digest_split(split: Split | Windows | Records) -> str:
+    """A digest of all examples in memory, or of some records on disk; raises DataError if one cannot be read."""
     state = hashlib.blake2b(digest_size=8)
     if isinstance(split, Split | Windows):
         for array in (split.examples, split.labels):

@@ -13,8 +13,6 @@ class ExampleOrder:
     """An endless sequence of examples: a permutation for epoch 0, then one for epoch 1; batches may span epochs."""
 
     def __init__(self, num_examples: int, seed: int):
-        if num_examples < 1:
-            raise ValueError(f"num_examples={num_examples}: there must be at least 1")
         self._num_examples = num_examples
         self._seed = seed
         self._cached = -1, np.empty(0, np.int32)  # one tuple, which threads replace in one step

@@ -124,7 +124,7 @@ class Side(abc.ABC):
         while True:
             await asyncio.sleep(self._beat)
             self._clock.tick()
-            self._send_beat()
+            self._send(beat=True)
             self._look_for_silence()
 
     async def _listen(self, process: int, peer: _Peer, reader: asyncio.StreamReader) -> None:
@@ -148,9 +148,6 @@ class Side(abc.ABC):
             self._judge(Verdict(process, 1, f"{named(process, peer.host)} {reason}"))
         elif process == 0 and not self._at_end:
             self._judge(Verdict(0, 1, f"{named(0, peer.host)} ended before the others had"))
-
-    def _send_beat(self) -> None:
-        self._send(beat=True)
 
     def _send(self, **content: Any) -> None:
         for peer in self._peers.values():

@@ -59,7 +59,8 @@ class _Team:
         """Starts all processes and waits for their ends; returns the status of the first to fail, or 0."""
         with socket.create_server(("127.0.0.1", 0)) as probe:  # a free port
             coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-        before = {number: signal.signal(number, lambda number, _: self.caught.append(number)) for number in _PASSED_ON}
+        heeded = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, lambda number, _: self.caught.append(number)) for number in heeded}
         try:
             for process in range(num_processes):
                 if not self.caught:

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jaxtern.compression import collectives
-from jaxtern.compression.arguments import as_integer, refuse_traced, require_number
+from jaxtern.compression.arguments import as_float, as_integer, require_number
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.fragments import Timing, as_timing, split_layout
 from jaxtern.compression.methods import as_reducer
@@ -125,9 +125,8 @@ def local_steps(
 
 
 def _check(inner: Any, outer: Any, mixing: Any) -> None:
-    refuse_traced("mixing", mixing)
     require_number("mixing", mixing)
-    if mixing > 1:
+    if as_float("mixing", mixing) > 1:
         raise ValueError(f"mixing={mixing!r}: must be from 0 to 1")
     for name, each in (("inner", inner), ("outer", outer)):
         if not hasattr(each, "init"):

@@ -172,7 +172,6 @@ def test_preprocessing_with_views_takes_any_image_to_its_size(name: str):
         ("mnist", None, None, "preprocessing='mnist': takes whole images"),
         ("cifar10", None, None, "preprocessing='cifar10': takes whole images"),
         ("cifar10", (32, 20, 3), None, "size=24: images of 32 by 20 pixels"),
-        ("vgg", (32, 32, 3), 0, "size=0: must be at least 1"),
     ],
 )
 def test_preprocessing_refuses_a_size_that_images_cannot_give(name: str, image_shape, size: int | None, words: str):

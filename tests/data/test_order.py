@@ -3,7 +3,6 @@
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 
 from jaxtern.data.order import ExampleOrder
 
@@ -38,8 +37,3 @@ def test_order_differs_between_epochs_and_seeds():
     for i, first in enumerate(shuffles):
         for second in shuffles[:i]:
             assert np.sum(first == second) < 20
-
-
-def test_order_of_no_examples_is_refused():
-    with pytest.raises(ValueError, match="num_examples=0"):
-        ExampleOrder(0, 0)

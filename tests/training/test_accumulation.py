@@ -22,10 +22,10 @@ LAYOUTS = {
 }
 
 
-def compile_text(run: Run, num_steps: int | None = None) -> str:
+def compile_text(run: Run, num_steps: int = 1) -> str:
     """The optimised program of a run's step."""
     step: Any = create_train_step(run.recipe, run.program, create_mesh(run.recipe), num_steps=num_steps)
-    batch = next(run.feed.batches(0, [num_steps or 1]))
+    batch = next(run.feed.batches(0, [num_steps]))
     return step.lower(run.state, run.feed.examples, batch).compile().as_text()
 
 

@@ -80,5 +80,5 @@ def test_averages_are_what_is_evaluated(prepare: Callable, tmp_path: Path):
     for averaged, found in ((True, result), (False, last), (True, result)):
         record = Evaluator(tmp_path / "run", "test", None, averaged).evaluate()
         kind = {"step": 3, "split": "test", "averaged": averaged}
-        assert record == kind | found.scalars()
+        assert record == kind | {"digest": record["digest"]} | found.scalars()
     assert len((tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()) == 2

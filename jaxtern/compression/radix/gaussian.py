@@ -72,7 +72,6 @@ def entropy(code: Code, num_workers: int = 1) -> float:
     return float(-np.sum(sums * np.log2(np.maximum(sums, 1e-30))) / len(sums))
 
 
-@functools.cache
 def entropy_of_steps(half: int) -> float:
     """Bits that a perfect coder needs for floor(x / step), clipped to 2 `half` values, of a normal variable x."""
     step = best_code(half, "nearest").scale / half

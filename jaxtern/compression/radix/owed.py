@@ -81,10 +81,9 @@ def _exchange(
     places, key, answers, left = errors[0].size, group.shared_key(), [], []
     rows = fill_up(words, group.size * quantizer.num_words(places, 1)).reshape(len(words), group.size, -1)
     shard_units = fill_up(units, group.size * places).reshape(group.size, -1)
-    ones = jnp.ones((quantizer.num_scales((places,)),), jnp.float32)
     for shard, error, index in zip(group.scatter(list(rows)), errors, group.indices(), strict=True):
         dither = quantizer.dither(group, jnp.uint32(piece.position) + index.astype(jnp.uint32) * jnp.uint32(places))
-        mean = quantizer.decode(Received(shard, 1, group.size), ones, (places,), dither)
+        mean = quantizer.decode(Received(shard, 1, group.size), None, (places,), dither)
         answer, kept = serve(quantizer, mean, error, shard_units[index], key)
         answers.append(answer)
         left.append(kept)
@@ -112,9 +111,8 @@ def serve(
     radix, can_send = _radix(quantizer), units > 0
     # No more than _MOST units, or a tensor whose gradient has become small would drown the others of its block.
     owed = mean + jnp.where(can_send, jnp.clip(error / units, -_MOST, _MOST), 0.0)
-    (turned,) = rotate([owed], key, implementation=quantizer.implementation)
     half, tile = radix // 2, RUN * digits_per_word(radix)
-    turned = fill_up(turned, tile)
+    turned = fill_up(rotate([owed], key, implementation=quantizer.implementation)[0], tile)
     options = {"clip_sigmas": None, "block_size": tile, "rotation": True, "rounding": "nearest"}
     second = dataclasses.replace(quantizer, levels=min(half, 32767), **options)
     measured = second.measure(turned, turned.shape)

@@ -153,9 +153,10 @@ class Quantizer:
         return ternary_encode(gradient, scales, key, self._segments(sizes), offset=position, **self._options(num_added))
 
     def decode(
-        self, received: Received, scales: jax.Array, sizes: tuple[int, ...], dither: Dither | None = None
+        self, received: Received, scales: jax.Array | None, sizes: tuple[int, ...], dither: Dither | None = None
     ) -> jax.Array:
-        """Decodes the float32[n] mean of all workers."""
+        """Decodes the float32[n] mean of all workers; without `scales`, in units of the scales."""
+        scales = jnp.ones((self.num_scales(sizes),), jnp.float32) if scales is None else scales
         words, options = received.words, self._options(received.num_added)
         if received.total is not None:
             words = jnp.concatenate([words, received.total - words])
@@ -234,8 +235,7 @@ class Quantizer:
           are multiplied.
         """
         size, tile = self.num_places(words.shape[1]), self.num_places(RUN)
-        ones = jnp.ones((self.num_scales((size,)),), jnp.float32)
-        mean = self.decode(Received(words, 1, len(words)), ones, (size,), dither)
+        mean = self.decode(Received(words, 1, len(words)), None, (size,), dither)
         second = dataclasses.replace(self, rounding="dither", block_size=tile)
         limits, scales = scales_lib.clip_again(mean, tile, second.code, may_clip, self.implementation)
         return second.encode(mean, limits, again.bits, (size,), 1, position=again.offset), scales

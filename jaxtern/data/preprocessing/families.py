@@ -65,8 +65,6 @@ class Preprocessing:
         if self.size is None and size is not None:
             raise ValueError(f"image_size={size}: preprocessing={self.name!r} leaves images as large as they are")
         size = self.size if size is None else size
-        if size is not None and size < 1:
-            raise ValueError(f"image_size={size}: must be at least 1")
         if size is not None and not self.takes_whole_images:
             return size, size, _RGB
         if image_shape is None:

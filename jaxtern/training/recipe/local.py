@@ -43,4 +43,4 @@ class LocalSection(Section):
     @property
     def of_report(self) -> dict[str, Any]:
         """Arguments of `wire_report`."""
-        return {"local_steps": self.steps or 1, "fragments": self.fragments}
+        return {"local_steps": self.steps or 1, "fragments": self.fragments if self.steps else 1}

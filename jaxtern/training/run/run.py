@@ -28,7 +28,7 @@ from jaxtern.models import functions_of
 from jaxtern.training import LOSSES
 from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.run.calls import Call, phase_at, steps_per_call
+from jaxtern.training.run.calls import phase_at, steps_per_call
 from jaxtern.training.run.divergence import DivergenceGuard
 from jaxtern.training.run.evaluation import Evaluation, evaluate
 from jaxtern.training.run.inputs import Feed, Inputs, create_network, facts_of, open_inputs
@@ -39,7 +39,7 @@ from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_netwo
 from jaxtern.training.step.mean import create_reducers
 from jaxtern.training.step.mesh import DEVICE_AXIS, create_mesh, lay_out
 from jaxtern.training.step.state import Program, TrainState, create_run, place_state, specs_of_state, variables_of
-from jaxtern.training.step.step import Metrics, TrainStep, create_train_step
+from jaxtern.training.step.step import Metrics, create_train_step
 
 _OF_A_HOST = "data.dir", "data.decode_threads", "data.decode_processes"  # fields that may differ between hosts
 
@@ -133,8 +133,8 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
             checkpoints = Checkpoints(workdir, recipe.run.keep_checkpoints, recipe.run.keep_best)
             opened.callback(checkpoints.close)
             restored = checkpoints.restore_latest(fresh, functools.partial(carry_over, recipe=recipe))
-            write_recipe(workdir, given)  # not before the run's state is found to fit
             keep_facts(workdir, facts_of(inputs.task, inputs.dataset), allow_config_change)
+            write_recipe(workdir, given)  # not before the run's state and data are found to fit
             write_network(workdir, network)
         # Process 0 tells the others where the run continues; `seen` is None for a new run.
         seen = messages.broadcast_json(restored and restored.metadata["examples_seen"])
@@ -177,12 +177,9 @@ def _require_run_of_first(workdir: Path) -> None:
 
 def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:
     """(state, examples, batch or batches, call, stops) -> (state, metrics), compiled for each kind of call."""
-
-    @functools.cache
-    def compiled(call: Call) -> TrainStep:
-        num_steps = call.num_steps if call.num_steps > 1 else None
-        return create_train_step(recipe, program, mesh, phase=call.phase, num_steps=num_steps)
-
+    compiled = functools.cache(
+        lambda call: create_train_step(recipe, program, mesh, phase=call.phase, num_steps=call.num_steps)
+    )
     return lambda state, examples, batch, call, stops=None: compiled(call)(state, examples, batch, stops)
 
 

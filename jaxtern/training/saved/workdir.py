@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,8 +49,11 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> Iterator
     """Claims a folder for a run of this recipe; raises OSError if it cannot be made now.
 
     Raises ValueError if another process trains there, if it holds a run of another recipe and `allow_change` is false,
-    or if its path cannot be a folder.
+    or if its path cannot be a folder of checkpoints.
     """
+    # Orbax does not read back what it saves there.
+    if re.search(r"[][\\\udc80-\udcff]|/\w+:/", str(workdir.absolute())):
+        raise ValueError(f"workdir={str(workdir)!r}: must be a local path in UTF-8 without [, ] and \\")
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = (workdir / "lock").open("w")

@@ -48,9 +48,7 @@ class TrainStep:
         return state.compressor, state._replace(compressor=None), examples, batch, stops
 
 
-def create_train_step(
-    recipe: Recipe, program: Program, mesh: Mesh, *, phase: int = 1, num_steps: int | None = None
-) -> TrainStep:
+def create_train_step(recipe: Recipe, program: Program, mesh: Mesh, *, phase: int = 1, num_steps: int = 1) -> TrainStep:
     """Creates the compiled step of a recipe and its program.
 
     Worker w takes the w-th of N equal runs of the batch, and each of its devices an equal part of that. Metrics are
@@ -65,7 +63,7 @@ def create_train_step(
       recipe, program: recipe and program of the run.
       mesh: result of `create_mesh`.
       phase: phase of the run, the index into `program.means`.
-      num_steps: K, steps to take at once, with batches and metrics [K, ...]; None: one step, without that axis.
+      num_steps: K, steps to take at once, with batches and metrics [K, ...]; 1: without that axis.
     """
     if recipe.local.steps:
         update = create_local_update(recipe.model, program, phase)
@@ -90,15 +88,14 @@ def create_train_step(
         return update(state, local_gradients(state, batch, jax.lax.axis_index(DEVICE_AXIS) * local_workers), stops)
 
     def steps(state: TrainState, examples: Any, batches: Batch, stops: Any) -> tuple[TrainState, Metrics]:
-        # a convolution in a loop is slow on CPUs
-        unroll = num_steps if is_cpu and num_steps else 1
+        unroll = num_steps if is_cpu else 1  # a convolution in a loop is slow on CPUs
         return jax.lax.scan(lambda state, batch: step(state, examples, batch, stops), state, batches, unroll=unroll)
 
     state_specs, by_device = specs_of_state(recipe.local.steps > 0), PartitionSpec(DEVICE_AXIS)
-    sharded = by_device if num_steps is None else PartitionSpec(None, DEVICE_AXIS)
+    sharded = by_device if num_steps == 1 else PartitionSpec(None, DEVICE_AXIS)
     in_specs = state_specs, PartitionSpec(), sharded, by_device
     out_specs = state_specs, sharded if recipe.local.steps else PartitionSpec()
     mapped = jax.shard_map(
-        step if num_steps is None else steps, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        step if num_steps == 1 else steps, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
     return TrainStep(mapped, platform)
