@@ -105,8 +105,8 @@ class Evaluator:
         step, split = int(state.step), self._split_name
         own = digest(variables_of(state, self._averaged)) + digest_split(getattr(self._inputs.dataset, split))
         kind = {"step": step, "split": split, "averaged": self._averaged, "digest": own}
-        kept = [record for record in read_records(self._path, ["split"]) if set(Evaluation._fields[:-1]) <= set(record)]
-        record = next((record for record in kept if kind.items() <= record.items()), None)
+        kept, fields = read_records(self._path, ["split", "digest"]), {*kind, *Evaluation._fields[:-1]}
+        record = next((each for each in kept if fields <= set(each) and kind.items() <= each.items()), None)
         if record is None or predictions is not None:
             measured = kind | self._measure(state, predictions).scalars()
             if record is None:

@@ -1,6 +1,7 @@
 """The best labels, and lists of them that lose no bit."""
 
 import csv
+import os
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,12 @@ def test_right_labels_stand_behind_the_key_and_are_counted(logits: np.ndarray, t
     assert list(rows[0])[:3] == ["key", "true", "label_1"]
     assert [row["true"] for row in rows] == [LABELS[label] for label in true]
     assert format_table(found).splitlines()[1].split()[:2] == ["1", LABELS[true[1]].split()[0]]
+
+
+def test_names_that_are_no_utf_8_keep_their_bytes(tmp_path: Path):
+    name = b"caf\xe9.png"
+    write_predictions(tmp_path / "out.csv", Predictions([os.fsdecode(name)], [["ant"]], np.float32([[1]])))
+    assert (tmp_path / "out.csv").read_bytes().splitlines()[1].startswith(name + b",ant,")
 
 
 @pytest.mark.parametrize(("name", "words"), [("out.txt", "must end in .csv"), ("no/out.csv", "no folder")])

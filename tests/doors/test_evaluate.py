@@ -42,6 +42,15 @@ def test_evaluator_finds_what_training_found_and_evaluates_once(workdir: Path, r
     assert read(workdir / "evaluations.jsonl") == [record]
 
 
+def test_evaluator_does_not_take_the_result_of_other_weights_or_data(workdir: Path, run_door: Callable):
+    assert run_door("evaluate", f"--workdir={workdir}").returncode == 0
+    (record,) = read(workdir / "evaluations.jsonl")
+    (workdir / "evaluations.jsonl").write_text(json.dumps(record | {"digest": "of others", "loss": 9.0}) + "\n")
+    again = run_door("evaluate", f"--workdir={workdir}")
+    assert (again.returncode, "loss 9." in again.stdout) == (0, False)
+    assert read(workdir / "evaluations.jsonl")[1] == record
+
+
 def test_evaluator_goes_on_from_a_line_that_a_kill_cut_short(workdir: Path, run_door: Callable):
     path = workdir / "evaluations.jsonl"
     first = run_door("evaluate", f"--workdir={workdir}")

@@ -86,6 +86,17 @@ def test_signal_that_comes_twice_at_once_is_one(prepare: Callable, monkeypatch: 
         signal.signal(signal.SIGTERM, before)
 
 
+def test_signal_that_is_ignored_stays_ignored(prepare: Callable):
+    run, before = prepare(**FIELDS), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stopping.StopSignals(run.mesh) as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert stop.received is None
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_run_told_to_stop_in_its_last_step_ends(prepare: Callable):
     run = prepare(**FIELDS)
     during(run, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -164,6 +164,15 @@ def test_workdir_that_cannot_be_made_is_refused(tmp_path: Path, small_recipe: Ca
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["lr[0.1]", "a]", "back\\slash", "gs://bucket/run", "caf\udce9"])
+def test_workdir_from_which_orbax_does_not_restore_is_refused(
+    tmp_path: Path, small_recipe: Callable[..., Recipe], name: str
+):
+    with pytest.raises(ValueError, match=r"must be a local path in UTF-8 without \[, \] and "):
+        claim(tmp_path / name, small_recipe(), allow_change=False)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("fields", [{}, {"image_shape": None}, {"class_names": []}])
 def test_workdir_keeps_the_facts_of_its_dataset(tmp_path: Path, fields: dict[str, Any]):
     assert read_facts(tmp_path) is None
