@@ -46,6 +46,8 @@ def main() -> int:
         for flag in (STEP, BEST, PREDICTIONS):
             if FOLLOW.value and flag.value not in (None, False):
                 raise ValueError(f"--{flag.name}={flag.value}: is for one checkpoint; leave out --follow")
+        if FOLLOW.value:
+            command_line.tell(f"following {workdir}")
         while FOLLOW.value and not all((workdir / name).exists() for name in ("config.json", "checkpoints")):
             time.sleep(POLL_SECONDS.value)
         evaluator = Evaluator(workdir, SPLIT.value, DATA_DIR.value, AVERAGED.value)
@@ -106,17 +108,16 @@ class Evaluator:
         own = digest(variables_of(state, self._averaged)) + digest_split(getattr(self._inputs.dataset, split))
         kind = {"step": step, "split": split, "averaged": self._averaged, "digest": own}
         kept, fields = read_records(self._path, ["split", "digest"]), {*kind, *Evaluation._fields[:-1]}
-        record = next((each for each in kept if fields <= set(each) and kind.items() <= each.items()), None)
+        record = known = next((each for each in kept if fields <= set(each) and kind.items() <= each.items()), None)
         if record is None or predictions is not None:
-            measured = kind | self._measure(state, predictions).scalars()
-            if record is None:
-                self._append(measured)
-            record = measured
+            record = kind | self._measure(state, predictions).scalars()
         result = Evaluation.from_scalars(record)
         if self._events is not None:
             self._events.write(step, {f"{split}/{name}": value for name, value in result.scalars().items()})
         described = result.describe(split, self._run.recipe.model.loss)
         print(f"step {step}: {described} on {record['num_examples']:,} examples", flush=True)
+        if known is None:
+            self._append(record)
         return record
 
     def _measure(self, state: TrainState, predictions: Path | None) -> Evaluation:

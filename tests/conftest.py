@@ -380,6 +380,7 @@ PROGRESS = (
     "loading JAX",
     "opening the data: ",
     "evaluating ",
+    "following ",
     "images to predict: ",
     "exporting ",
     "drawing the sheet",

@@ -72,13 +72,6 @@ def entropy(code: Code, num_workers: int = 1) -> float:
     return float(-np.sum(sums * np.log2(np.maximum(sums, 1e-30))) / len(sums))
 
 
-def entropy_of_steps(half: int) -> float:
-    """Bits that a perfect coder needs for floor(x / step), clipped to 2 `half` values, of a normal variable x."""
-    step = best_code(half, "nearest").scale / half
-    shares = np.diff(_below(np.concatenate([[-np.inf], np.arange(1 - half, half) * step, [np.inf]])))
-    return float(-np.sum(shares * np.log2(np.maximum(shares, 1e-30))))
-
-
 @functools.cache
 def best_code(levels: int, rounding: str) -> Code:
     """The code of the largest scale, which clips least, among those within a twentieth of the least noise."""

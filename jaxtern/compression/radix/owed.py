@@ -2,9 +2,6 @@
 
 The state of a worker is a float32 vector for each bucket: the errors of its shard, in whole tiles. They are those of
 rotated tensors, in the tensors' own units.
-
-The second words have radix R, the least power of two above 2L, so 2 bits for a digit of `ternary`. Digits stand for
-1 - R to R - 1, by twos, over R times the scale of their tile.
 """
 
 import dataclasses
@@ -15,31 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxtern.compression.network.links import Traffic, all_gather, all_to_all
 from jaxtern.compression.radix.buckets import Bucket, Piece
-from jaxtern.compression.radix.exchanges import TwoWay
-from jaxtern.compression.radix.gaussian import entropy_of_steps
 from jaxtern.compression.radix.pipeline import Buckets, Plan, put_flat
 from jaxtern.compression.radix.quantizer import Quantizer, Received
 from jaxtern.compression.radix.scales import fit
 from jaxtern.compression.reducer import Group
 from jaxtern.kernels import rotate
-from jaxtern.kernels.radix import RUN, digits_per_word, num_words, pack_planes, unpack_planes
+from jaxtern.kernels.dither import Dither, nearest
+from jaxtern.kernels.radix import RUN
 from jaxtern.kernels.rounding import settle
 from jaxtern.kernels.segments import fill_up, split
 
 _MOST = 4.0  # units of error that are sent at once
-
-
-class TwoWayKept(TwoWay):
-    """`TwoWay`, whose second rounding is that of this file."""
-
-    def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
-        places, radix = _num_places(quantizer, size, num_workers), _radix(quantizer)
-        there, words = all_to_all(num_workers * quantizer.num_words(places, 1), num_workers), num_words(places, radix)
-        back, scales = all_gather(words, num_workers), all_gather(words // RUN, num_workers)._replace(messages=0)
-        saved = back.bytes * (1 - digits_per_word(radix) * entropy_of_steps(radix // 2) / 32)
-        return quantizer.coded(there, 1) + back._replace(saved=saved) + scales
 
 
 def zeros(quantizer: Quantizer, buckets: Sequence[Bucket], num_workers: int) -> list[jax.Array]:
@@ -83,12 +67,13 @@ def _exchange(
     shard_units = fill_up(units, group.size * places).reshape(group.size, -1)
     for shard, error, index in zip(group.scatter(list(rows)), errors, group.indices(), strict=True):
         dither = quantizer.dither(group, jnp.uint32(piece.position) + index.astype(jnp.uint32) * jnp.uint32(places))
-        mean = quantizer.decode(Received(shard, 1, group.size), None, (places,), dither)
+        mean = _decode(quantizer, Received(shard, 1, group.size), dither)
         answer, kept = serve(quantizer, mean, error, shard_units[index], key)
         answers.append(answer)
         left.append(kept)
-    second = _restore(_radix(quantizer), *group.gather(answers))[:, :places]
-    turned = rotate(list(second), key, is_inverse=True, implementation=quantizer.implementation)
+    back, scales = group.gather(answers)
+    second = _decode(quantizer, Received(back.reshape(1, -1), 1, 1, tile_scales=scales.reshape(-1)))
+    turned = rotate(list(second.reshape(group.size, -1)), key, is_inverse=True, implementation=quantizer.implementation)
     return settle(jnp.concatenate(turned)[: piece.size] * units), left
 
 
@@ -108,33 +93,25 @@ def serve(
     Returns:
       (uint32[W] words, float32[W / 128] scales), and the new error.
     """
-    radix, can_send = _radix(quantizer), units > 0
+    size, tile = (mean.size,), quantizer.num_places(RUN)
+    can_send = units > 0
     # No more than _MOST units, or a tensor whose gradient has become small would drown the others of its block.
     owed = mean + jnp.where(can_send, jnp.clip(error / units, -_MOST, _MOST), 0.0)
-    half, tile = radix // 2, RUN * digits_per_word(radix)
-    turned = fill_up(rotate([owed], key, implementation=quantizer.implementation)[0], tile)
+    (turned,) = rotate([owed], key, implementation=quantizer.implementation)
     options = {"clip_sigmas": None, "block_size": tile, "rotation": True, "rounding": "nearest"}
-    second = dataclasses.replace(quantizer, levels=min(half, 32767), **options)
-    measured = second.measure(turned, turned.shape)
-    steps = jnp.repeat(second.own_scales(measured.scales, measured), tile) / half
-    digits = jnp.clip(jnp.floor(jnp.where(steps > 0, turned / steps, 0.0)), -half, half - 1)
-    words = pack_planes(jnp.unstack((digits + half).astype(jnp.uint32).reshape(digits_per_word(radix), -1)), radix)
-    values = jnp.where(turned != 0, (digits + 0.5) / half, 0.0)
-    scales = fit(turned, values, tile, quantizer.implementation)
-    sent = _restore(radix, words, scales)[: mean.size]
+    second = dataclasses.replace(quantizer, **options)
+    measured = second.measure(turned, size)
+    words = second.encode(turned, second.own_scales(measured.scales, measured), nearest(), size, 1)
+    digits = _decode(second, Received(words[None], 1, 1))
+    scales = fit(turned, digits, tile, quantizer.implementation)
+    sent = settle(digits * jnp.repeat(scales, tile))
     (sent,) = rotate([sent], key, is_inverse=True, implementation=quantizer.implementation)
     return (words, scales), jnp.where(can_send, error + settle((mean - sent) * units), error)
 
 
-def _radix(quantizer: Quantizer) -> int:
-    return 2 ** (2 * quantizer.levels).bit_length()
-
-
-def _restore(radix: int, words: jax.Array, scales: jax.Array) -> jax.Array:
-    """float32[..., n] of uint32[..., W] second words and float32[..., W / 128] scales."""
-    values = (unpack_planes(words, radix) - (radix - 1) / 2) / (radix // 2)
-    spread = jnp.repeat(scales, RUN * digits_per_word(radix), axis=-1)
-    return settle(values.reshape(spread.shape) * spread)
+def _decode(quantizer: Quantizer, received: Received, dither: Dither | None = None) -> jax.Array:
+    """float32[n], the mean in units of the scales, of words without a gap at their end."""
+    return quantizer.decode(received, None, (quantizer.num_places(received.words.shape[1]),), dither)
 
 
 def _num_places(quantizer: Quantizer, size: int, num_workers: int) -> int:

@@ -25,7 +25,7 @@ class Plan(NamedTuple):
 
     buckets: list[Bucket]  # tensors that travel together
     quantizer: Quantizer  # quantizer of all elements
-    exchanges: Sequence[Exchange]  # exchange of each bucket
+    exchanges: list[Exchange]  # exchange of each bucket
     links: Network  # links between the workers
     piece_size: int | None = None  # elements of a piece, about; larger buckets travel in pieces. None: whole.
     is_in_place: bool = False  # whether means take the memory of the tensors

@@ -132,8 +132,7 @@ def _create(quantizer: Quantizer, exchange: str, bucket_size: int | None, links:
 
     def plan(layout: Layout, num_workers: int) -> pipeline.Plan:
         buckets = plan_buckets(layout, bucket_size)
-        kept = [owed.TwoWayKept()] * len(buckets) if keeps and num_workers > 1 else []
-        chosen = kept or [choose_exchange(exchange, quantizer, each.size, num_workers, links) for each in buckets]
+        chosen = [choose_exchange(exchange, quantizer, each.size, num_workers, links) for each in buckets]
         return pipeline.Plan(buckets, quantizer, chosen, links)
 
     def init(layout: Layout, num_workers: int) -> State:
