@@ -37,7 +37,7 @@ CPU = _device(platform="cpu", capability=None, kind="cpu")
 def test_auto_takes_mosaic_on_new_nvidia_gpus_with_a_new_jax(
     monkeypatch: pytest.MonkeyPatch, device: types.SimpleNamespace, version: str, implementation: str, chosen: str
 ):
-    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "devices", lambda *_: [device])
     monkeypatch.setattr(jax, "__version__", version)
     assert dispatch.pick_implementation("moments", implementation, 2**30) == chosen
 
@@ -53,14 +53,14 @@ def test_auto_takes_mosaic_on_new_nvidia_gpus_with_a_new_jax(
 def test_mosaic_where_it_cannot_run_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, device: types.SimpleNamespace, version: str, reason: str
 ):
-    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "devices", lambda *_: [device])
     monkeypatch.setattr(jax, "__version__", version)
     with pytest.raises(ValueError, match=f"moments: implementation='mosaic': {reason}"):
         moments(jnp.zeros(3), Segments((3,)), implementation="mosaic")
 
 
 def test_arrays_too_large_to_count_in_int32_take_the_reference(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(jax, "devices", lambda: [_device()])
+    monkeypatch.setattr(jax, "devices", lambda *_: [_device()])
     monkeypatch.setattr(dispatch, "why_not_mosaic", lambda: "")
     assert dispatch.pick_implementation("moments", "auto", 2**30) == "mosaic"
     assert dispatch.pick_implementation("moments", "auto", 2**30 + 1) == "reference"
@@ -91,7 +91,7 @@ def test_auto_logs_its_choice_once(
     level: int,
     message: str,
 ):
-    monkeypatch.setattr(jax, "devices", lambda: [device])
+    monkeypatch.setattr(jax, "devices", lambda *_: [device])
     monkeypatch.setattr(jax, "__version__", "0.11.2")
     dispatch.log_once.cache_clear()
     with caplog.at_level(logging.DEBUG, logger="jaxtern.kernels.dispatch"):
@@ -113,7 +113,7 @@ def test_auto_logs_its_choice_once(
 def test_auto_takes_native_on_a_cpu_with_a_compiler(
     monkeypatch: pytest.MonkeyPatch, size: int, why_not: str, not_native: str, chosen: str
 ):
-    monkeypatch.setattr(jax, "devices", lambda: [CPU])
+    monkeypatch.setattr(jax, "devices", lambda *_: [CPU])
     monkeypatch.setattr(native_library, "why_not_native", lambda: why_not)
     assert dispatch.pick_implementation("moments", "auto", size, not_native) == chosen
     reason = not_native or why_not
@@ -133,8 +133,16 @@ def test_a_program_over_a_mesh_is_for_its_devices_whatever_the_default_one_is(mo
     assert (found, dispatch.device()) == ([CPU], _device())
 
 
+def test_a_program_without_a_mesh_is_for_the_default_device():
+    with jax.default_device(jax.devices()[1]):
+        assert dispatch.device() == jax.devices()[1]
+    with jax.default_device("cpu"):
+        assert dispatch.device() == jax.devices("cpu")[0]
+    assert dispatch.device() == jax.devices()[0]
+
+
 def test_native_is_refused_where_the_device_is_no_cpu(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(jax, "devices", lambda: [_device()])
+    monkeypatch.setattr(jax, "devices", lambda *_: [_device()])
     with pytest.raises(ValueError, match="implementation='native': the device is 'NVIDIA H200', no CPU"):
         dispatch.pick_implementation("moments", "native", 2**20)
 
@@ -142,7 +150,7 @@ def test_native_is_refused_where_the_device_is_no_cpu(monkeypatch: pytest.Monkey
 def test_a_missing_compiler_is_logged_once_and_only_where_it_would_be_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(jax, "devices", lambda: [CPU])
+    monkeypatch.setattr(jax, "devices", lambda *_: [CPU])
     monkeypatch.setattr(native_library, "why_not_native", lambda: "there is no C compiler")
     dispatch.log_once.cache_clear()
     with caplog.at_level(logging.DEBUG, logger="jaxtern.kernels.dispatch"):
