@@ -72,6 +72,7 @@ class Evaluator:
         self._run, self._inputs = open_run(workdir, data_dir)
         self._split_name, self._events = split, None
         self._averaged = averaged or not self._run.recipe.model.average_decay
+        self._data = digest_split(getattr(self._inputs.dataset, split))
         self.of_images = self._inputs.task.of_images
         self._path = workdir / "evaluations.jsonl"
 
@@ -105,8 +106,8 @@ class Evaluator:
     def _evaluate(self, state: TrainState, predictions: Path | None = None) -> dict[str, Any]:
         """The record of one checkpoint, read from evaluations.jsonl or measured now."""
         step, split = int(state.step), self._split_name
-        own = digest(variables_of(state, self._averaged)) + digest_split(getattr(self._inputs.dataset, split))
-        kind = {"step": step, "split": split, "averaged": self._averaged, "digest": own}
+        own = digest(variables_of(state, self._averaged))
+        kind = {"step": step, "split": split, "averaged": self._averaged, "digest": own + self._data}
         kept, fields = read_records(self._path, ["split", "digest"]), {*kind, *Evaluation._fields[:-1]}
         record = known = next((each for each in kept if fields <= set(each) and kind.items() <= each.items()), None)
         if record is None or predictions is not None:

@@ -40,9 +40,9 @@ def main() -> int:
     keep_programs()
     if recipe.run.dry_run:
         return rehearse_and_report(recipe)
-    cluster_flags.join()
     if WORKDIR.value == "":
         raise command_line.UsageError("--workdir=: must name a folder")
+    cluster_flags.join()
     return train_and_report(recipe, Path(WORKDIR.value or f"runs/{recipe_flags.recipe_path().stem}"))
 
 

@@ -60,7 +60,7 @@ def _load() -> str:
             return ""
     try:
         _register(build())
-    except (CannotBuild, RuntimeError) as reason:  # the latter of a user without a home, as in containers
+    except CannotBuild as reason:
         return str(reason)
     except OSError as error:  # of a folder, or of the loader
         return f"its library cannot be used: {error}"
@@ -115,7 +115,10 @@ def find_compiler() -> list[str]:
 def cache_folder() -> Path:
     """The cache folder of the user, to which nobody else may write."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    folder = (base if base.is_absolute() else Path.home() / ".cache") / "jaxtern"
+    try:
+        folder = (base if base.is_absolute() else Path.home() / ".cache") / "jaxtern"
+    except RuntimeError:  # of a user without a name, as in containers
+        raise CannotBuild("there is no home folder, nor XDG_CACHE_HOME") from None
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:

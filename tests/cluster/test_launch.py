@@ -122,6 +122,15 @@ def test_launch_of_a_missing_program_fails_like_a_shell(capfd: pytest.CaptureFix
     assert "no-such-program: not found" in capfd.readouterr().err
 
 
+def test_launch_leaves_a_signal_alone_that_is_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert launch([sys.executable, "-c", "import os, signal; os.kill(os.getppid(), signal.SIGINT)"], 1) == 0
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.few("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_launch_passes_signals_on_and_waits_for_all_to_save(

@@ -179,6 +179,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def test_train_does_not_take_an_empty_workdir_for_none(run_door: Callable, tmp_path: Path):
+    done = run_door("train", "--workdir=", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: --workdir=: must name a folder\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_door_refuses_bad_input_in_one_line(root: Path, run_door: Callable, case: str):
     door, arguments, words = CASES[case]

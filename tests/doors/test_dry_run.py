@@ -170,6 +170,11 @@ def test_dry_run_says_where_weight_changes_are_exchanged():
     assert "\n4 workers, weight changes every 20 steps by ternary\n" in said
 
 
+def test_dry_run_does_not_heed_fragments_without_local_steps():
+    said = describe(prepare_dry_run(load("digits", local={"fragments": 3})))
+    assert said == describe(prepare_dry_run(load("digits")))
+
+
 def test_dry_run_knows_the_highest_rate():
     recipe = load("imagenet_resnet50_lars_32k")
     first, highest, last = find_rates(recipe, 1_281_167)

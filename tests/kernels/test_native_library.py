@@ -108,11 +108,8 @@ def test_without_a_home_or_with_a_broken_command_the_reason_is_told(home: Path, 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", mock.Mock(side_effect=KeyError))
-    native_library._load.cache_clear()
-    try:
-        assert native_library.why_not_native() == "Could not determine home directory."
-    finally:
-        native_library._load.cache_clear()
+    with pytest.raises(native_library.CannotBuild, match="there is no home folder, nor XDG_CACHE_HOME"):
+        native_library.build()
     assert not home.exists() or not list(home.iterdir())
 
 

@@ -86,6 +86,15 @@ def test_signal_that_comes_twice_at_once_is_one(prepare: Callable, monkeypatch: 
         signal.signal(signal.SIGTERM, before)
 
 
+def test_run_that_is_refused_for_its_data_keeps_its_recipe(prepare: Callable, tmp_path: Path):
+    prepare(tmp_path / "run", **FIELDS).close()
+    facts, config = tmp_path / "run" / "dataset.json", (tmp_path / "run" / "config.json").read_text()
+    facts.write_text(facts.read_text().replace('"num_examples": ', '"num_examples": 1'))
+    with pytest.raises(ValueError, match="another dataset"):
+        prepare(tmp_path / "run", **FIELDS | {"num_steps": 2 * FIELDS["num_steps"]})
+    assert (tmp_path / "run" / "config.json").read_text() == config
+
+
 def test_signal_that_is_ignored_stays_ignored(prepare: Callable):
     run, before = prepare(**FIELDS), signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

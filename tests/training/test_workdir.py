@@ -164,13 +164,23 @@ def test_workdir_that_cannot_be_made_is_refused(tmp_path: Path, small_recipe: Ca
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["lr[0.1]", "a]", "back\\slash", "gs://bucket/run", "caf\udce9"])
+@pytest.mark.parametrize("name", ["lr[0.1]", "a]", "back\\slash", "caf\udce9"])
 def test_workdir_from_which_orbax_does_not_restore_is_refused(
     tmp_path: Path, small_recipe: Callable[..., Recipe], name: str
 ):
     with pytest.raises(ValueError, match=r"must be a local path in UTF-8 without \[, \] and "):
         claim(tmp_path / name, small_recipe(), allow_change=False)
     assert not list(tmp_path.iterdir())
+
+
+def test_workdir_elsewhere_than_on_a_disk_is_refused(
+    tmp_path: Path, small_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="must be a local path"):
+        claim(Path("gs://bucket/run"), small_recipe(), allow_change=False)
+    assert not list(tmp_path.iterdir())
+    claim(tmp_path / "a:" / "run", small_recipe(), allow_change=False)
 
 
 @pytest.mark.parametrize("fields", [{}, {"image_shape": None}, {"class_names": []}])

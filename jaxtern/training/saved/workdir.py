@@ -51,8 +51,8 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> Iterator
     Raises ValueError if another process trains there, if it holds a run of another recipe and `allow_change` is false,
     or if its path cannot be a folder of checkpoints.
     """
-    # Orbax does not read back what it saves there.
-    if re.search(r"[][\\\udc80-\udcff]|/\w+:/", str(workdir.absolute())):
+    # Orbax does not read back what it saves there; a path with a scheme would be a folder "gs:" here.
+    if re.search(r"[][\\\udc80-\udcff]", str(workdir.absolute())) or re.match(r"\w+:/", str(workdir)):
         raise ValueError(f"workdir={str(workdir)!r}: must be a local path in UTF-8 without [, ] and \\")
     try:
         workdir.mkdir(parents=True, exist_ok=True)

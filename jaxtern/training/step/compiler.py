@@ -22,7 +22,7 @@ def keep_programs() -> None:
         return
     try:
         jax.config.update("jax_compilation_cache_dir", str(library.programs_folder()))
-    except (library.CannotBuild, OSError, RuntimeError) as error:  # of a user without a home
+    except (library.CannotBuild, OSError) as error:
         _logger.info("compiled programs are not kept: %s", error)
 
 
