@@ -71,7 +71,7 @@ def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: A
 def test_program_for_cpus_has_no_loop(prepare: Callable, fields: dict[str, int]):
     """There a convolution in one is slow."""
     run = prepare(num_workers=2, batch_size=24, method="float", **fields)
-    assert " while(" not in compile_text(run, fields.get("num_steps"))
+    assert " while(" not in compile_text(run, fields.get("num_steps", 1))
 
 
 def test_loops_can_be_seen(prepare: Callable):
