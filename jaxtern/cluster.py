@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 _SLACK_SECONDS = 60  # JAX, which would abort, waits this much longer than we do
 # Exit statuses of `jaxtern.train` after a signal to one process made all of them save and leave, which is no failure.
-_STOP_STATUSES = 128 + signal.SIGINT, 128 + signal.SIGTERM
+_STOP_STATUSES = 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP
 
 
 def join(

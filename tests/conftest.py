@@ -30,14 +30,15 @@ def _share_compiled_programs() -> None:
             os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
 
 
-def _heed_ctrl_c() -> None:
-    """Also where the suite runs in a shell's background: commands under test would inherit that SIGINT is ignored."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _heed_signals() -> None:
+    """Also in a shell's background and under nohup: commands under test would inherit that they are ignored."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 _share_compiled_programs()
-_heed_ctrl_c()
+_heed_signals()
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-_KEPT = "image_shape", "num_classes", "num_examples", "class_names"  # fields written to dataset.json
+_KEPT = "image_shape", "num_classes", "num_examples", "class_names", "digest"  # fields written to dataset.json
 
 
 class Facts(NamedTuple):
@@ -15,6 +15,7 @@ class Facts(NamedTuple):
       num_examples: examples in an epoch.
       source: where these facts come from, for messages.
       class_names: one a class; empty if they are not known.
+      digest: `digest_split` of the split; empty if it is not known.
     """
 
     image_shape: tuple[int, ...] | None
@@ -22,15 +23,17 @@ class Facts(NamedTuple):
     num_examples: int
     source: str
     class_names: tuple[str, ...] = ()
+    digest: str = ""
 
     @classmethod
     def from_dict(cls, values: Any, source: str) -> "Facts":
         """Rebuilds what `to_dict` returned, read back from JSON; raises ValueError for anything else."""
         if not isinstance(values, dict):
             raise ValueError(f"must be an object of {', '.join(_KEPT)}")
+        values = {"digest": ""} | values  # files older than it
         for name in set(_KEPT) ^ set(values):
             raise ValueError(f"{name} is missing" if name in _KEPT else f"{name!r}: must be one of {', '.join(_KEPT)}")
-        shape, num_classes, num_examples, names = (values[name] for name in _KEPT)
+        shape, num_classes, num_examples, names, digest = (values[name] for name in _KEPT)
         if shape is not None and not (isinstance(shape, list) and len(shape) == 3 and all(map(_is_size, shape))):
             raise ValueError(f"image_shape={shape!r}: must be null, or height, width and channels")
         for name in ("num_classes", "num_examples"):
@@ -40,7 +43,7 @@ class Facts(NamedTuple):
             raise ValueError(f"class_names={names!r}: must be a list of strings")
         if names and len(names) != num_classes:
             raise ValueError(f"class_names: must be as many as num_classes={num_classes}, not {len(names)}")
-        return cls(None if shape is None else tuple(shape), num_classes, num_examples, source, tuple(names))
+        return cls(None if shape is None else tuple(shape), num_classes, num_examples, source, tuple(names), digest)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields but `source`, ready for JSON."""

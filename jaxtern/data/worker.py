@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 
 # A terminal or a scheduler sends these to a whole group of processes, but only the parent answers them.
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @contextlib.contextmanager
 def deaf_to_signals() -> Iterator[None]:
-    """Processes started inside ignore Ctrl-C and SIGTERM; this process handles such a signal after the block."""
+    """Processes started inside ignore these signals; this process handles such a signal after the block."""
     resource_tracker.ensure_running()  # now, because starting it would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # child processes inherit the mask
     try:

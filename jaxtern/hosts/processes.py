@@ -18,7 +18,7 @@ from jaxtern.hosts.settings import for_process
 # safe in a process with threads.
 _TIED = "setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$1" ] && shift && exec "$@"', "launch"
 _IN_VAIN = 2, 126, 127  # exit statuses of usage errors, and of commands that cannot be run or found
-_PASSED_ON = signal.SIGINT, signal.SIGTERM
+_PASSED_ON = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _STEP_SECONDS = 0.02
 _LAST_LINES_SECONDS = 2.0  # time to read the last lines, as a descendant may keep a pipe open
 
@@ -27,7 +27,7 @@ def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, gr
     """Runs a command in several processes; returns the exit status of the first that failed, or 0.
 
     They find each other by environment variables. Their lines are printed after their numbers. When one fails, the
-    others are ended. SIGINT and SIGTERM are passed on; SIGTERM is sent if nobody reads. If this is killed, so are they.
+    others are ended. SIGINT, SIGTERM and SIGHUP are passed on; SIGTERM is sent if nobody reads. All end with this.
 
     Args:
       command: to run.

@@ -27,7 +27,7 @@ def save(number, frame):
     time.sleep(.3 + process)
     open(f"{folder}/saved{process}", "w").close()
     sys.exit(128 + number)
-for number in (signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, save)
 print("pid", os.getpid(), flush=True)
 time.sleep(120)
@@ -132,7 +132,7 @@ def test_launch_leaves_a_signal_alone_that_is_ignored():
 
 
 @pytest.mark.few("15")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_launch_passes_signals_on_and_waits_for_all_to_save(
     open_script: Open, end_of: EndOf, tmp_path: Path, number: signal.Signals
 ):

@@ -200,7 +200,7 @@ def test_process_that_decodes_is_deaf_to_what_its_group_is_sent(dataset: Dataset
     feed = stream(dataset, None, 1, 1).batches(0)
     first = next(feed)
     (worker,) = multiprocessing.active_children()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(worker.pid, number)
     assert_equal([first, *itertools.islice(feed, STEPS - 1)], expected)
     feed.close()

@@ -1,5 +1,6 @@
 """The run: where it stops, what it has saved by then, and that going on is as if it had never stopped."""
 
+import json
 import os
 import shutil
 import signal
@@ -47,7 +48,8 @@ def during(run: Run, step: int, act: Callable[[], None]) -> None:
     run.train_step = acting
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.few("15")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_run_stopped_by_a_signal_saves_and_goes_on_as_if_never_stopped(prepare: Callable, tmp_path: Path, number: int):
     handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     straight = prepare(tmp_path / "straight", **FIELDS)
@@ -67,6 +69,19 @@ def test_run_stopped_by_a_signal_saves_and_goes_on_as_if_never_stopped(prepare: 
     assert finish(again) == result
     assert digest(jax.device_get(again.state)) == digest(jax.device_get(straight.state))
     assert losses(tmp_path / "stopped") == losses(tmp_path / "straight")
+
+
+def test_run_whose_lines_nobody_reads_is_saved_and_ends(
+    prepare: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run, (reader, writer) = prepare(tmp_path, **FIELDS), os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        with pytest.raises(Stopped, match="stopped by SIGTERM at step 2;"):
+            loop.train(run)
+        print("nor this line", flush=True)
+    assert run.checkpoints.steps() == [0, 2]
 
 
 def test_signal_that_comes_twice_at_once_is_one(prepare: Callable, monkeypatch: pytest.MonkeyPatch):
@@ -89,10 +104,15 @@ def test_signal_that_comes_twice_at_once_is_one(prepare: Callable, monkeypatch: 
 def test_run_that_is_refused_for_its_data_keeps_its_recipe(prepare: Callable, tmp_path: Path):
     prepare(tmp_path / "run", **FIELDS).close()
     facts, config = tmp_path / "run" / "dataset.json", (tmp_path / "run" / "config.json").read_text()
-    facts.write_text(facts.read_text().replace('"num_examples": ', '"num_examples": 1'))
-    with pytest.raises(ValueError, match="another dataset"):
+    kept = json.loads(facts.read_text())
+    facts.write_text(json.dumps(kept | {"digest": "of others"}))
+    with pytest.raises(ValueError, match=f"another dataset .digest is 'of others' there and '{kept['digest']}' here"):
         prepare(tmp_path / "run", **FIELDS | {"num_steps": 2 * FIELDS["num_steps"]})
     assert (tmp_path / "run" / "config.json").read_text() == config
+    del kept["digest"]  # as in folders of before
+    facts.write_text(json.dumps(kept))
+    prepare(tmp_path / "run", **FIELDS).close()
+    assert json.loads(facts.read_text())["digest"]
 
 
 def test_signal_that_is_ignored_stays_ignored(prepare: Callable):

@@ -12,7 +12,7 @@ from jaxtern.data.facts import Facts
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_facts, read_recipe, write_recipe
 
-FACTS = {"image_shape": [8, 8, 1], "num_classes": 2, "num_examples": 32, "class_names": ["cat", "dog"]}
+FACTS = {"image_shape": [8, 8, 1], "num_classes": 2, "num_examples": 32, "class_names": ["cat", "dog"], "digest": "e"}
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_facts_of_another_kind_are_named(tmp_path: Path, change: dict[str, Any],
     assert str(caught.value).endswith("; remove it to have the dataset itself asked")
 
 
-@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("name", [name for name in FACTS if name != "digest"])
 def test_facts_that_lack_a_field_are_named(tmp_path: Path, name: str):
     (tmp_path / "dataset.json").write_text(json.dumps({field: FACTS[field] for field in FACTS if field != name}))
     with pytest.raises(ValueError, match=f"dataset.json: cannot be read: {name} is missing; remove it"):

@@ -1,6 +1,9 @@
 """The training loop."""
 
+import logging
 import math
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -25,6 +28,7 @@ from jaxtern.training.step.local import fetch_own
 from jaxtern.training.step.loss import describe_loss
 from jaxtern.training.step.step import Metrics
 
+logger = logging.getLogger(__name__)
 _SHOWN = 16  # images of the first batch that TensorBoard shows
 
 
@@ -47,7 +51,7 @@ def train(run: Run) -> Evaluation:
     Raises:
       NonFiniteError: at the first NaN or infinity; the last good checkpoint stays.
       DivergenceError: if devices hold different states; the last good checkpoint stays.
-      Stopped: after SIGTERM or SIGINT, once the state is saved.
+      Stopped: after SIGTERM, SIGINT or SIGHUP, or where nobody reads what is told, once the state is saved.
     """
     try:
         evaluation = _train(run)
@@ -241,8 +245,13 @@ class _Loop:
     def _say(self, line: str) -> None:
         """Prints a line above the progress bar, in process 0."""
         if self._writer is not None:
-            tqdm.write(line, file=sys.stdout)
-            sys.stdout.flush()
+            try:
+                tqdm.write(line, file=sys.stdout)
+                sys.stdout.flush()
+            except OSError as error:  # a closed pipe or terminal, or a full disk: the run is saved and ends
+                logger.warning("standard output: %s", error.strerror)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                signal.raise_signal(signal.SIGTERM)
 
     def _write(self, step: int, scalars: Scalars) -> None:
         """Writes a record, in process 0."""

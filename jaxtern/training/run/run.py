@@ -19,7 +19,7 @@ from jaxtern.compression.network.calibration import calibrate
 from jaxtern.compression.network.links import Network
 from jaxtern.compression.report import WireReport, wire_report
 from jaxtern.data.dataset import Dataset
-from jaxtern.data.fingerprint import fingerprint
+from jaxtern.data.fingerprint import digest_split, fingerprint
 from jaxtern.data.records import require_apart
 from jaxtern.data.rendering import Share
 from jaxtern.hosts import agreement, messages
@@ -133,7 +133,8 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
             checkpoints = Checkpoints(workdir, recipe.run.keep_checkpoints, recipe.run.keep_best)
             opened.callback(checkpoints.close)
             restored = checkpoints.restore_latest(fresh, functools.partial(carry_over, recipe=recipe))
-            keep_facts(workdir, facts_of(inputs.task, inputs.dataset), allow_config_change)
+            facts = facts_of(inputs.task, inputs.dataset)._replace(digest=digest_split(inputs.dataset.train))
+            keep_facts(workdir, facts, allow_config_change)
             write_recipe(workdir, given)  # not before the run's state and data are found to fit
             write_network(workdir, network)
         # Process 0 tells the others where the run continues; `seen` is None for a new run.

@@ -27,7 +27,7 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Notes the first SIGTERM or SIGINT; another one, half a second later or more, acts at once.
+    """Notes the first SIGTERM, SIGINT or SIGHUP; another one, half a second later or more, acts at once.
 
     A single process stops after the current call. One of several tells the next call, whose metrics tell all others, so
     that they save the same step.
@@ -57,7 +57,7 @@ class StopSignals:
         return None
 
     def __enter__(self) -> "StopSignals":
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as a script's background has it for Ctrl-C
                 self._before[number] = signal.signal(number, self._note)
         return self

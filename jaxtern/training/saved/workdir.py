@@ -106,6 +106,7 @@ def keep_facts(workdir: Path, facts: Facts, allow_change: bool) -> None:
     """
     kept = None if allow_change else read_facts(workdir)
     if kept is not None:
+        kept = kept._replace(digest=kept.digest or facts.digest)
         _require_none(workdir, "dataset", _find_changes(kept.to_dict(), facts.to_dict()))
     _write_json(workdir / "dataset.json", facts.to_dict())
 
