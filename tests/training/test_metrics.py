@@ -165,6 +165,13 @@ def test_tensorboard_has_the_recipe_and_the_first_inputs(prepare: Callable, tmp_
     assert b"optimizer.learning_rate" in found["_hparams_/experiment"].metadata.plugin_data.content
 
 
+def test_tensorboard_has_a_channel_of_inputs_that_have_neither_one_nor_three(prepare: Callable, tmp_path: Path):
+    made = {"data": "synthetic", "synthetic_shape": (6, 6, 5), "synthetic_examples": 32}
+    loop.train(prepare(num_steps=1, evaluate_every=0, batch_size=8, **made))
+    (image,) = (v.image for _, v in read_summaries(tmp_path / "run" / "tensorboard") if v.tag == "inputs")
+    assert (image.height, image.width) == (2 * 6, 4 * 6)
+
+
 @pytest.mark.slow
 def test_histograms_are_of_weights_and_mean_gradients_where_they_are_due(prepare: Callable, tmp_path: Path):
     """They change no bit."""
