@@ -303,7 +303,7 @@ def test_a_process_that_is_cut_off_after_its_goodbye_is_lost(lost: int, monkeypa
         spoke.tell_goodbye()
         await asyncio.sleep(1)
         assert not pair.judged  # they live on, until JAX has seen all
-        monkeypatch.setattr((pair.hub, spoke)[lost], "_send", lambda **beat: None)
+        monkeypatch.setattr((pair.hub, spoke)[lost], "_send", lambda **_: None)
         await pair.news.wait()
         assert SILENT.partition(": ")[2] in pair.judged[1 - lost].reason
         assert pair.judged[1 - lost].process == lost
