@@ -106,6 +106,7 @@ class _Team:
                 print(line, file=stream, flush=True)
         except OSError:  # it may be a closed pipe, or a file on a full disk
             self._nobody_reads = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else what is left fails at exit: status 120
 
     def _wait(self) -> int:
         first, waiting = 0, list(range(len(self._processes)))
