@@ -14,7 +14,7 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 @contextlib.contextmanager
 def deaf_to_signals() -> Iterator[None]:
-    """Processes started inside ignore these signals; this process handles such a signal after the block."""
+    """Processes started inside ignore SIGINT, SIGTERM and SIGHUP; this process handles them after the block."""
     resource_tracker.ensure_running()  # now, because starting it would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # child processes inherit the mask
     try:

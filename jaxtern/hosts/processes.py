@@ -26,8 +26,8 @@ _LAST_LINES_SECONDS = 2.0  # time to read the last lines, as a descendant may ke
 def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, grace_seconds: float = 30.0) -> int:
     """Runs a command in several processes; returns the exit status of the first that failed, or 0.
 
-    They find each other by environment variables. Their lines are printed after their numbers. When one fails, the
-    others are ended. SIGINT, SIGTERM and SIGHUP are passed on; SIGTERM is sent if nobody reads. All end with this.
+    They find each other by environment variables. Their lines follow their numbers. When one fails, the others are
+    ended. SIGINT, SIGTERM and SIGHUP are passed on; SIGTERM is sent if nobody reads. If this is killed, so are they.
 
     Args:
       command: to run.

@@ -193,7 +193,8 @@ def test_launch_has_all_save_where_nobody_reads_what_they_print(
 ):
     """As by Ctrl-C, of which the reader of a pipe dies, too."""
     talking = SAVING.replace("time.sleep(120)", "while True: print('line', flush=True); time.sleep(.1)")
-    process = open_script("launcher.py", '{"num_processes": 2}', sys.executable, "-c", talking, tmp_path)
+    command = sys.executable, "-c", talking, tmp_path
+    process = open_script("launcher.py", '{"num_processes": 2}', *command, PYTHONUNBUFFERED="")
     assert process.stdout is not None
     told = (line for line in process.stdout if "pid" in line)
     pids = [int(next(told).split()[-1]) for _ in range(2)]

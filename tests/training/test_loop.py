@@ -51,7 +51,7 @@ def during(run: Run, step: int, act: Callable[[], None]) -> None:
 @pytest.mark.few("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_run_stopped_by_a_signal_saves_and_goes_on_as_if_never_stopped(prepare: Callable, tmp_path: Path, number: int):
-    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     straight = prepare(tmp_path / "straight", **FIELDS)
     result = finish(straight)
     run = prepare(tmp_path / "stopped", **FIELDS)
@@ -62,7 +62,7 @@ def test_run_stopped_by_a_signal_saves_and_goes_on_as_if_never_stopped(prepare: 
     name = signal.Signals(number).name
     assert str(caught.value) == f"stopped by {name} at step 5; the same command continues"
     assert caught.value.signal_number == number
-    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == handlers
     again = prepare(tmp_path / "stopped", **FIELDS)
     assert int(again.state.step) == 5
     assert again.checkpoints.steps() == [0, 3, 5]
@@ -82,6 +82,20 @@ def test_run_whose_lines_nobody_reads_is_saved_and_ends(
             loop.train(run)
         print("nor this line", flush=True)
     assert run.checkpoints.steps() == [0, 2]
+
+
+def test_run_whose_terminal_closes_is_saved_though_its_lines_then_fail(
+    prepare: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The failure of a line, some time after the signal, is no second signal."""
+    run, (reader, writer) = prepare(tmp_path, **FIELDS), os.pipe()
+    monkeypatch.setattr(stopping, "_ONE_SIGNAL_SECONDS", 0.0)
+    during(run, 2, lambda: (os.close(reader), signal.raise_signal(signal.SIGHUP)))
+    with os.fdopen(writer, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        with pytest.raises(Stopped, match="stopped by SIGHUP at step 3;"):
+            loop.train(run)
+    assert run.checkpoints.steps() == [0, 3]
 
 
 def test_signal_that_comes_twice_at_once_is_one(prepare: Callable, monkeypatch: pytest.MonkeyPatch):

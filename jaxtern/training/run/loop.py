@@ -251,7 +251,8 @@ class _Loop:
             except OSError as error:  # a closed pipe or terminal, or a full disk: the run is saved and ends
                 logger.warning("standard output: %s", error.strerror)
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                signal.raise_signal(signal.SIGTERM)
+                if self._signals.received is None:  # a second signal would end it unsaved
+                    signal.raise_signal(signal.SIGTERM)
 
     def _write(self, step: int, scalars: Scalars) -> None:
         """Writes a record, in process 0."""
