@@ -62,11 +62,10 @@ def _run(num_processes: int, names: list[str]) -> list[dict]:
     ("num_processes", "names"),
     [
         (2, FEW),
-        pytest.param(2, ["gather", "scatter", "gather pieces", "float16", "top_k"], marks=pytest.mark.slow),
         pytest.param(3, [*NAMES, *METHODS], marks=pytest.mark.slow),
         pytest.param(4, ["scatter", "two_way", "float16"], marks=pytest.mark.slow),  # these swap words in pairs
     ],
-    ids=["few", "2", "3", "4"],
+    ids=["2", "3", "4"],
 )
 def test_processes_give_the_same_bits_as_virtual_workers(
     workers: Callable, worker: ModuleType, num_processes: int, names: list[str]
