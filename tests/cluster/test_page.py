@@ -31,8 +31,8 @@ while [[ $1 == -* ]]; do shift; done
 shift
 cd /shared/home && exec bash -c "$*"
 """
-STEPS, FEW_STEPS = 400, 50  # of runs that are stopped, and of others
-STOP = 100  # the checkpoint after which they are, of one every so many steps
+STEPS, FEW_STEPS = 600, 50  # of a run that is stopped, and of others
+SAVED_EVERY = 100  # steps; a run is stopped after its first checkpoint
 pytestmark = pytest.mark.slow
 
 
@@ -44,8 +44,8 @@ def blocks(heading: str, steps: int = FEW_STEPS) -> list[str]:
 
 
 def shortened(text: str, steps: int = FEW_STEPS) -> str:
-    """The same commands, whose runs are of so many steps."""
-    fields = f"--config.run.num_steps={steps} --config.run.checkpoint_every={STOP}"
+    """The same commands, whose runs have so many steps and a checkpoint every SAVED_EVERY."""
+    fields = f"--config.run.num_steps={steps} --config.run.checkpoint_every={SAVED_EVERY}"
     return text.replace("--workdir=", f"{fields} --workdir=")
 
 
@@ -139,7 +139,7 @@ def test_page_s_slurm_script_starts_again_after_a_kill_and_not_after_a_stop(tmp_
     (script,) = blocks("SLURM", STEPS)
     with Slurm(tmp_path, 4, make_environment()) as cluster:
         workdir, job = cluster.sandbox.shared / "run", cluster.submit(script)
-        wait_for_checkpoint(workdir, STOP, lambda: cluster.log(job))
+        wait_for_checkpoint(workdir, SAVED_EVERY, lambda: cluster.log(job))
         assert cluster.kill(2)
         assert cluster.wait(job, PATIENCE)["JobState"] == "COMPLETED", cluster.log(job)
         assert re.search(r"from step [1-9]", cluster.log(job))
@@ -147,7 +147,7 @@ def test_page_s_slurm_script_starts_again_after_a_kill_and_not_after_a_stop(tmp_
 
         shutil.rmtree(workdir)
         job = cluster.submit(script)
-        wait_for_checkpoint(workdir, STOP, lambda: cluster.log(job))
+        wait_for_checkpoint(workdir, SAVED_EVERY, lambda: cluster.log(job))
         cluster.sandbox.run(f"scancel --signal=TERM {job}")  # what --signal=TERM@120 does before the time limit
         assert cluster.wait(job, PATIENCE)["ExitCode"] == "143:0", cluster.log(job)
         assert "stopped by SIGTERM" in cluster.log(job)
@@ -170,7 +170,7 @@ needs_open_mpi = pytest.mark.skipif(
 def test_page_s_mpirun_on_one_host_and_its_stop(hosts: Sandbox, same_as_alone: Callable):
     command, _, stop = blocks("Open MPI", STEPS)
     running = start(hosts, command)
-    wait_for_checkpoint(hosts.shared / "runs" / "two", STOP, lambda: "")
+    wait_for_checkpoint(hosts.shared / "runs" / "two", SAVED_EVERY, lambda: "")
     hosts.run(stop)
     assert "stopped by SIGTERM" in end(running, status=128 + signal.SIGTERM)[0]
     assert "2 processes" in end(start(hosts, command))[0]

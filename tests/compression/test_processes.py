@@ -20,7 +20,6 @@ WORKER = Path(__file__).with_name("worker_process.py")
 EXACT = ("gather", "sum", "scatter")
 NAMES = [*EXACT, "two_way", *(f"{name} pieces" for name in (*EXACT, "two_way"))]
 METHODS = ["float16", "top_k", "dgc", "low_rank", "sign", "sign two-way"]
-FEW = ["two_way pieces", "sign two-way"]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def _run(num_processes: int, names: list[str]) -> list[dict]:
 @pytest.mark.parametrize(
     ("num_processes", "names"),
     [
-        (2, FEW),
+        (2, ["two_way pieces", "sign two-way"]),
         pytest.param(3, [*NAMES, *METHODS], marks=pytest.mark.slow),
         pytest.param(4, ["scatter", "two_way", "float16"], marks=pytest.mark.slow),  # these swap words in pairs
     ],
