@@ -7,11 +7,22 @@ enum { BLOCK = 4096, WAYS = 16, ROWS = BLOCK / WAYS, GROUP = 64, BLOCKS_PER_ITEM
 
 static const float FACTOR = 1.0f / 64; /* the root of 1 / BLOCK */
 
-/* A row of a block, anywhere in memory. */
-typedef float Lanes __attribute__((vector_size(4 * WAYS), aligned(4), may_alias));
-typedef uint32_t Bits __attribute__((vector_size(4 * WAYS), aligned(4), may_alias));
+#if defined(__AVX512F__)
+enum { WIDTH = 16 }; /* floats of a register, of which there are sixteen or more */
+#elif defined(__AVX2__)
+enum { WIDTH = 8 };
+#else
+enum { WIDTH = 4 };
+#endif
+enum { PITCH = WAYS + WIDTH }; /* of rows that are read beyond their end, where their first columns are repeated */
+
+/* Some columns of a row, and those anywhere in memory. */
+typedef float Lanes __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+#define LANES_AT(place) (*(Lanes*)(place))
 
 #define EACH_WAY(i) _Pragma("GCC unroll 16") for (int i = 0; i < WAYS; i++) /* unrolled, so that rows are registers */
+#define EACH_PART(column) _Pragma("GCC unroll 4") for (int column = 0; column < WAYS; column += WIDTH)
 
 typedef struct Rotate {
   const XLA_FFI_CallFrame* frame;
@@ -46,9 +57,12 @@ static void mix(float* x, int size, float factor) {
   }
 }
 
-INLINE void flip_row(Lanes* x, const Noise* noise, int row) {
-  const Bits zero = {0}, column = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  *x = (Lanes)((Bits)*x ^ (zero + (noise->halves[row / 2 % 2][row / 4] >> row % 2 * WAYS)) >> column << 31);
+/* Flips signs by the bits of noise that belong to some columns of a row. */
+INLINE Lanes flipped(Lanes x, const Noise* noise, int row, int column) {
+  Bits half = {0}, shifts;
+  for (int i = 0; i < WIDTH; i++) shifts[i] = (uint32_t)(31 - row % 2 * WAYS - column - i);
+  half += noise->halves[row / 2 % 2][row / 4];
+  return (Lanes)((Bits)x ^ (half << shifts & 0x80000000u));
 }
 
 INLINE void mix_four(Lanes* x, int step) {
@@ -64,51 +78,65 @@ INLINE void mix_rows(Lanes* x) {
   for (int row = 0; row < 4; row++) mix_four(x + row, 4);
 }
 
-/* Rotates row r of 16 by r columns to the left, or back. */
-INLINE void shift_rows(Lanes* x, int is_back) {
-  Lanes twice[2 * WAYS] ALIGNED;
-  EACH_WAY(i) twice[2 * i] = twice[2 * i + 1] = x[i];
-  EACH_WAY(i) x[i] = *(Lanes*)((float*)(twice + 2 * i) + (is_back ? WAYS - i : i));
+/* Stores some columns of a row, the first ones again behind its end. */
+INLINE void store_around(float* row, int column, Lanes x) {
+  LANES_AT(row + column) = x;
+  if (column == 0) LANES_AT(row + WAYS) = x;
 }
 
 /* Rotates a block of 256 rows of 16 columns: see _transform of rotation.py. Processors do not read so far ahead, so the
  * next block is prefetched to the second cache, as the first one is full. */
-static void turn_rows(const Noise* noise, const Lanes* from, Lanes* to) {
-  Lanes block[ROWS] ALIGNED, x[WAYS] ALIGNED;
+static void turn_rows(const Noise* noise, const float* from, float* to) {
+  float block[BLOCK] ALIGNED, rows[WAYS * PITCH] ALIGNED;
+  Lanes x[WAYS] ALIGNED;
+  for (int row = 0; row < ROWS; row += WAYS)
+    EACH_PART(column) {
+      EACH_WAY(i) x[i] = flipped(LANES_AT(from + (row + i) * WAYS + column), noise, row + i, column);
+      mix_rows(x);
+      EACH_WAY(i) LANES_AT(block + (row + i) * WAYS + column) = x[i];
+    }
+  for (int row = 0; row < WAYS; row++)
+    EACH_PART(column) {
+      EACH_WAY(i) x[i] = LANES_AT(block + (row + i * WAYS) * WAYS + column);
+      mix_rows(x);
+      EACH_WAY(i) LANES_AT(block + (row + i * WAYS) * WAYS + column) = x[i];
+    }
   for (int row = 0; row < ROWS; row += WAYS) {
-    EACH_WAY(i) x[i] = from[row + i], flip_row(x + i, noise, row + i);
-    mix_rows(x);
-    EACH_WAY(i) block[row + i] = x[i];
-  }
-  for (int row = 0; row < WAYS; row++) {
-    EACH_WAY(i) x[i] = block[row + i * WAYS];
-    mix_rows(x);
-    EACH_WAY(i) block[row + i * WAYS] = x[i];
-  }
-  for (int row = 0; row < ROWS; row += WAYS) {
-    EACH_WAY(i) x[i] = block[row + i];
-    shift_rows(x, 0);
-    mix_rows(x);
-    EACH_WAY(i) to[row + i] = x[i] * FACTOR, __builtin_prefetch(from + row + i + ROWS, 0, 2);
+    EACH_PART(column)
+      EACH_WAY(i) store_around(rows + i * PITCH, column, LANES_AT(block + (row + i) * WAYS + column));
+    EACH_PART(column) {
+      EACH_WAY(i) x[i] = LANES_AT(rows + i * PITCH + (column + i) % WAYS);
+      mix_rows(x);
+      EACH_WAY(i) LANES_AT(to + (row + i) * WAYS + column) = x[i] * FACTOR;
+      EACH_WAY(i) __builtin_prefetch(from + (row + i + ROWS) * WAYS + column, 0, 2);
+    }
   }
 }
 
 /* Rotates it back; zeros become positive, as in `flip`. */
-static void turn_rows_back(const Noise* noise, const Lanes* from, Lanes* to) {
-  Lanes block[ROWS] ALIGNED, x[WAYS] ALIGNED;
+static void turn_rows_back(const Noise* noise, const float* from, float* to) {
+  float block[BLOCK] ALIGNED, rows[WAYS * PITCH] ALIGNED;
+  Lanes x[WAYS] ALIGNED;
   for (int row = 0; row < ROWS; row += WAYS) {
-    EACH_WAY(i) x[i] = from[row + i];
-    mix_rows(x);
-    shift_rows(x, 1);
-    mix_rows(x);
-    EACH_WAY(i) block[row + i] = x[i], __builtin_prefetch(from + row + i + ROWS, 0, 2);
+    EACH_PART(column) {
+      EACH_WAY(i) x[i] = LANES_AT(from + (row + i) * WAYS + column);
+      mix_rows(x);
+      EACH_WAY(i) store_around(rows + i * PITCH, column, x[i]);
+    }
+    EACH_PART(column) {
+      EACH_WAY(i) x[i] = LANES_AT(rows + i * PITCH + (column + WAYS - i) % WAYS);
+      mix_rows(x);
+      EACH_WAY(i) LANES_AT(block + (row + i) * WAYS + column) = x[i];
+      EACH_WAY(i) __builtin_prefetch(from + (row + i + ROWS) * WAYS + column, 0, 2);
+    }
   }
-  for (int row = 0; row < WAYS; row++) {
-    EACH_WAY(i) x[i] = block[row + i * WAYS];
-    mix_rows(x);
-    EACH_WAY(i) x[i] *= FACTOR, flip_row(x + i, noise, row + i * WAYS);
-    EACH_WAY(i) to[row + i * WAYS] = x[i] + 0.0f;
-  }
+  for (int row = 0; row < WAYS; row++)
+    EACH_PART(column) {
+      EACH_WAY(i) x[i] = LANES_AT(block + (row + i * WAYS) * WAYS + column);
+      mix_rows(x);
+      EACH_WAY(i) x[i] = flipped(x[i] * FACTOR, noise, row + i * WAYS, column);
+      EACH_WAY(i) LANES_AT(to + (row + i * WAYS) * WAYS + column) = x[i] + 0.0f;
+    }
 }
 
 /* Rotates a block; its first element is number `place` of those whose draws begin at `group`. */
@@ -116,7 +144,7 @@ static void turn(const Rotate* job, int64_t size, int64_t group, int64_t place, 
   if (size == BLOCK) {
     Noise noise;
     draw_noise(job->key, (uint32_t)(group + place / GROUP), &noise);
-    (job->is_inverse ? turn_rows_back : turn_rows)(&noise, (const Lanes*)from, (Lanes*)to);
+    (job->is_inverse ? turn_rows_back : turn_rows)(&noise, from, to);
     return;
   }
   if (job->is_inverse) memmove(to, from, (size_t)size * sizeof *to);
