@@ -14,20 +14,16 @@ gradients.
 Hardware: one GPU, or two with --config.run.num_devices=2.
 """
 
-from jaxtern.configs import default
+from jaxtern.configs import cifar10
 
 
 def get_config():
-    config = default.get_config()
-    config.data.name = "./data/cifar10"
-    config.data.preprocessing = "cifar10"
+    config = cifar10.get_config()
     config.mean.method = "quantized"
     config.mean.levels = 2  # between two workers, the noise of ternary digits costs more than a point
     config.model.name = "resnet_20"
     config.model.batch_norm = "sync"
-    config.run.num_workers = 2
     config.run.virtual_workers = "vmapped"
-    config.run.batch_size = 128
     config.run.num_steps = 64_000
     config.optimizer.name = "momentum"
     config.optimizer.momentum = 0.9

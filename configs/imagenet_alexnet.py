@@ -41,7 +41,6 @@ def get_config():
     config.optimizer.decay_epochs = 20.0
     config.optimizer.decay_factor = 0.1
     config.optimizer.weight_decay = 5e-4
-    config.run.log_every = 100
     config.run.evaluate_every = 5000
     config.run.checkpoint_every = 2500
     return config

@@ -36,7 +36,6 @@ def get_config():
     config.optimizer.schedule = "polynomial"
     config.optimizer.power = 0.5
     config.optimizer.weight_decay = 4e-5
-    config.run.log_every = 100
     config.run.evaluate_every = 10_000
     config.run.checkpoint_every = 5000
     return config

@@ -39,7 +39,6 @@ def get_config():
     config.optimizer.decay_factor = 0.94
     config.optimizer.weight_decay = 4e-5
     config.model.average_decay = 0.9999
-    config.run.log_every = 100
     config.run.evaluate_every = 10_000
     config.run.checkpoint_every = 5000
     return config

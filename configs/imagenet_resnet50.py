@@ -32,7 +32,6 @@ def get_config():
     config.optimizer.momentum = 0.9
     config.optimizer.schedule = "5:0.001->0.4,30:0.4,60:0.04,80:0.004,90:0.0004"
     config.optimizer.weight_decay = 1e-4
-    config.run.log_every = 100
     config.run.evaluate_every = 2502
     config.run.checkpoint_every = 1251
     return config

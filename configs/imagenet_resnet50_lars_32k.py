@@ -17,23 +17,18 @@ gradients.
 Hardware: 64 GPUs, or fewer GPUs with several workers each.
 """
 
-from jaxtern.configs import default
+from jaxtern.configs import imagenet_resnet50
 
 
 def get_config():
-    config = default.get_config()
-    config.data.name = "./data/imagenet"
-    config.data.preprocessing = "inception"
-    config.model.name = "resnet_50"
+    config = imagenet_resnet50.get_config()
     config.model.precision = "float16"
     config.run.num_workers = 64
     config.run.virtual_workers = "vmapped"
     config.run.batch_size = 32_768
     config.run.accumulation = 8
     config.run.num_steps = 3600
-    config.mean.float_last_layer = True
     config.optimizer.name = "lars"
-    config.optimizer.momentum = 0.9
     config.optimizer.trust_coefficient = 0.001
     config.optimizer.learning_rate = 29.0
     config.optimizer.schedule = "polynomial"
@@ -42,7 +37,6 @@ def get_config():
     config.optimizer.warmup_steps = 200
     config.optimizer.warmup_rate = 2.0
     config.optimizer.warmup_peak = 29.0
-    config.optimizer.weight_decay = 1e-4
     config.run.log_every = 20
     config.run.evaluate_every = 200
     config.run.checkpoint_every = 100

@@ -29,5 +29,4 @@ def get_config():
     config.optimizer.weight_decay = 5e-4
     config.run.log_every = 500
     config.run.evaluate_every = 1000
-    config.run.checkpoint_every = 1000
     return config

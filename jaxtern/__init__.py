@@ -50,9 +50,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("jaxtern.cluster")
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxtern' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"jaxtern.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(f"jaxtern.{_HOMES[name]}"), name)
 
 
 __all__ = ["cluster"]

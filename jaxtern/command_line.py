@@ -21,13 +21,24 @@ _OF_IMAGES = "array_record", "cv2", "dm_pix", "grain", "safetensors", "simplejpe
 EXTRAS = {"matplotlib": "plots", "tensorflow": "tfds"} | dict.fromkeys(_OF_IMAGES, "images")  # by package
 
 
-class UsageError(Exception):
+class Failure(Exception):
+    """Ends a command with one line and status 1."""
+
+    status = 1
+
+
+class UsageError(Failure):
     """A mistake of the user; the message is one line."""
+
+    status = USAGE_ERROR
 
 
 @contextlib.contextmanager
 def loading(name: str) -> Iterator[None]:
     """Wraps a command's imports, which take seconds; says so first if the command (`__name__`) is being run."""
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:  # closed, and the next file would get its number
+            setattr(sys, stream, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     if name == "__main__" and "jax" not in sys.modules and os.environ.get("JAXTERN_PROCESS_ID", "0") == "0":
         tell("loading JAX")
     before = signal.getsignal(signal.SIGINT)
@@ -65,10 +76,12 @@ def run(main: Callable[..., int], positionals: Sequence[str] = (), more_help: Ca
         rest = _parse(positionals)
         if HELP.value:
             told = flags.text_wrap(flags.doc_to_help(sys.modules["__main__"].__doc__ or ""))
-            print(told, flags.FLAGS.main_module_help() + more_help(), sep="\n")
+            print(told, flags.FLAGS.main_module_help() + more_help(), sep="\n", flush=True)
             sys.exit(0)
         _require_positionals(rest, positionals)
-        sys.exit(main(*rest))
+        status = main(*rest)
+        sys.stdout.flush()
+        sys.exit(status)
 
 
 @contextlib.contextmanager
@@ -95,14 +108,18 @@ def describe(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _ending_in_a_line() -> Iterator[None]:
-    """Exits with one line after a UsageError, a missing package, or Ctrl-C."""
+    """Exits with one line after a Failure, a missing package, or Ctrl-C; quietly once nobody reads its output."""
     try:
         yield
-    except (UsageError, ModuleNotFoundError) as error:
-        line = to_line(describe(error))
-        tell_failure(line, USAGE_ERROR)
+    except (Failure, ModuleNotFoundError) as error:
+        line, status = to_line(describe(error)), error.status if isinstance(error, Failure) else USAGE_ERROR
+        tell_failure(line, status)
         print(f"error: {line}", file=sys.stderr)
-        sys.exit(USAGE_ERROR)
+        sys.exit(status)
+    except BrokenPipeError:
+        tell_failure("standard output: Broken pipe", 128 + signal.SIGPIPE)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except KeyboardInterrupt as stopped:
         if is_kept():  # the other processes must be told
             raise

@@ -99,10 +99,10 @@ def read_recipe() -> Job:
     inputs = open_inputs(recipe.data, recipe.run.steps_per_call)
     work = read_workload(recipe, inputs)
     is_given = STEP_SECONDS.value is not None
-    compute = parse(STEP_SECONDS, _TIMES) if is_given else measure_step_seconds(recipe, inputs)
-    local = recipe.local
-    overlap = recipe.mean.delayed or local.delay > 0 if OVERLAP.value is None else OVERLAP.value
-    timing = as_timing(LOCAL_STEPS.value or local.steps or 1, FRAGMENTS.value or local.fragments)
+    compute = parse(STEP_SECONDS, _TIMES) if is_given else measure_step_seconds(recipe, inputs, work.examples)
+    local, is_late = recipe.local.of_report, recipe.local.steps > 0 and recipe.local.delay > 0
+    overlap = recipe.mean.delayed or is_late if OVERLAP.value is None else OVERLAP.value
+    timing = as_timing(LOCAL_STEPS.value or local["local_steps"], FRAGMENTS.value or local["fragments"])
     quantizer, bucket_size, reducer = read_mean(recipe.mean)
     others = {}
     if reducer is not None:
@@ -126,8 +126,8 @@ def read_parameters() -> Job:
     if any(argument.lstrip("-").startswith("config") for argument in sys.argv[1:]):
         raise ValueError("--parameters has no recipe: give --config alone to compare a recipe's own method")
     count = parse(PARAMETERS, _COUNTS, 1)
-    if count > 2**40 or count % 1:
-        raise ValueError(f"--parameters={PARAMETERS.value}: must be a whole number of 1 or more")
+    if count >= 2**32 or count % 1:
+        raise ValueError(f"--parameters={PARAMETERS.value}: must be a whole number from 1 to below 2^32")
     if STEP_SECONDS.value is None:
         raise ValueError("--step_seconds is not set: --parameters has no step to measure")
     layout = describe(jax.ShapeDtypeStruct((int(count),), jnp.float32))

@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import sys
 from pathlib import Path
 
 from absl import flags
@@ -55,7 +54,7 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
         run = prepare_run(recipe, workdir, ALLOW_CONFIG_CHANGE.value)
     except (ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in {None, *_WRONG_PATH}:
-            return fail(describe_error(error, workdir))
+            raise command_line.Failure(describe_error(error, workdir)) from None
         raise command_line.UsageError(str(error)) from None
     if run.checkpoints is not None:
         cluster.before_leaving(run.checkpoints.wait)
@@ -65,22 +64,15 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     except DataError as error:
         raise command_line.UsageError(str(error)) from None
     except (loop.NonFiniteError, DivergenceError) as error:
-        return fail(str(error))
+        raise command_line.Failure(str(error)) from None
     except OSError as error:  # the disk is full, or the folder is gone
-        return fail(describe_error(error, workdir))
+        raise command_line.Failure(describe_error(error, workdir)) from None
     except Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal_number
     if run.checkpoints is not None:
         report(run, result)
     return 0
-
-
-def fail(line: str) -> int:
-    """Tells the other processes and the user why the run failed; returns the exit status."""
-    cluster.tell_failure(line, 1)
-    print(f"error: {line}", file=sys.stderr)
-    return 1
 
 
 def describe_error(error: OSError, workdir: Path) -> str:
@@ -119,8 +111,7 @@ def rehearse_and_report(recipe: Recipe) -> int:
         for line in dry_run.rehearse(run):
             print(line, flush=True)
     except loop.NonFiniteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        raise command_line.Failure(str(error)) from None
     print("dry run passed")
     return 0
 

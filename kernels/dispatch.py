@@ -71,7 +71,7 @@ def why_not_mosaic() -> str:
         return f"the device is {own.device_kind!r}, no NVIDIA GPU"
     if float(capability) < MIN_CAPABILITY:
         return f"{own.device_kind} has compute capability {capability}, below {MIN_CAPABILITY}"
-    if jax_version() < MIN_JAX:
+    if jax.__version_info__ < MIN_JAX:
         return f"JAX is {jax.__version__}, older than {'.'.join(map(str, MIN_JAX))}"
     return ""
 
@@ -80,10 +80,6 @@ def why_not_native() -> str:
     """Why C cannot run in the program that is traced; "" if it can. The first call may run a compiler."""
     own = device()
     return f"the device is {own.device_kind!r}, no CPU" if own.platform != "cpu" else native_library.why_not_native()
-
-
-def jax_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in jax.__version__.split(".")[:2])
 
 
 @functools.cache

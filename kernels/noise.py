@@ -22,8 +22,6 @@ _ROUNDS = 7
 _MULTIPLIER = 0xD256D193
 _WEYL = 0x9E3779B9  # 2^32 / golden ratio
 
-_KEY_ROUNDS = 4
-
 Halves = tuple[jax.Array, jax.Array]
 
 
@@ -42,7 +40,7 @@ def derive_key(seed: jax.typing.ArrayLike, step: jax.typing.ArrayLike, worker: j
       uint32[2].
     """
     seed, left, right = (jnp.asarray(value, jnp.uint32) for value in (seed, step, worker))
-    for round_index in range(_KEY_ROUNDS):
+    for round_index in range(4):
         round_key = mix(seed + jnp.uint32((round_index + 1) * _WEYL % 2**32))
         left, right = right, left ^ mix(right + round_key)
     return jnp.stack([left, right])

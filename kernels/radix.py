@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 RUN = 128  # one digit for each thread of a GPU warpgroup
-WORD_BITS = 32
 MIN_RADIX, MAX_RADIX = 3, 2**16
 
 
@@ -25,7 +24,7 @@ def digits_per_word(radix: int) -> int:
     if not isinstance(radix, int) or not MIN_RADIX <= radix <= MAX_RADIX:
         raise ValueError(f"radix={radix!r}: must be an integer from {MIN_RADIX} to {MAX_RADIX}")
     digits = 1
-    while radix ** (digits + 1) <= 2**WORD_BITS:
+    while radix ** (digits + 1) <= 2**32:
         digits += 1
     return digits
 

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", arguments.devices)
-    if dispatch.jax_version() < dispatch.MIN_JAX:
+    if jax.__version_info__ < dispatch.MIN_JAX:
         sys.exit(f"lowering: JAX is {jax.__version__}, older than {'.'.join(map(str, dispatch.MIN_JAX))}")
     rows = [["recipe", "implementation", "kernels lowered", "s to trace", "s to lower"]]
     for name in arguments.recipes:

@@ -1,5 +1,6 @@
 """Lists image files as examples for prediction."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,8 @@ class ImageFiles:
                 continue
             if not path.is_dir():
                 raise FileNotFoundError(f"{given!r}: no such file or folder")
-            inside = sorted(found.relative_to(path) for found in path.rglob("*") if found.is_file())
+            below = (Path(folder, name) for folder, _, names in os.walk(path, followlinks=True) for name in names)
+            inside = sorted(found.relative_to(path) for found in below if found.is_file())
             shown = [name for name in inside if not any(part.startswith(".") for part in name.parts)]
             images = [name for name in shown if name.suffix.lower() in SUFFIXES]
             if not images:

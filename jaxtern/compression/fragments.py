@@ -53,7 +53,7 @@ def split_layout(layout: Layout, parts: int) -> list[list[int]]:
     if parts > max(count, 1):
         raise ValueError(f"fragments={parts}: must be at most the number of tensors, {count}")
     words = [[each for each in re.split(r"(\d+)", path) if each] for path in layout.paths]
-    natural = [[(int(each), "") if each.isdigit() else (0, each) for each in path] for path in words]  # b2 before b10
+    natural = [[(int(each), "") if each.isdecimal() else (0, each) for each in path] for path in words]  # b2 before b10
     order = sorted(range(count), key=natural.__getitem__)
     edges = np.cumsum([0, *(layout.sizes[place] for place in order)])
     cuts = [0]

@@ -76,6 +76,6 @@ def as_reducer(reducer: Reducer | str) -> Reducer:
     """A reducer, or that of a method's name with its defaults; raises ValueError for anything else."""
     if isinstance(reducer, Reducer):
         return reducer
-    if reducer not in METHODS:
+    if not isinstance(reducer, str) or reducer not in METHODS:
         raise ValueError(f"reducer={reducer!r}: must be a jaxtern.Reducer, or one of {', '.join(METHODS)}")
     return create_reducer(reducer)

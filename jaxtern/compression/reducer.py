@@ -280,7 +280,6 @@ class Reducer(NamedTuple):
 
 def stateless(layout: Layout, num_workers: int) -> State:
     """The `init` of a reducer without state."""
-    del layout, num_workers
     return State()
 
 

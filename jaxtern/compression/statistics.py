@@ -16,7 +16,7 @@ class Statistics(NamedTuple):
 
     Attributes:
       zero_fraction: share of elements sent as zero, mean over workers.
-      error: squared length of (gradient - sent) over that of the gradient, mean over workers.
+      error: squared length of (gradient - sent) over that of the gradient, 0 if that is zero, mean over workers.
       cosine: cosine of the angle between the mean and the float mean.
     """
 
@@ -36,12 +36,13 @@ def measure(workers: list[Tensors], reduced: Reduced, group: Group, axes: Axes) 
     """
     if not any(group.layout.sizes):
         return Statistics(*[jnp.float32(jnp.nan)] * 3)
-    sent = [_flat(own) for own in require_sent(reduced, group.layout, "statistics=True")]
+    sent = [_flat(own) for own in require_sent(reduced, group, "statistics=True")]
     gradients = [_flat(own) for own in workers]
     if axes.fast:
         gradients = [collectives.pmean(own, axes.fast) for own in gradients]
     zeros = [jnp.mean((own == 0).astype(jnp.float32)) for own in sent]
-    errors = [jnp.sum((g - s) ** 2) / jnp.sum(g * g) for g, s in zip(gradients, sent, strict=True)]
+    pairs = [(jnp.sum((g - s) ** 2), jnp.sum(g * g)) for g, s in zip(gradients, sent, strict=True)]
+    errors = [jnp.where(energy == 0, 0.0, lost / energy) for lost, energy in pairs]
     float_mean, zero, error = group.pmean(list(zip(gradients, zeros, errors, strict=True)))
     mean = _flat(reduced.mean)
     norms = jnp.linalg.norm(mean) * jnp.linalg.norm(float_mean)

@@ -140,7 +140,6 @@ def compressed_mean(
         return _first_state(reducer, describe(params, axes, exclude, require_floats=False), axes, count, statistics)
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
-        del params
         workers = [updates] if virtual_workers is None else list(updates)
         if virtual_workers is not None and (isinstance(updates, dict) or len(workers) != count):
             given = f"a {type(updates).__name__} of {len(workers)}"
@@ -149,6 +148,9 @@ def compressed_mean(
             raise ValueError(f"state: is {type(state).__name__}: must be the CompressedMeanState of `init`")
         collectives.count_workers(axes.workers + axes.fast)  # raises for an axis that does not exist
         layout = describe(workers[0], axes, exclude)
+        for number, own in enumerate(workers[1:], start=1):
+            if describe(own, axes)[:3] != layout[:3]:
+                raise ValueError(f"updates[{number}]: must have the paths, shapes and dtypes of updates[0]")
         group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
         return _update(reducer, workers, state, group, axes)
 
@@ -174,7 +176,7 @@ def _first_state(
         raise ValueError(f"{unbound}; {where}")
     local = jax.tree.map(lambda leaf: jnp.stack([leaf] * local_workers), state.local)
     measured = Statistics(*[jnp.float32(0)] * 3) if statistics else None
-    return CompressedMeanState(jnp.zeros((), jnp.int32), state.shared, local, measured)
+    return CompressedMeanState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.asarray, state.shared), local, measured)
 
 
 def _update(
@@ -266,6 +268,8 @@ def _require_protocol(reduced: Reduced, state: CompressedMeanState, group: Group
     """The next state; raises ValueError if the reducer breaks its protocol."""
     if not isinstance(reduced, Reduced):
         raise ValueError(f"reducer: its `reduce` returned {type(reduced).__name__}: must be a jaxtern.Reduced")
+    if not isinstance(reduced.state, State):
+        raise ValueError(f"reducer: its new state is {type(reduced.state).__name__}: must be a jaxtern.State")
     shapes = tuple(tuple(tensor.shape) for tensor in reduced.mean)
     if shapes != group.layout.shapes or not all(jnp.issubdtype(tensor.dtype, jnp.floating) for tensor in reduced.mean):
         found = ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in reduced.mean) or "nothing"
@@ -273,7 +277,8 @@ def _require_protocol(reduced: Reduced, state: CompressedMeanState, group: Group
     own = reduced.state.local
     if len(own) != group.local_workers:
         raise ValueError(f"reducer: its state.local has {len(own)} entries: must be a list of {group.local_workers}")
-    new = State(reduced.state.shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *own))
+    shared = jax.tree.map(jnp.asarray, reduced.state.shared)
+    new = State(shared, jax.tree.map(lambda *leaves: jnp.stack(leaves), *own))
     difference = _difference(new, State(state.shared, state.local))
     if difference:
         raise ValueError(f"reducer: its new state {difference}; must keep structure, shapes and dtypes")
@@ -300,5 +305,4 @@ def _undifferentiable(tensors: list[Tensors]) -> list[Tensors]:
 
 @_undifferentiable.defjvp
 def _refuse_to_differentiate(primals: Any, tangents: Any) -> Any:
-    del primals, tangents
     raise ValueError("compressed_mean: has no derivative; differentiate the loss of each worker, then average")

@@ -16,6 +16,12 @@ from jaxtern.kernels import derive_key
 Predicate = Callable[[str, tuple[int, ...]], bool]  # takes a tensor's path and shape
 
 
+def _require_reducer(*given: Any) -> None:
+    for each in given:
+        if not isinstance(each, Reducer):
+            raise ValueError(f"reducer={each!r}: must be a jaxtern.Reducer, such as jaxtern.ternary()")
+
+
 def zeros(layout: Layout) -> Tensors:
     """float32 zeros with the shapes of a layout."""
     return [jnp.zeros(shape, jnp.float32) for shape in layout.shapes]
@@ -35,6 +41,8 @@ def beside(reducer: Reducer, first: Callable[[Layout], Any], reduce: Callable) -
       reduce: (tensors of each worker here, own state of each, State of `reducer`, Group) -> result of `reducer`, and
         new own state of each.
     """
+
+    _require_reducer(reducer)
 
     def init(layout: Layout, num_workers: int) -> State:
         inner = reducer.init(layout, num_workers)
@@ -74,20 +82,24 @@ def error_feedback(reducer: Reducer) -> Reducer:
     def reduce(workers: list[Tensors], errors: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
         owed = [plus(own, error) for own, error in zip(workers, errors, strict=True)]
         reduced = reducer.reduce(owed, inner, dataclasses.replace(group, tracks=True))
-        sent = require_sent(reduced, group.layout, "error_feedback")
+        sent = require_sent(reduced, group, "error_feedback")
         return reduced, [[p - s for p, s in zip(*pair, strict=True)] for pair in zip(owed, sent, strict=True)]
 
     return beside(reducer, zeros, reduce)
 
 
-def require_sent(reduced: Reduced, layout: Layout, asker: str) -> list[Tensors]:
-    """`Reduced.sent`, which `asker` needs; raises ValueError if it is missing, or has other shapes."""
+def require_sent(reduced: Reduced, group: Group, asker: str) -> list[Tensors]:
+    """`Reduced.sent`, which `asker` needs; raises ValueError if it is missing, or of other workers or shapes."""
     if reduced.sent is None:
         raise ValueError(f"{asker}: the reducer does not tell what was sent (Reduced.sent), as a delayed one does not")
+    if len(reduced.sent) != group.local_workers:
+        raise ValueError(
+            f"{asker}: Reduced.sent has {len(reduced.sent)} entries: must be a list of {group.local_workers}"
+        )
     for own in reduced.sent:
-        shapes = [list(tensor.shape) for tensor in own]
-        if shapes != list(map(list, layout.shapes)):
-            raise ValueError(f"{asker}: Reduced.sent has shapes {shapes}: must be {list(map(list, layout.shapes))}")
+        shapes, wanted = [list(tensor.shape) for tensor in own], list(map(list, group.layout.shapes))
+        if shapes != wanted:
+            raise ValueError(f"{asker}: Reduced.sent has shapes {shapes}: must be {wanted}")
     return reduced.sent
 
 
@@ -102,8 +114,9 @@ def delayed(reducer: Reducer) -> Reducer:
 
     def late(reducer: Reducer) -> Reducer:
         def reduce(workers: list[Tensors], before: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
-            own = dataclasses.replace(group, late=group.late + 1, tracks=False)
-            return reducer.reduce(before, inner, own)._replace(sent=None), workers
+            late = dataclasses.replace(group, late=group.late + 1, tracks=False)
+            kept = [[x.astype(dtype) for x, dtype in zip(own, group.layout.dtypes, strict=True)] for own in workers]
+            return reducer.reduce(before, inner, late)._replace(sent=None), kept
 
         return beside(reducer, lambda layout: list(map(jnp.zeros, layout.shapes, layout.dtypes)), reduce)
 
@@ -132,6 +145,8 @@ def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_
       A reducer whose state is a tuple of theirs.
     """
 
+    _require_reducer(rest, *(each for _, each in rules))
+
     def parts_of(layout: Layout) -> list[tuple[Reducer, list[int]]]:
         for number, (applies, _) in enumerate(rules if not may_be_empty else ()):
             require_match(f"rules[{number}]", applies, layout)
@@ -155,7 +170,7 @@ def partition(rules: Sequence[tuple[Predicate, Reducer]], rest: Reducer, may_be_
             local.append(reduced.state.local)
             put(mean, places, reduced.mean)
             for worker, whole in enumerate(sent):
-                put(whole, places, require_sent(reduced, selected.layout, "partition")[worker])
+                put(whole, places, require_sent(reduced, selected, "partition")[worker])
         return Reduced(mean, State(tuple(shared), list(zip(*local, strict=True))), sent or None)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
@@ -194,6 +209,7 @@ def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, 
       A reducer with the state and the traffic of `slow`. Its `floats` average over all devices, too.
     """
     names = collectives.as_axis_names(fast_axis_name)
+    _require_reducer(fast, slow)
 
     def over(slow: Reducer) -> Reducer:
         def init(layout: Layout, num_workers: int) -> State:

@@ -106,10 +106,10 @@ def evaluation_batches(
 ) -> Generator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields this host's part of a split, every example once, in batches.
 
-    A batch is uint8[B, H, W, C] images, int32[B] labels, and bool[B], false for padding. Raises ValueError for fewer
-    examples than hosts, and DataError, which names it, for an example that cannot be read.
+    A batch is uint8[B, H, W, C] images, int32[B] labels, and bool[B], false for padding. Raises DataError for an
+    example that cannot be read; names it.
     """
-    first, num_examples = require_shares(split.size, share or Share()).of(0, split.size)
+    first, num_examples = (share or Share()).of(0, split.size)
 
     def make(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         start = number * batch_size
@@ -121,16 +121,9 @@ def evaluation_batches(
         return images, np.pad(labels, (0, missing)), np.arange(batch_size) < count
 
     count = math.ceil(num_examples / batch_size)
-    if isinstance(split, Split) and (preprocessing is None or preprocessing.takes_whole_images):
+    if not count or (isinstance(split, Split) and (preprocessing is None or preprocessing.takes_whole_images)):
         return (make(number) for number in range(count))  # nothing to decode
     return _stream(make, count, threads)
-
-
-def require_shares(num_examples: int, share: Share) -> Share:
-    """Returns the share; raises ValueError if there are fewer examples than hosts."""
-    if num_examples < share.num_hosts:
-        raise ValueError(f"a split of {num_examples} examples cannot be shared by {share.num_hosts} hosts")
-    return share
 
 
 def load_split(split: Split | Records, threads: int) -> Split:

@@ -4,6 +4,8 @@ The order is a pure function of (seed, epoch). So any number of workers see the 
 resumed run needs only the number of examples seen so far.
 """
 
+import functools
+
 import numpy as np
 
 _VIEW_STREAM = 1  # Philox stream of the views of examples; stream 0 draws the order of the epoch
@@ -15,12 +17,12 @@ class ExampleOrder:
     def __init__(self, num_examples: int, seed: int):
         self._num_examples = num_examples
         self._seed = seed
-        self._cached = -1, np.empty(0, np.int32)  # one tuple, which threads replace in one step
 
     def batch(self, start: int, size: int) -> np.ndarray:
         """int32[size]: the examples at places `start` to `start + size` of the sequence."""
         epochs, places = self.locate(start, size)
-        return np.concatenate([self._permuted(each)[places[epochs == each]] for each in np.unique(epochs).tolist()])
+        permute = functools.partial(_permute, self._num_examples, self._seed)
+        return np.concatenate([permute(each)[places[epochs == each]] for each in np.unique(epochs).tolist()])
 
     def locate(self, start: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """int32[size] twice: the epoch of each of these places, and its place in that epoch."""
@@ -31,10 +33,8 @@ class ExampleOrder:
         """A generator of the random choices for one example; its counter overlaps with no other's."""
         return np.random.Generator(np.random.Philox(key=[self._seed, epoch], counter=[0, place, 0, _VIEW_STREAM]))
 
-    def _permuted(self, epoch: int) -> np.ndarray:
-        cached, permutation = self._cached
-        if epoch != cached:
-            generator = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
-            permutation = generator.permutation(self._num_examples).astype(np.int32)
-            self._cached = epoch, permutation
-        return permutation
+
+@functools.lru_cache(maxsize=2)  # a batch may span two epochs
+def _permute(num_examples: int, seed: int, epoch: int) -> np.ndarray:
+    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
+    return generator.permutation(num_examples).astype(np.int32)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxtern.data.dataset import Dataset
-from jaxtern.data.feed import evaluation_batches, require_shares
+from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
 from jaxtern.data.rendering import Share, evaluation_batch_size, whole_image_shape
 from jaxtern.data.sources import load_dataset
@@ -93,7 +93,7 @@ class TextTask:
         return characters[:, :-1], characters[:, 1:]
 
     def evaluation_batches(self, split: Any, _: int = 1, share: Share | None = None) -> Batches:
-        first, count = require_shares(split.size, share or Share()).of(0, split.size)
+        first, count = (share or Share()).of(0, split.size)
         size = max(1, min(split.size, _CHARACTERS_AT_ONCE // self.sequence_length))
         for start in range(first, first + count, size):
             own = split.examples[start : min(start + size, first + count)]

@@ -43,7 +43,8 @@ def describe_source(functions: Iterable[Any]) -> dict[str, str]:
     """Digests of the files that define functions, such as a user's own network; not of what these files import."""
     unwrapped = [inspect.unwrap(getattr(each, "func", each)) for each in functions]
     paths = {Path(each.__code__.co_filename) for each in unwrapped if inspect.isfunction(each)}
-    return {path.name: _digest(path) for path in sorted(paths, key=lambda path: path.name)}
+    found = sorted((path.name, _digest(path)) for path in paths)  # two files may have one name, and hosts other folders
+    return {name: " ".join(digest for other, digest in found if other == name) for name, _ in found}
 
 
 def _digest(path: Path) -> str:

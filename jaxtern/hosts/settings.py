@@ -86,12 +86,11 @@ def _is_host(name: str) -> bool:
     return bool(name) and not any(each.isspace() or not each.isprintable() or each in "/[]@," for each in name)
 
 
-def parse_count(name: str, value: object) -> int:
-    """Parses a whole number, or a string of decimal digits; raises ValueError for anything else."""
-    digits = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 10
-    if isinstance(value, bool) or not (digits or isinstance(value, int)):
+def parse_count(name: str, value: str | None) -> int:
+    """Parses a string of decimal digits; raises ValueError for anything else."""
+    if value is None or not (value.isascii() and value.isdecimal() and len(value) < 10):
         raise ValueError(f"{name}={shorten(value)}: must be a whole number")
-    return int(value)  # pyright: ignore[reportArgumentType]
+    return int(value)
 
 
 def count_of(environment: Mapping[str, str], name: str) -> int:

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jaxtern.compression import collectives
-from jaxtern.compression.arguments import as_float, as_integer, require_number
+from jaxtern.compression.arguments import as_float, as_integer
 from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.fragments import Timing, as_timing, split_layout
 from jaxtern.compression.methods import as_reducer
@@ -115,22 +115,17 @@ def local_steps(
     """
     timing, names = as_timing(steps, fragments, delay), collectives.as_axis_names(axis_name)
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
-    _check(inner, outer, mixing)
+    if not 0 <= as_float("mixing", mixing) <= 1:
+        raise ValueError(f"mixing={mixing!r}: must be from 0 to 1")
+    for name, each in (("inner", inner), ("outer", outer)):
+        if not hasattr(each, "init"):
+            raise ValueError(f"{name}={each!r}: must be an optax transformation")
     reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
     count = as_integer("virtual_workers", 1 if virtual_workers is None else virtual_workers, 1)
     options: dict[str, Any] = {"fast_axis_name": fast_axis_name, "seed": seed, "virtual_workers": count}
     means = compressed_mean(names, reducer, **options), compressed_mean(names, float_mean(in_order=True), **options)
     fast = () if fast_axis_name is None else collectives.as_axis_names(fast_axis_name)
     return LocalSteps(names, fast, inner, outer, reducer, *means, exclude, timing, mixing, virtual_workers)
-
-
-def _check(inner: Any, outer: Any, mixing: Any) -> None:
-    require_number("mixing", mixing)
-    if as_float("mixing", mixing) > 1:
-        raise ValueError(f"mixing={mixing!r}: must be from 0 to 1")
-    for name, each in (("inner", inner), ("outer", outer)):
-        if not hasattr(each, "init"):
-            raise ValueError(f"{name}={each!r}: must be an optax transformation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,15 +186,17 @@ class LocalSteps:
         """
         if self.virtual_workers is None:
             gradients, moments = [gradients], [moments]
-        elif len(gradients) != self.virtual_workers:
-            raise ValueError(f"gradients: {len(gradients)} trees for virtual_workers={self.virtual_workers}")
-        if jax.tree.structure(moments[0] if moments else ()) != jax.tree.structure(state.moments):
+        elif isinstance(gradients, dict) or len(gradients) != self.virtual_workers:
+            given = f"a {type(gradients).__name__} of {len(gradients)}"
+            raise ValueError(f"gradients: {given}: must be a list of virtual_workers={self.virtual_workers} trees")
+        moments = moments or [()] * len(gradients)
+        if list(map(jax.tree.structure, moments)) != [jax.tree.structure(state.moments)] * len(gradients):
             raise ValueError("moments: must be as `init` was given them, those of each worker after its gradients")
         if self.fast_axis_names:
             gradients, moments = collectives.pmean((list(gradients), list(moments)), self.fast_axis_names)
         if self.timing.delay:  # from the weights before this step, so beside its gradients
             state = self._where_due(self._exchange, state, self.timing.delay)
-        state = self._advance(state, gradients, moments or [()] * len(gradients))
+        state = self._advance(state, gradients, moments)
         if self.timing.delay:
             return self._where_due(self._merge, state)
         return self._where_due(lambda state, number: self._merge(self._exchange(state, number), number), state)

@@ -66,7 +66,6 @@ def local_response_normalization(x: jax.Array, radius: int, bias: float, alpha: 
     Returns:
       An array like `x`.
     """
-    x = jnp.asarray(x)
     wide = x.astype(jnp.float32)
     # On a CPU this is seven times as fast as a sum of shifted slices, whose gradient XLA does not fuse.
     window, strides = (*(1 for _ in x.shape[:-1]), 2 * radius + 1), (1,) * x.ndim

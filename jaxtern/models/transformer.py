@@ -84,14 +84,13 @@ class _Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, width: int, heads: int, depth: int, dropout_rate: float, rngs: nnx.Rngs):
-        linear = functools.partial(nnx.Linear, rngs=rngs)
         inner, residual = _normal(_DEVIATION), _normal(_DEVIATION / math.sqrt(2 * depth))  # 2 D branches add up
         self.attention_norm, self.mlp_norm = nnx.LayerNorm(width, rngs=rngs), nnx.LayerNorm(width, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(
             heads, width, kernel_init=inner, out_kernel_init=residual, use_bias=False, decode=False, rngs=rngs
         )
-        self.widen = linear(width, 4 * width, kernel_init=inner)
-        self.narrow = linear(4 * width, width, kernel_init=residual)
+        self.widen = nnx.Linear(width, 4 * width, kernel_init=inner, rngs=rngs)
+        self.narrow = nnx.Linear(4 * width, width, kernel_init=residual, rngs=rngs)
         self.dropout = nnx.Dropout(dropout_rate)
 
     def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:

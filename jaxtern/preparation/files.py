@@ -88,7 +88,7 @@ def _list_zip(path: Path) -> list[Member]:
 
 
 def list_tar(path: Path, within: Member | None = None) -> Iterator[Member]:
-    """Lists an uncompressed tar, or one `within` it, with members' places in the file; ValueError if damaged."""
+    """Lists an uncompressed tar, or one `within` it, with the places of members; ValueError for damage and links."""
     start, size = within.location[1:] if within else (0, path.stat().st_size)
     name = f"{path}: {within.name}" if within else str(path)
     try:
@@ -100,6 +100,9 @@ def list_tar(path: Path, within: Member | None = None) -> Iterator[Member]:
                         break
                     if info.issparse():
                         raise ValueError(f"{name}: {info.name} is stored with holes: pack it without --sparse")
+                    if info.issym() or info.islnk():
+                        need = "pack it with --dereference --hard-dereference"
+                        raise ValueError(f"{name}: {info.name} is a link to {info.linkname}: {need}")
                     if info.offset_data + info.size > start + size:
                         raise EOFError("unexpected end of data")
                     if info.isfile() or info.isdir():

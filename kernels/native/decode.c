@@ -139,8 +139,7 @@ static void decode_tile(const Decode* job, int64_t tile, Segment* segment, Noise
 static void decode_item(const void* data, int64_t item) {
   const Decode* job = data;
   Segment segment = {0, 0, 0, 0};
-  Noise noise;
-  noise.group = -1;
+  Noise noise = {.group = -1};
   int64_t end = minimum((item + 1) * TILES_PER_ITEM, job->tiles);
   for (int64_t tile = item * TILES_PER_ITEM; tile < end; tile++) decode_tile(job, tile, &segment, &noise);
 }

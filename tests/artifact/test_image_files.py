@@ -35,6 +35,11 @@ def test_files_of_a_folder_are_its_images_sorted_by_their_paths_in_it():
     assert files.describe(3) == "photos/sub/c.jpeg"
 
 
+def test_folders_that_are_linked_are_read_as_others(folder: Path):
+    (folder / "photos" / "linked").symlink_to(folder / "photos" / "sub")
+    assert keys(ImageFiles(["photos"])) == ["a.JPG", "b.png", "linked/c.jpeg", "other/a.JPG", "sub/c.jpeg"]
+
+
 @pytest.mark.usefixtures("folder")
 def test_files_given_keep_their_paths_and_no_two_have_one_key():
     files = ImageFiles(["photos/notes.txt", "photos/sub", "photos/other", "./photos/a.JPG"])

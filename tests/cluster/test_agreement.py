@@ -2,6 +2,7 @@
 
 import functools
 import os
+import runpy
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -101,6 +102,19 @@ def test_a_run_that_process_0_does_not_have_is_not_begun_anew(
 def test_source_of_a_method_is_told_by_its_file():
     assert list(describe_source([functools.partial(jaxtern.low_rank, 2)])) == ["low_rank.py"]
     assert describe_source([None]) == {}
+
+
+def test_of_two_files_of_one_name_both_are_told(tmp_path: Path):
+    functions = []
+    for number in range(2):
+        path = tmp_path / str(number) / "model.py"
+        path.parent.mkdir()
+        path.write_text(f"def create(): return {number}\n")
+        functions.append(runpy.run_path(str(path))["create"])
+    (digests,) = describe_source(functions).values()
+    own = [describe_source([each])["model.py"] for each in functions]
+    assert sorted(own) == digests.split()
+    assert describe_source(reversed(functions)) == {"model.py": digests}
 
 
 def _write_idx(path: Path, array: np.ndarray) -> None:

@@ -38,7 +38,7 @@ def test_join_of_three_by_flags_makes_them_one_cluster(open_script: Open, end_of
 
 @pytest.mark.slow
 def test_join_without_process_0_ends_in_one_line(open_script: Open, end_of: EndOf, free_port: int):
-    as_in_torch = f"--coordinator=tcp://127.0.0.1:{free_port}", "--rank=1", "--world_size=2"
+    as_in_torch = f"--coordinator=tcp://127.0.0.1:{free_port}", "--process_id=1", "--num_processes=2"
     status, out, (line,) = end_of(open_script(SCRIPT, *as_in_torch, "--start_timeout=2"))
     assert (status, out) == (1, [])
     assert line.startswith(f"error: process 0 of 2 did not come to 127.0.0.1:{free_port} in 2 s (")

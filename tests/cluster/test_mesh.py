@@ -61,6 +61,7 @@ def test_cluster_mesh_of_unequal_hosts_is_refused(pretend):
         ((4, 4), {"num_workers": 6}, [[0], [1], [2], [4], [5], [6]]),  # three workers a host: one device each
         ((4, 4), {"num_workers": 2, "devices_per_worker": 1}, [[0], [4]]),
         ((4, 4), {"num_workers": 4, "num_devices": 4, "devices_per_worker": 2}, [[0, 1], [4, 5]]),
+        ((4, 4), {"num_workers": 6, "devices_per_worker": 2}, [[0, 1], [4, 5]]),  # no worker of two hosts
         ((1, 1, 1), {"num_workers": 6}, [[0], [1], [2]]),
         ((8,), {"num_workers": 4}, [[0], [1], [2], [3]]),  # one process leaves them one each
     ],
@@ -80,6 +81,11 @@ def test_every_process_has_as_many_devices_of_the_mesh(pretend, recipe_of, count
             r"^mean.devices_per_worker=4: must divide the 2 that",
         ),
         ((2, 2), {"num_workers": 4, "num_devices": 3}, r"^run.num_devices=3: must be a multiple of the 2 processes$"),
+        (
+            (4, 4),
+            {"num_workers": 6, "num_devices": 6, "devices_per_worker": 2},
+            r"^run.num_devices=6: must be a multiple of mean.devices_per_worker=2, in each process$",
+        ),
         ((1, 2), {"num_workers": 2}, r"^devices: process 1 has 2, process 0 1; each must have as many$"),
     ],
 )

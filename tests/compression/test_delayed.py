@@ -22,6 +22,19 @@ from jaxtern.compression.methods import as_reducer
 pytestmark = pytest.mark.optimized
 
 
+def test_delayed_keeps_what_another_reducer_averaged_in_the_dtypes_of_the_gradients(workers: Callable):
+    fast, slow = jaxtern.float_mean(in_order=True), jaxtern.delayed(jaxtern.float_mean())
+    transformation = compressed_mean("axis0", jaxtern.hierarchical(fast, slow, "axis1"))
+    gradients = jnp.arange(12.0, dtype=jnp.bfloat16).reshape(4, 3)
+
+    def step(own: jax.Array, _: Any) -> Any:
+        state = transformation.update(own, transformation.init(own))[1]
+        return transformation.update(jnp.zeros_like(own), state)[0]
+
+    means = workers("mesh:2 mesh:2").over(step)(gradients, ())
+    np.testing.assert_array_equal(means, np.broadcast_to(np.float32([4.5, 5.5, 6.5]), (4, 3)))
+
+
 @pytest.mark.few("ternary", "float")
 @pytest.mark.parametrize("reducer", ["ternary", "float", "dgc", jaxtern.ternary(exchange="two_way")])
 def test_delayed_wraps_the_reducer_and_what_stays_float(reducer: Any):

@@ -20,6 +20,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"reducer": "binary"}, r"reducer='binary': must be a jaxtern\.Reducer, or one of float, ternary, terngrad"),
     ({"reducer": None}, r"reducer=None: must be a jaxtern\.Reducer, or one of float, ternary"),
     ({"reducer": 3}, r"reducer=3: must be a jaxtern\.Reducer, or one of float, ternary"),
+    ({"reducer": ["sign"]}, r"reducer=\['sign'\]: must be a jaxtern\.Reducer, or one of float, ternary"),
     ({"min_size": 0}, r"min_size=0: must be an integer of 1 or more"),
     ({"min_size": 1.5}, r"min_size=1\.5: must be an integer of 1 or more"),
     ({"min_size": True}, r"min_size=True: must be an integer of 1 or more"),
@@ -71,6 +72,10 @@ REDUCERS: list[tuple[Callable, str]] = [
     (lambda: jaxtern.low_rank(0), r"rank=0: must be an integer of 1 or more"),
     (lambda: jaxtern.low_rank(1.5), r"rank=1\.5: must be an integer of 1 or more"),
     (lambda: jaxtern.low_rank(min_ratio=-1), r"min_ratio=-1: must be a finite number of 0 or more"),
+    (lambda: jaxtern.error_feedback("top_k"), r"reducer='top_k': must be a jaxtern\.Reducer, such as"),  # pyright: ignore[reportArgumentType]
+    (lambda: jaxtern.delayed(jaxtern.top_k), r"reducer=<function .*: must be a jaxtern\.Reducer"),  # pyright: ignore[reportArgumentType]
+    (lambda: jaxtern.partition([(bool, "sign")], jaxtern.top_k(0.1)), r"reducer='sign': must be"),  # pyright: ignore[reportArgumentType]
+    (lambda: jaxtern.hierarchical("float", jaxtern.sign(), "x"), r"reducer='float': must be"),  # pyright: ignore[reportArgumentType]
     (lambda: Network(latency=-1.0), r"latency=-1\.0: must be a finite number of 0 or more"),
     (lambda: Network(bandwidth=0), r"bandwidth=0: must be a finite number of 1 or more"),
     (lambda: Network(bandwidth=np.inf), r"bandwidth=inf: must be a finite number of 1 or more"),
@@ -215,6 +220,13 @@ def test_another_number_of_trees_than_virtual_workers_is_refused():
     _refused(lambda: update({"a": jnp.ones(2), "b": jnp.ones(2), "c": jnp.ones(2)}), r"updates: a dict of 3: must be a")
 
 
+@pytest.mark.parametrize("other", [jnp.ones((2, 4)), jnp.ones((2, 3), jnp.bfloat16), [jnp.ones((2, 3))]])
+def test_trees_of_virtual_workers_that_are_not_alike_are_refused(other: Any):
+    update = _update(compressed_mean("data", virtual_workers=3))
+    trees = [jnp.ones((2, 3)), jnp.ones((2, 3)), other]
+    _refused(lambda: update(trees), r"updates\[2\]: must have the paths, shapes and dtypes of updates\[0\]")
+
+
 @pytest.mark.parametrize("reducer", ["low_rank", "sign", "dgc"])
 def test_init_of_a_local_state_outside_of_the_workers_is_refused(reducer: str):
     message = r"axis 'data': no such axis here; .*; as each worker has a state of its own, `init` must run inside"
@@ -265,6 +277,7 @@ def _stateful(shared: Any, *local: Any) -> Reducer:
         (_own(lambda own: Reduced([own[0][:1]], State())), r"its mean is float32\[1\]: must be floats of \[\[3\]\]"),
         (_own(lambda own: Reduced(own[1:], State())), r"its mean is nothing: must be floats of \[\[3\]\]"),
         (_own(lambda own: Reduced([own[0] > 0], State())), r"its mean is bool\[3\]: must be floats"),
+        (_own(lambda own: Reduced(own, ())), r"its new state is tuple: must be a jaxtern\.State"),  # pyright: ignore[reportArgumentType]
         (_stateful(()), r"its state\.local has 0 entries: must be a list of 1"),
         (_stateful((), []), r"its new state holds nothing at \.local\[0\] where float32\[1, 3\] is expected"),
         (_stateful((), [jnp.zeros(4)]), r"its new state holds float32\[1, 4\] at \.local\[0\] where"),
@@ -284,6 +297,7 @@ def test_a_reducer_that_breaks_the_protocol_is_refused(reducer: Reducer, message
             _own(lambda own: Reduced(own, State(local=[()]), [[own[0][:2]]])),
             r"Reduced\.sent has shapes \[\[2\]\]: must",
         ),
+        (_own(lambda own: Reduced(own, State(local=[()]), [])), r"Reduced\.sent has 0 entries: must be a list of 1"),
     ],
 )
 def test_who_asks_what_was_sent_must_be_told(reducer: Reducer, rule: str):

@@ -68,6 +68,13 @@ def test_statistics_with_fast_axes_are_those_of_the_workers_own_means(workers: C
     np.testing.assert_allclose(found.cosine, mean @ sent / np.linalg.norm(mean) / 6, rtol=1e-6)
 
 
+def test_a_worker_without_a_gradient_leaves_the_statistics_of_others(updates_over: Callable):
+    make = functools.partial(compressed_mean, reducer=top_k(0.4, feedback=False), statistics=True)
+    both, alone = np.float32([[1, 2, -3], [0, 0, 0]]), np.float32([[1, 2, -3], [1, 2, -3]])
+    (_, found), (_, of_one) = (updates_over(make, "vmap:2")(gradients) for gradients in (both, alone))
+    np.testing.assert_allclose(found.statistics.error, of_one.statistics.error / 2, rtol=1e-6)
+
+
 def test_statistics_of_nothing_are_nan(updates_over: Callable):
     make = functools.partial(compressed_mean, statistics=True)
     _, state = updates_over(make, "vmap:4")({"a": _normal(4, 4, 0), "b": None})

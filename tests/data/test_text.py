@@ -161,5 +161,4 @@ def test_text_is_evaluated_whole_by_all_hosts_together(hosts: int):
             assert (examples.shape, labels, present.shape) == ((16, 1001), None, (16,))
             found.append(examples[present])
     np.testing.assert_array_equal(np.concatenate(found), split.examples)
-    with pytest.raises(ValueError, match=r"^a split of 100 examples cannot be shared by 101 hosts$"):
-        next(task.evaluation_batches(split, share=Share(0, 101)))
+    assert sum(len(list(task.evaluation_batches(split, share=Share(host, 101)))) for host in range(101)) == 100

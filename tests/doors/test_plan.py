@@ -1,11 +1,16 @@
 """python -m jaxtern.plan as a user types it."""
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "JAX_PLATFORMS": "cpu"}
 GIVEN = ("--parameters=61M", "--hosts=8", "--rate=1gbit", "--step_seconds=250ms", "--nocodec")
 
 
@@ -49,6 +54,27 @@ def test_plan_of_a_recipe_measures_step_and_codec(run_door: Callable, tmp_path: 
     best = max(float(row[-1]) for row in exact)  # of several, as the column is rounded
     assert any(f"take {row[0]}: " in done.stdout for row in exact if float(row[-1]) == best)
     assert "where compression takes no time: take " in rows[-1]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_command_runs_though_a_stream_is_closed(tmp_path: Path, closed: str):
+    arguments = "--parameters=1m --step_seconds=1ms --nocodec"
+    command = f"exec {sys.executable} -m jaxtern.plan {arguments} {closed}"
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert (done.stdout == "") == (closed == ">&-")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--parameters=1m", "--step_seconds=1ms", "--nocodec"]])
+def test_a_command_ends_quietly_once_nobody_reads_it(tmp_path: Path, arguments: list[str]):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "jaxtern.plan", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"loading JAX\n")
 
 
 def test_plan_explains_itself(run_command: Callable, tmp_path: Path):

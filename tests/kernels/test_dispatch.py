@@ -12,6 +12,11 @@ from jaxtern.kernels import Segments, dispatch, moments
 from jaxtern.kernels.native import library as native_library
 
 
+def set_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(jax, "__version__", version)
+    monkeypatch.setattr(jax, "__version_info__", tuple(map(int, version.split("."))))
+
+
 def _device(platform: str = "gpu", capability: str | None = "9.0", kind: str = "NVIDIA H200") -> types.SimpleNamespace:
     attributes = {} if capability is None else {"compute_capability": capability}
     return types.SimpleNamespace(platform=platform, device_kind=kind, **attributes)
@@ -38,7 +43,7 @@ def test_auto_takes_mosaic_on_new_nvidia_gpus_with_a_new_jax(
     monkeypatch: pytest.MonkeyPatch, device: types.SimpleNamespace, version: str, implementation: str, chosen: str
 ):
     monkeypatch.setattr(jax, "devices", lambda *_: [device])
-    monkeypatch.setattr(jax, "__version__", version)
+    set_version(monkeypatch, version)
     assert dispatch.pick_implementation("moments", implementation, 2**30) == chosen
 
 
@@ -54,7 +59,7 @@ def test_mosaic_where_it_cannot_run_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, device: types.SimpleNamespace, version: str, reason: str
 ):
     monkeypatch.setattr(jax, "devices", lambda *_: [device])
-    monkeypatch.setattr(jax, "__version__", version)
+    set_version(monkeypatch, version)
     with pytest.raises(ValueError, match=f"moments: implementation='mosaic': {reason}"):
         moments(jnp.zeros(3), Segments((3,)), implementation="mosaic")
 
@@ -92,7 +97,7 @@ def test_auto_logs_its_choice_once(
     message: str,
 ):
     monkeypatch.setattr(jax, "devices", lambda *_: [device])
-    monkeypatch.setattr(jax, "__version__", "0.11.2")
+    set_version(monkeypatch, "0.11.2")
     dispatch.log_once.cache_clear()
     with caplog.at_level(logging.DEBUG, logger="jaxtern.kernels.dispatch"):
         for _ in range(3):

@@ -32,7 +32,7 @@ from jaxtern.kernels.rotation import BLOCK
 from jaxtern.kernels.ternary_decode import units_of
 from jaxtern.kernels.ternary_encode import steps_of
 
-if dispatch.jax_version() < dispatch.MIN_JAX:
+if jax.__version_info__ < dispatch.MIN_JAX:
     pytest.skip("the kernels need a newer JAX", allow_module_level=True)
 
 from jax.experimental.pallas import mosaic_gpu as plgpu

@@ -286,6 +286,23 @@ def test_moments_are_each_workers_own_and_averaged_at_a_merging():
     np.testing.assert_array_equal(two.moments["mean"], 2)
 
 
+def test_trees_of_another_number_of_workers_are_refused():
+    local = jaxtern.local_steps("data", SGD, 2, virtual_workers=2)
+    tree, moments = {"a": jnp.ones(4), "b": jnp.ones(2)}, {"mean": jnp.zeros(2)}
+
+    def run(gradients: Any, own: Any) -> Any:
+        step = jax.vmap(lambda _: local.update(gradients, local.init(tree, moments), own), axis_name="data")
+        return step(jnp.ones(1))
+
+    jax.eval_shape(lambda: run([tree] * 2, [moments] * 2))
+    for gradients in (tree, [tree] * 3):
+        with pytest.raises(ValueError, match=r"^gradients: a (dict of 2|list of 3): must be a list of"):
+            jax.eval_shape(lambda g=gradients: run(g, [moments] * 2))
+    for own in ([], [moments], [moments] * 3, [moments, ()]):
+        with pytest.raises(ValueError, match=r"^moments: must be as `init` was given them, those of each worker"):
+            jax.eval_shape(lambda m=own: run([tree] * 2, m))
+
+
 def test_devices_of_a_worker_share_its_weights():
     """Gradients are averaged inside a worker in every step; workers of two devices are those of one."""
     options: dict[str, Any] = {"inner": optax.sgd(0.1), "steps": 3, "seed": 5}
@@ -359,7 +376,7 @@ def test_nothing_is_sent_between_exchanges(collectives: Callable):
         ({"steps": 30, "delay": -1}, "delay=-1: must be an integer of 0 or more"),
         ({"steps": 30, "fragments": 3, "delay": 10}, "delay=10: must be below steps / fragments = 10"),
         ({"steps": 3, "mixing": 1.5}, "mixing=1.5: must be from 0 to 1"),
-        ({"steps": 3, "mixing": float("nan")}, "mixing=nan: must be a finite number of 0 or more"),
+        ({"steps": 3, "mixing": float("nan")}, "mixing=nan: must be from 0 to 1"),
         ({"steps": 3, "reducer": "ternery"}, "ternery"),
         ({"steps": 3, "axis_name": ()}, "axis_name=()"),
     ],
@@ -381,5 +398,5 @@ def test_what_does_not_fit_the_tree_is_refused_in_one_line():
     with pytest.raises(ValueError, match=r"axis 'data': no such axis .* must run inside shard_map or pmap, too"):
         jaxtern.local_steps("data", SGD, steps=2).init(_shapes())
     local = jaxtern.local_steps("data", SGD, steps=2, virtual_workers=2)
-    with pytest.raises(ValueError, match="gradients: 1 trees for virtual_workers=2"):
+    with pytest.raises(ValueError, match="gradients: a list of 1: must be a list of virtual_workers=2 trees"):
         local.update([_shapes()], None)  # pyright: ignore[reportArgumentType]

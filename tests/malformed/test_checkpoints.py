@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+
+from jaxtern.training.saved.workdir import read_network
 
 ITEMS = ("_CHECKPOINT_METADATA", "metadata/metadata", "state/_METADATA", "state/manifest.ocdbt")
 
@@ -93,14 +96,16 @@ OTHERS = {
     "checkpoints of words": lambda run: each(run, lambda step: step.rename(step.with_name(f"x{step.name}"))),
     "checkpoints that are files": lambda run: each(run, lambda step: (shutil.rmtree(step), step.touch())),
     "links of nothing": lambda run: each(run, lambda step: (shutil.rmtree(step), step.symlink_to("nowhere"))),
-    "a network of nothing": lambda run: (run / "network.json").write_text(""),
-    "a network of a list": lambda run: (run / "network.json").write_text("[]"),
-    "a network of no number": lambda run: (run / "network.json").write_text('{"latency": NaN, "bandwidth": 1}'),
-    "a network of a word": lambda run: (run / "network.json").write_text('{"latency": "1ms"}'),
-    "a network of brackets": lambda run: (run / "network.json").write_text("[" * 100_000),
-    "a network of more": lambda run: (run / "network.json").write_text('{"latency": 1, "speed": 2}'),
-    "a folder for the network": lambda run: (run / "network.json").mkdir(),
     "a folder for the recipe": lambda run: ((run / "config.json").unlink(), (run / "config.json").mkdir()),
+}
+NETWORKS = {
+    "nothing": lambda path: path.write_text(""),
+    "a list": lambda path: path.write_text("[]"),
+    "no number": lambda path: path.write_text('{"latency": NaN, "bandwidth": 1}'),
+    "a word": lambda path: path.write_text('{"latency": "1ms"}'),
+    "brackets": lambda path: path.write_text("[" * 100_000),
+    "more": lambda path: path.write_text('{"latency": 1, "speed": 2}'),
+    "a folder": lambda path: path.mkdir(),
 }
 FACTS = {
     "nothing": "",
@@ -137,6 +142,14 @@ def test_doors_refuse_checkpoints(refuses: Callable, recipe_flags: list, run_cop
 def test_evaluate_refuses_a_run(refuses: Callable, run_copy: Path, case: str):
     OTHERS[case](run_copy)
     refuses("evaluate", "--workdir=run", cwd=run_copy.parent, names=["run"])
+
+
+@pytest.mark.parametrize("case", NETWORKS)
+def test_links_that_are_none_are_refused(tmp_path: Path, case: str):
+    path = tmp_path / "network.json"
+    NETWORKS[case](path)
+    with pytest.raises((ValueError, IsADirectoryError), match=re.escape(str(path))):
+        read_network(tmp_path)
 
 
 @pytest.mark.parametrize(("case", "door"), by_doors(FACTS, "export", "train"))

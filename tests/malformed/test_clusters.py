@@ -56,10 +56,12 @@ FLAGS = {
     "a time of nothing": (["--start_timeout=0"], "start_timeout=0"),
     "a time that is no number": (["--start_timeout=nan"], "start_timeout=nan"),
     "a time without end": (["--start_timeout=inf"], "start_timeout=inf"),
-    "a rank alone": (["--rank=1"], "--num_processes must be given"),
-    "a rank under two names": (["--rank=1", "--process_id=0", "--num_processes=2"], "--rank: is another name"),
-    "a world of nothing": (["--world_size=0"], "--num_processes=0"),
-    "a coordinator of another kind": (["--coordinator=udp://a:1", "--rank=0", "--world_size=2"], "must be HOST:PORT"),
+    "a rank alone": (["--process_id=1"], "--num_processes must be given"),
+    "a world of nothing": (["--num_processes=0"], "--num_processes=0"),
+    "a coordinator of another kind": (
+        ["--coordinator=udp://a:1", "--process_id=0", "--num_processes=2"],
+        "must be HOST:PORT",
+    ),
     "a coordinator of six": (["--coordinator=::1:1", "--num_processes=2", "--process_id=0"], "in brackets"),
     "a coordinator that is a path": (["--coordinator=/a:1", "--num_processes=2", "--process_id=0"], "HOST:PORT"),
 }

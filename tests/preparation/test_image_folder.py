@@ -168,6 +168,17 @@ def test_a_tar_cut_short_is_refused(tmp_path: Path, make, class_folders):
         prepare(source, tmp_path / "out")
 
 
+@pytest.mark.parametrize(("kind", "word"), [(tarfile.SYMTYPE, "a/2.png"), (tarfile.LNKTYPE, "b/2.png")])
+def test_a_tar_with_links_is_refused_as_they_may_be_images(tmp_path: Path, make, class_folders, kind: bytes, word: str):
+    source = make.tar(tmp_path / "source.tar", class_folders)
+    with tarfile.open(source, "a") as archive:
+        link = tarfile.TarInfo("a/link.png")
+        link.type, link.linkname = kind, word
+        archive.addfile(link)
+    with pytest.raises(ValueError, match=rf"source\.tar: a/link\.png is a link to {word}: pack it with --dereference"):
+        prepare(source, tmp_path / "out")
+
+
 def test_a_zip_cut_short_is_refused(tmp_path: Path, make, class_folders):
     source = make.zip(tmp_path / "source.zip", class_folders)
     source.write_bytes(source.read_bytes()[:-40])

@@ -12,7 +12,7 @@ from jaxtern.data.dataset import Split
 from jaxtern.data.facts import Facts
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run import inputs, loop
-from jaxtern.training.run.inputs import Feed, example_shape_of, facts_of, open_inputs, own_share
+from jaxtern.training.run.inputs import Feed, example_shape_of, facts_of, open_inputs
 from jaxtern.training.run.run import Run
 from jaxtern.training.step.mesh import create_mesh
 
@@ -148,27 +148,3 @@ def test_run_that_goes_on_with_another_batch_size_misses_no_example(prepare: Cal
     assert isinstance(split, Split)
     assert len(examples) == 16 + 89 * 16 > split.size
     assert sorted(examples[: split.size]) == list(range(split.size))
-
-
-class Rows:
-    """A sharding of which this process holds these rows."""
-
-    def __init__(self, *runs: tuple[int, int]):
-        self.runs = runs
-
-    def addressable_devices_indices_map(self, shape: tuple[int]) -> dict[int, tuple[slice]]:
-        return {number: (slice(*run),) for number, run in enumerate(self.runs)}
-
-
-@pytest.mark.parametrize(
-    ("runs", "share"),
-    [([(0, 8)], (0, 1)), ([(4, 8)], (1, 2)), ([(4, 5), (5, 6)], (2, 4)), ([(4, 6), (4, 6)], (2, 4))],
-)
-def test_share_of_a_host_is_what_its_devices_hold(runs: list[tuple[int, int]], share: tuple[int, int]):
-    assert own_share(Rows(*runs), 8) == share
-
-
-@pytest.mark.parametrize("runs", [[(0, 2), (4, 6)], [(1, 3)], [(0, 3)]])
-def test_rows_that_are_no_equal_run_of_the_batch_are_refused(runs: list[tuple[int, int]]):
-    with pytest.raises(ValueError, match="batch_size=8: the devices of this host hold rows"):
-        own_share(Rows(*runs), 8)

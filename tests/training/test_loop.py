@@ -259,7 +259,8 @@ def test_run_counts_the_time_in_which_it_writes_its_log_too(prepare: Callable, t
 def test_bits_sent_are_the_mean_over_float_and_other_steps(prepare: Callable, tmp_path: Path):
     run = prepare(tmp_path, num_steps=4, compress_from=1, num_workers=2)
     floats, ternary = (run.wires[phase].bits_per_element for phase in (0, 1))
-    told = run.describe_sent()
+    told, coded = run.describe_sent(), run.wires[1].coded_bits_per_element
     assert told.startswith(f"{(floats + 3 * ternary) / 4:.2f} bits per gradient element")
+    assert f" ({(floats + 3 * coded) / 4:.2f} by an ideal entropy coder)" in told
     assert told.endswith("(1 of 4 steps float)")
     assert not prepare(tmp_path / "all", num_steps=4).describe_sent().endswith("float)")

@@ -111,6 +111,13 @@ def test_workdir_goes_on_where_nothing_changes_that_a_bit_depends_on(
     assert f"{named} here);" in str(caught.value)
 
 
+def test_workdir_of_local_steps_that_no_longer_divide_the_steps_can_be_changed(
+    tmp_path: Path, small_recipe: Callable[..., Recipe]
+):
+    write_recipe(tmp_path, small_recipe(num_steps=9).replace(local={"steps": 3}))
+    claim(tmp_path, small_recipe(num_steps=10).replace(local={"steps": 2}), allow_change=True)
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "polynomial"])
 def test_workdir_of_rates_over_all_steps_is_refused_for_more_steps(
     tmp_path: Path, small_recipe: Callable[..., Recipe], schedule: str

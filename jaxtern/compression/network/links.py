@@ -38,7 +38,7 @@ class Traffic(NamedTuple):
         direct, saved = self.direct + other.direct, self.saved + other.saved
         return Traffic(self.bytes + other.bytes, self.messages + other.messages, ways, direct=direct, saved=saved)
 
-    def over(self, steps: int) -> "Traffic":
+    def over(self, steps: float) -> "Traffic":
         """The traffic of an average step, if this is that of `steps` steps."""
         sent, messages = self.bytes / steps, self.messages / steps
         return self._replace(bytes=sent, messages=messages, direct=self.direct / steps, saved=self.saved / steps)

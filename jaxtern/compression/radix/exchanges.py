@@ -119,8 +119,6 @@ class Scatter(Exchange):
         return Received(words, group.size, group.size, kept=(*sent.kept, operand))
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
-        if num_workers == 1:
-            return Traffic()
         num_added = self._added_in_shards(num_workers)
         shard = quantizer.shard_words(quantizer.num_words(size, 1), num_workers, num_added)
         back = quantizer.num_words(quantizer.num_places(shard), num_added)

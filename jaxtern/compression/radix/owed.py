@@ -98,8 +98,7 @@ def serve(
     # No more than _MOST units, or a tensor whose gradient has become small would drown the others of its block.
     owed = mean + jnp.where(can_send, jnp.clip(error / units, -_MOST, _MOST), 0.0)
     (turned,) = rotate([owed], key, implementation=quantizer.implementation)
-    options = {"clip_sigmas": None, "block_size": tile, "rotation": True, "rounding": "nearest"}
-    second = dataclasses.replace(quantizer, **options)
+    second = dataclasses.replace(quantizer, clip_sigmas=None, block_size=tile, rotation=True, rounding="nearest")
     measured = second.measure(turned, size)
     words = second.encode(turned, second.own_scales(measured.scales, measured), nearest(), size, 1)
     digits = _decode(second, Received(words[None], 1, 1))

@@ -116,10 +116,8 @@ def put_flat(tensors: Tensors, places: Sequence[int], parts: Sequence[jax.Array]
 
 def cut(total: int, piece_size: int | None, quantizer: Quantizer, devices: int, workers: int) -> list[tuple[int, int]]:
     """(start, size) of a bucket's pieces, which are about equal; a single one if `piece_size` is None."""
-    size = None
-    if piece_size is not None:
-        count = max(1, round(total / piece_size))
-        size = quantizer.piece_size(-(-total // count), devices, workers) if count > 1 else None
+    count = 1 if piece_size is None else max(1, round(total / piece_size))
+    size = quantizer.piece_size(-(-total // count), devices, workers) if count > 1 else None
     size = size or max(total, 1)
     return [(start, min(size, total - start)) for start in range(0, total, size)]
 

@@ -145,7 +145,11 @@ def _create(quantizer: Quantizer, exchange: str, bucket_size: int | None, links:
         return owed.resize(local, quantizer, plan(layout, num_workers).buckets, num_workers)
 
     def traffic(layout: Layout, num_workers: int) -> Traffic:
-        return _traffic(plan(layout, num_workers), num_workers)
+        total, planned = Traffic(), plan(layout, num_workers)
+        for bucket, way in zip(planned.buckets, planned.exchanges, strict=True):
+            scales = maximum(quantizer.num_scales(bucket.sizes), num_workers)
+            total += scales + way.traffic(quantizer, bucket.size, num_workers)._replace(ways=(way.name,))
+        return total
 
     return Reducer(init, reduce, traffic, resize if keeps else share_out)
 
@@ -181,14 +185,6 @@ def _turn(plan: pipeline.Plan, group: Group, trees: Sequence[Tensors], is_invers
         for number, tensors in enumerate(turned):
             put(tensors, places, parts[number * len(places) : (number + 1) * len(places)])
     return turned
-
-
-def _traffic(plan: pipeline.Plan, num_workers: int) -> Traffic:
-    total = Traffic()
-    for bucket, way in zip(plan.buckets, plan.exchanges, strict=True):
-        scales = maximum(plan.quantizer.num_scales(bucket.sizes), num_workers)
-        total += scales + way.traffic(plan.quantizer, bucket.size, num_workers)._replace(ways=(way.name,))
-    return total
 
 
 def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> pipeline.Plan:

@@ -85,8 +85,9 @@ def evaluate(
             collect(np.asarray(logits)[mask])
         for name, each in _compare(task, loss, logits, examples, labels, mask).items():
             totals[name] += np.sum(np.asarray(each, np.float64 if each.ndim else None)).item()
-    parts = [totals] if share is None else gather_json(totals)
-    sums = {name: sum(part[name] for part in parts) for name in totals}
+    sums: Counter[str] = Counter()
+    for part in [totals] if share is None else gather_json(totals):
+        sums.update(part)
     count = int(sums.pop("num_examples"))
     means = {name: total / count for name, total in sums.items()}
     return Evaluation.from_scalars(means | {"num_examples": count})

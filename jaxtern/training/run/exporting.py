@@ -41,7 +41,7 @@ def export_run(
         facts = facts_of(inputs.task, inputs.dataset)
     input_shape = task.input_shape(example_shape_of(recipe.data, facts) if task.of_images else ())
     network = create_network(recipe.model, input_shape, facts.num_classes, recipe.run.seed)
-    run = SavedRun(workdir, recipe, network, facts.num_examples)
+    run = SavedRun(workdir, recipe, network)
     state = run.restore(step, best)
     averaged = averaged and recipe.model.average_decay > 0
     return export_network(recipe, facts, run.graph, variables_of(state, averaged), int(state.step), averaged)

@@ -98,18 +98,6 @@ def _open_dataset(data: DataSection, data_dir: str | None, task: Task) -> Datase
     return task.open(name, folder, data.train_split, data.test_split)
 
 
-def own_share(rows: NamedSharding, batch_size: int) -> Share:
-    """The part of a batch that this process's devices hold; raises ValueError if it is not one equal run of rows."""
-    indices = rows.addressable_devices_indices_map((batch_size,)).values()
-    runs = {places[0].indices(batch_size)[:2] for places in indices if places is not None}
-    first, last = min(start for start, _ in runs), max(stop for _, stop in runs)
-    size = last - first
-    if sum(stop - start for start, stop in runs) != size or first % size or batch_size % size:
-        need = f"the devices of this host hold rows {sorted(runs)}, which are no equal run of it"
-        raise ValueError(f"run.batch_size={batch_size}: {need}")
-    return Share(first // size, batch_size // size)
-
-
 def create_network(model: ModelSection, input_shape: tuple[int, ...], num_classes: int, seed: int) -> Model:
     """Creates the recipe's network with fresh weights, for inputs of this shape."""
     return draw_weights(lambda: create_model(model.name, input_shape, num_classes, seed, model.dropout_rate))
@@ -134,11 +122,11 @@ class Feed:
     """A run's batches on the devices of its mesh."""
 
     def __init__(self, data: DataSection, run: RunSection, inputs: Inputs, mesh: Mesh):
-        """Raises ValueError for a batch that is larger than the training split or does not divide among hosts."""
+        """Raises ValueError for a batch that is larger than the training split."""
         if not inputs.resident:
             _require_single_steps(data, run.steps_per_call)
         self._rows = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
-        share = own_share(self._rows, run.batch_size)
+        share = Share(jax.process_index(), jax.process_count())
         split, self.examples = inputs.dataset.train, None
         if inputs.resident:
             self._feed = ResidentFeed(split, run.batch_size, run.seed, share)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from jaxtern.compression.methods import METHODS
 from jaxtern.compression.network.calibration import calibrate
-from jaxtern.compression.network.links import Network
+from jaxtern.compression.network.links import Network, Traffic
 from jaxtern.compression.report import WireReport, wire_report
 from jaxtern.data.dataset import Dataset
 from jaxtern.data.fingerprint import digest_split, fingerprint
@@ -62,7 +62,6 @@ class Run:
     examples_seen: int  # examples before `state`
     wires: list[WireReport]  # what a worker sends in a step, in each phase of the run (`Program.means`)
     guard: DivergenceGuard
-    network: Network | None  # links by which exchanges are chosen
     checkpoints: Checkpoints | None  # the run's checkpoints, in process 0
     opened: contextlib.ExitStack  # closes the checkpoints and releases the folder
     last_saved: int = 0  # step of the newest checkpoint
@@ -74,8 +73,7 @@ class Run:
         """
         state = messages.to_host(self.state)
         if self.checkpoints is not None:
-            network = dataclasses.asdict(self.network) if self.network else None
-            metadata = {"recipe": self.recipe.to_dict(), "examples_seen": self.examples_seen, "network": network}
+            metadata = {"recipe": self.recipe.to_dict(), "examples_seen": self.examples_seen}
             self.checkpoints.save(step, state, evaluation.scalars() if evaluation else None, **metadata)
         self.last_saved = step
 
@@ -84,9 +82,9 @@ class Run:
         size, batch, steps = self.inputs.dataset.train.size, self.recipe.run.batch_size, self.recipe.run.num_steps
         phases = Counter(phase_at(self.recipe.mean, size, step, step * batch) for step in range(steps))
         wire = self.wires[max(phases)]
-        mean = sum(count * self.wires[phase].bytes for phase, count in phases.items()) / steps
+        total = sum((self.wires[phase].traffic.over(1 / count) for phase, count in phases.items()), Traffic())
         floats = f" ({phases[0]:,} of {steps:,} steps float)" if 0 < phases[0] < steps else ""
-        return f"{wire._replace(traffic=wire.traffic._replace(bytes=mean)).summary()}{floats}"
+        return f"{wire._replace(traffic=total.over(steps)).summary()}{floats}"
 
     def evaluate(self) -> Evaluation:
         """Evaluates the weights, or their moving averages if kept, on the test split.
@@ -147,7 +145,7 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
         guard = DivergenceGuard(period, mesh, specs_of_state(recipe.local.steps > 0), hosts)
         run = Run(
             recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wires, guard,
-            network, checkpoints, opened, int(start.step),
+            checkpoints, opened, int(start.step),
         )  # fmt: skip
         if seen is None:
             run.save(0)

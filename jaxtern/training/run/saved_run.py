@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from jaxtern.models.model import Model
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.inputs import Inputs, create_network, open_inputs
 from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints
 from jaxtern.training.saved.trees import arrange
-from jaxtern.training.saved.workdir import read_network, read_recipe
-from jaxtern.training.step.mesh import create_mesh
-from jaxtern.training.step.state import TrainState, create_run
+from jaxtern.training.saved.workdir import read_recipe
+from jaxtern.training.step.state import Averages, TrainState, configure_modules, split_variables
 
 
 class SavedRun:
@@ -20,15 +21,13 @@ class SavedRun:
       graph: static part of its model.
     """
 
-    def __init__(self, workdir: Path, recipe: Recipe, model: Model, num_examples: int):
+    def __init__(self, workdir: Path, recipe: Recipe, model: Model):
         """Opens a run's folder, with a model of its recipe; raises ValueError or OSError if it cannot be read."""
         self.recipe = recipe
-        alone = recipe.replace(run={"num_devices": 1}, mean={"devices_per_worker": 1}, model={"batch_norm": "local"})
-        # without what workers carry, which is large
-        unsent = recipe.replace(mean={"method": "float", "delayed": False}, local={"steps": 0})
-        mesh, network = create_mesh(alone), read_network(workdir)
-        program, self._like = create_run(unsent, model, num_examples, mesh, network)
-        self.graph = program.graph
+        configure_modules(model, recipe)
+        self.graph, params, frozen, moments = split_variables(model, recipe)
+        averages = Averages(params, moments) if recipe.model.average_decay else None
+        self._like = TrainState._make([np.int32(0), params, frozen, moments, None, None, averages, None])
         self._workdir, self._checkpoints = workdir, Checkpoints(workdir)
 
     def steps(self) -> list[int]:
@@ -63,11 +62,10 @@ def open_run(workdir: Path, data_dir: str | None = None) -> tuple[SavedRun, Inpu
     recipe = read_recipe(workdir)
     inputs = open_inputs(recipe.data, data_dir=data_dir)
     model = create_network(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
-    return SavedRun(workdir, recipe, model, inputs.dataset.train.size), inputs
+    return SavedRun(workdir, recipe, model), inputs
 
 
 def _fit_network(saved: Checkpoint, like: TrainState) -> TrainState:
     """Takes only the network from a checkpoint, which any number of workers may have written."""
     needed = ("step", "params", "frozen", "moments", "averages")
-    own = like._replace(**{name: None for name in TrainState._fields if name not in needed})
-    return arrange({name: saved.state.get(name) for name in needed}, own)
+    return arrange({name: saved.state.get(name) for name in needed}, like)

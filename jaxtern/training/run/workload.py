@@ -44,9 +44,8 @@ def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
     return Workload(compressed, sum(layout.sizes) - sum(compressed.sizes), examples)
 
 
-def measure_step_seconds(recipe: Recipe, inputs: Inputs) -> float:
-    """Measures one device's part of a step, gradients and update without exchange, here: the median of a few."""
-    examples = recipe.run.batch_size // recipe.run.num_workers // recipe.mean.worker_devices
+def measure_step_seconds(recipe: Recipe, inputs: Inputs, examples: int) -> float:
+    """The median seconds of a few steps of one device here, of so many examples: gradients and update, no exchange."""
     alone = recipe.replace(
         run={"num_workers": 1, "num_devices": 1, "batch_size": examples},
         mean={"method": "float", "devices_per_worker": 1, "delayed": False, "statistics": False},

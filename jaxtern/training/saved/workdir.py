@@ -79,9 +79,10 @@ def _take_over(workdir: Path, recipe: Recipe, allow_change: bool) -> None:
         if allow_change:
             return
         raise
+    kept = before.by_name()
     if recipe.optimizer.schedule not in OVER_ALL_STEPS and recipe.run.num_steps > before.run.num_steps:
-        before = before.replace(run={"num_steps": recipe.run.num_steps})  # which changes no earlier step
-    changes = _find_changes(before.by_name(), recipe.by_name())
+        kept["run.num_steps"] = recipe.run.num_steps  # which changes no earlier step
+    changes = _find_changes(kept, recipe.by_name())
     if not allow_change:
         _require_none(workdir, "config", changes)
     elif changes:

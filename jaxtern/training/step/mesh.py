@@ -32,14 +32,15 @@ def create_mesh(recipe: Recipe) -> Mesh:
     processes, of_process = devices.shape
     if processes > 1:
         _require_processes(recipe, processes, of_process)
-    sizes = range(fast, of_process * processes + 1, fast)
-    fitting = (size for size in sizes if workers % (size // fast) == 0 and size % processes == 0)
-    size = recipe.run.num_devices or max(fitting, default=fast)
+    least = fast * processes  # a worker's devices are of one process
+    fitting = (size for size in range(least, devices.size + 1, least) if workers % (size // fast) == 0)
+    size = recipe.run.num_devices or max(fitting, default=least)
     if size > of_process * processes:
         name = "run.num_devices" if recipe.run.num_devices else "mean.devices_per_worker"
         raise ValueError(f"{name}={size}: there are {of_process * processes}")
-    if size % fast:
-        raise ValueError(f"run.num_devices={size}: must be a multiple of mean.devices_per_worker={fast}")
+    if size // processes % fast:
+        each = ", in each process" * (processes > 1)
+        raise ValueError(f"run.num_devices={size}: must be a multiple of mean.devices_per_worker={fast}{each}")
     if workers % (size // fast):
         groups = f"the {size // fast} groups of " if fast > 1 else ""
         raise ValueError(f"run.num_workers={workers}: must be a multiple of {groups}run.num_devices={size}")
