@@ -62,6 +62,8 @@ def moments(
     if picked == "native":
         tensors = gradient if is_split else [gradient]
         return finish(*moments_native(tensors, segments, is_split, of_magnitudes), segments)
+    if segments.num_elements > 2**31 - 2**14:  # chunks are counted in int32
+        raise ValueError(f"moments: {segments.num_elements} elements: must be below 2^31 where C does not run")
     gradient = concatenate(gradient) if is_split else gradient
     gradient = jnp.abs(gradient) if of_magnitudes else gradient
     if picked == "mosaic":

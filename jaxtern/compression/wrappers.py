@@ -92,10 +92,8 @@ def require_sent(reduced: Reduced, group: Group, asker: str) -> list[Tensors]:
     """`Reduced.sent`, which `asker` needs; raises ValueError if it is missing, or of other workers or shapes."""
     if reduced.sent is None:
         raise ValueError(f"{asker}: the reducer does not tell what was sent (Reduced.sent), as a delayed one does not")
-    if len(reduced.sent) != group.local_workers:
-        raise ValueError(
-            f"{asker}: Reduced.sent has {len(reduced.sent)} entries: must be a list of {group.local_workers}"
-        )
+    if (count := len(reduced.sent)) != group.local_workers:
+        raise ValueError(f"{asker}: Reduced.sent has {count} entries: must be a list of {group.local_workers}")
     for own in reduced.sent:
         shapes, wanted = [list(tensor.shape) for tensor in own], list(map(list, group.layout.shapes))
         if shapes != wanted:

@@ -326,6 +326,7 @@ def test_who_asks_what_was_sent_must_be_told(reducer: Reducer, rule: str):
         ),
         (jaxtern.sign(), (2**31,), r"gradient '' has 2147483648 elements: more than the int32 places of this method"),
         (jaxtern.sign(two_way=True), (2**31,), r"gradient '' has 2147483648 elements: more than the int32 places of"),
+        (jaxtern.ternary(implementation="reference"), (2**31,), r"moments: 2147483648 elements: must be below 2\^31"),
         (jaxtern.ternary(), (2**32 + 1,), r"gradients: 4294967297 elements: must be fewer than 2\^32"),
     ],
 )
