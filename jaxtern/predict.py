@@ -77,7 +77,7 @@ def predict(predictor: Predictor, split: Split | Records, has_labels: bool) -> t
 def _open_files(paths: tuple[str, ...]) -> tuple[ImageFiles, None]:
     files = ImageFiles(paths)
     if files.left_out:
-        print(f"left out, as their names are not those of images: {len(files.left_out):,}", file=sys.stderr)
+        print(f"left out, as no images by their names, or links to folders: {len(files.left_out):,}", file=sys.stderr)
     return files, None
 
 

@@ -1,6 +1,5 @@
 """Lists image files as examples for prediction."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,8 @@ class ImageFiles:
     """The given files, and the images in the given folders, at any depth and sorted.
 
     A given file's key is its path. A file in a folder has its path within the folder as key, after the folder's own
-    path if several paths are given. Hidden files are ignored; files in folders without an image's name are `left_out`.
+    path if several paths are given. Hidden files are ignored; files in folders without an image's name are `left_out`,
+    and so are links to folders, which may lead anywhere, and broken ones.
     """
 
     def __init__(self, paths: Sequence[str]):
@@ -26,10 +26,9 @@ class ImageFiles:
                 continue
             if not path.is_dir():
                 raise FileNotFoundError(f"{given!r}: no such file or folder")
-            below = (Path(folder, name) for folder, _, names in os.walk(path, followlinks=True) for name in names)
-            inside = sorted(found.relative_to(path) for found in below if found.is_file())
+            inside = sorted(each.relative_to(path) for each in path.rglob("*") if each.is_file() or each.is_symlink())
             shown = [name for name in inside if not any(part.startswith(".") for part in name.parts)]
-            images = [name for name in shown if name.suffix.lower() in SUFFIXES]
+            images = [name for name in shown if name.suffix.lower() in SUFFIXES and (path / name).is_file()]
             if not images:
                 raise ValueError(f"{given!r}: holds no images ({', '.join(SUFFIXES)})")
             self._files += [((name if len(paths) == 1 else path / name).as_posix(), path / name) for name in images]

@@ -35,9 +35,13 @@ def test_files_of_a_folder_are_its_images_sorted_by_their_paths_in_it():
     assert files.describe(3) == "photos/sub/c.jpeg"
 
 
-def test_folders_that_are_linked_are_read_as_others(folder: Path):
-    (folder / "photos" / "linked").symlink_to(folder / "photos" / "sub")
-    assert keys(ImageFiles(["photos"])) == ["a.JPG", "b.png", "linked/c.jpeg", "other/a.JPG", "sub/c.jpeg"]
+def test_links_are_read_as_files_or_told(folder: Path):
+    for name, target in (("linked", "sub"), ("f.png", "b.png"), ("up", ".."), ("g.png", "nowhere")):
+        (folder / "photos" / name).symlink_to(folder / "photos" / target)
+    files = ImageFiles(["photos"])
+    assert keys(files) == ["a.JPG", "b.png", "f.png", "other/a.JPG", "sub/c.jpeg"]
+    assert files.left_out == [Path("photos", name) for name in ("g.png", "linked", "notes.txt", "up")]
+    assert keys(ImageFiles(["photos/linked"])) == ["c.jpeg"]
 
 
 @pytest.mark.usefixtures("folder")
