@@ -148,9 +148,6 @@ def compressed_mean(
             raise ValueError(f"state: is {type(state).__name__}: must be the CompressedMeanState of `init`")
         collectives.count_workers(axes.workers + axes.fast)  # raises for an axis that does not exist
         layout = describe(workers[0], axes, exclude)
-        for number, own in enumerate(workers[1:], start=1):
-            if describe(own, axes)[:3] != layout[:3]:
-                raise ValueError(f"updates[{number}]: must have the paths, shapes and dtypes of updates[0]")
         group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
         return _update(reducer, workers, state, group, axes)
 
@@ -184,6 +181,9 @@ def _update(
 ) -> tuple[Any, CompressedMeanState]:
     """Updates with the trees of the workers on this device."""
     layout = group.layout
+    for number, own in enumerate(workers[1:], start=1):
+        if describe(own, axes)[:3] != layout[:3]:
+            raise ValueError(f"updates[{number}]: must have the paths, shapes and dtypes of updates[0]")
     _require_local(workers, layout.paths, axes)
     _require_state(state, reducer, group)
     treedef = jax.tree.structure(workers[0])

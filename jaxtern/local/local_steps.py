@@ -115,11 +115,6 @@ def local_steps(
     """
     timing, names = as_timing(steps, fragments, delay), collectives.as_axis_names(axis_name)
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
-    if not 0 <= as_float("mixing", mixing) <= 1:
-        raise ValueError(f"mixing={mixing!r}: must be from 0 to 1")
-    for name, each in (("inner", inner), ("outer", outer)):
-        if not hasattr(each, "init"):
-            raise ValueError(f"{name}={each!r}: must be an optax transformation")
     reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
     count = as_integer("virtual_workers", 1 if virtual_workers is None else virtual_workers, 1)
     options: dict[str, Any] = {"fast_axis_name": fast_axis_name, "seed": seed, "virtual_workers": count}
@@ -143,6 +138,13 @@ class LocalSteps:
     timing: Timing
     mixing: float
     virtual_workers: int | None
+
+    def __post_init__(self):
+        if not 0 <= as_float("mixing", self.mixing) <= 1:
+            raise ValueError(f"mixing={self.mixing!r}: must be from 0 to 1")
+        for name, each in (("inner", self.inner), ("outer", self.outer)):
+            if not hasattr(each, "init"):
+                raise ValueError(f"{name}={each!r}: must be an optax transformation")
 
     @property
     def specs(self) -> LocalState:

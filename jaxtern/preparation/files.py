@@ -101,8 +101,7 @@ def list_tar(path: Path, within: Member | None = None) -> Iterator[Member]:
                     if info.issparse():
                         raise ValueError(f"{name}: {info.name} is stored with holes: pack it without --sparse")
                     if info.issym() or info.islnk():
-                        need = "pack it with --dereference --hard-dereference"
-                        raise ValueError(f"{name}: {info.name} is a link to {info.linkname}: {need}")
+                        raise ValueError(f"{name}: {info.name} is a link: pack it with -h and --hard-dereference")
                     if info.offset_data + info.size > start + size:
                         raise EOFError("unexpected end of data")
                     if info.isfile() or info.isdir():

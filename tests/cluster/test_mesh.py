@@ -1,6 +1,7 @@
 """The mesh of a run or a cluster: workers by the devices that average as floats."""
 
 import dataclasses
+import itertools
 
 import jax
 import pytest
@@ -69,6 +70,19 @@ def test_cluster_mesh_of_unequal_hosts_is_refused(pretend):
 def test_every_process_has_as_many_devices_of_the_mesh(pretend, recipe_of, counts: tuple, fields: dict, expected: list):
     pretend(*counts)
     assert ids(recipe_of(batch_size=96, **fields)) == expected
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("devices", [1, 2, 4, 6])
+def test_each_process_has_its_own_equal_run_of_workers(pretend, recipe_of, processes: int, devices: int):
+    """So process i of P feeds the i-th of P equal parts of a batch."""
+    pretend(*[devices] * processes)
+    for workers, fast in itertools.product(range(processes, 13, processes), range(1, devices + 1)):
+        if devices % fast == 0:
+            mesh = create_mesh(recipe_of(batch_size=workers * fast, num_workers=workers, devices_per_worker=fast))
+            owners = [[device.process_index for device in row] for row in mesh.devices]
+            assert owners == [[p] * fast for p in range(processes) for _ in range(len(owners) // processes)]
+            assert workers % len(owners) == 0
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,7 @@ CASES = {
     "plan's latency": ("plan", ["--latency=-1ms"], ["--latency=-1ms: must be a number of 0 or more", "ms, us"]),
     "plan without hosts": ("plan", ["--hosts=0"], ["--hosts=0", "positive integer"]),
     "plan of half a parameter": ("plan", ["--parameters=1.5"], ["--parameters=1.5: must be a whole number"]),
+    "plan of too many parameters": ("plan", ["--parameters=5G"], ["--parameters=5G: must be a whole number from 1 to"]),
     "plan without a step": ("plan", ["--parameters=1M"], ["--step_seconds is not set"]),
     "plan of both": ("plan", ["--parameters=1M", "--config=digits"], ["--parameters has no recipe"]),
     "plan without a network": ("plan", ["--network=nowhere"], ["--network=nowhere: cannot be read"]),

@@ -9,9 +9,11 @@ import pytest
 from flax import nnx
 
 from jaxtern.data.dataset import Split
+from jaxtern.data.rendering import Share
 from jaxtern.data.tasks import create_task
 from jaxtern.models import create_model
 from jaxtern.training import LOSSES
+from jaxtern.training.run import evaluation
 from jaxtern.training.run.evaluation import Evaluation, evaluate
 
 MNIST = create_task("mnist")
@@ -106,3 +108,23 @@ def test_evaluation_by_a_loss_of_ones_own_counts_every_example_once(monkeypatch:
     }  # fmt: skip
     assert result.describe("test", "mine").startswith(f"test loss {result.loss:.4f} (mine), precision@1 ")
     assert result.describe("test", "mine").endswith(", accuracy 1.1422")
+
+
+def test_evaluation_of_fewer_examples_than_processes_counts_each_once(monkeypatch: pytest.MonkeyPatch):
+    """A process without an example has no sums of its own."""
+    logits, labels = np.random.default_rng(0).normal(size=(2, 10)), np.array([3, 4])
+    parts: list[dict[str, float]] = []
+
+    def keep(own: dict[str, float]) -> list[dict[str, float]]:
+        parts.append(dict(own))
+        raise InterruptedError
+
+    monkeypatch.setattr(evaluation, "gather_json", keep)
+    for process in range(5):
+        with pytest.raises(InterruptedError):
+            plant(logits, labels, share=Share(process, 5))
+    assert [bool(part) for part in parts].count(True) == 2
+    monkeypatch.setattr(evaluation, "gather_json", lambda _: parts)
+    for process in range(5):
+        found = plant(logits, labels, share=Share(process, 5))
+        np.testing.assert_allclose(found[:4], expect(logits, labels)[:4], rtol=1e-6)
