@@ -67,9 +67,21 @@ hypothesis.settings.load_profile("jaxtern")
 MOST_MEMORY = 2**32  # bytes of a process that runs tests, at the end of a module
 
 
+EMITTERS = "--xla_cpu_use_fusion_emitters"  # a flag of JAX 0.10 to 0.12; they take a third of the time to compile
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    told = "have XLA compile modules with the mark optimized as it does for a user, which takes half as long again"
+    told = "have XLA compile as it does for a user, which takes twice as long; for modules with the mark optimized"
     parser.addoption("--optimize", action="store_true", help=told)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """XLA optimises little, as most programs run once; with --optimize, as for a user."""
+    if not config.getoption("optimize"):
+        jax.config.update("jax_disable_most_optimizations", True)
+        flags = os.environ.get("XLA_FLAGS", "")
+        if EMITTERS not in flags and jax.__version_info__ < (0, 13):  # a flag that XLA does not know ends the process
+            os.environ["XLA_FLAGS"] = f"{flags} {EMITTERS}=false"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -86,15 +98,6 @@ def strict_promotion() -> Iterator[None]:
     """No implicit change of dtype. For our own code: optax's Adam, and so all training, needs the standard rules."""
     with jax.numpy_dtype_promotion("strict"):
         yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
-    """XLA optimises little, as most programs run once; with --optimize, a module with that mark as for a user."""
-    quickly = not (request.config.getoption("optimize") and request.node.get_closest_marker("optimized"))
-    jax.config.update("jax_disable_most_optimizations", quickly)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -36,7 +36,8 @@ def _run(num_processes: int, names: list[str]) -> list[dict]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    compiled = {"JAX_DISABLE_MOST_OPTIMIZATIONS": str(jax.config.values["jax_disable_most_optimizations"])}  # as here
+    environment = os.environ | compiled | {"PYTHONPATH": str(Path(__file__).parents[2])}
     processes = [
         subprocess.Popen(
             [sys.executable, str(WORKER), coordinator, str(num_processes), str(process), *names],

@@ -64,7 +64,6 @@ def twice(transformation: Any, gradients: Any, tree: Any) -> Any:
 
 def main(coordinator: str, num_processes: int, process: int, names: list[str]) -> None:
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_disable_most_optimizations", True)  # as in the tests' own process
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(coordinator, num_processes, process)

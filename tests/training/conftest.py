@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from jaxtern.models.model import Model
 from jaxtern.models.normalization import BatchNorm
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.run import Run, prepare_run
+from jaxtern.training.step import step
+from jaxtern.training.step.compiler import step_options
 from jaxtern.training.step.mesh import create_mesh
 from jaxtern.training.step.state import Program, TrainState, create_run
 from jaxtern.training.step.step import create_train_step
@@ -29,6 +32,13 @@ from jaxtern.training.step.step import create_train_step
 SMALL = {
     "model": "tiny", "num_workers": 1, "num_devices": 1, "batch_size": 8, "num_steps": 6, "log_every": 1, "seed": 5
 }  # fmt: skip
+
+
+@pytest.fixture
+def emitters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is compiled by XLA's emitters, as a user's: what it fuses decides its last bits."""
+    own = {"xla_cpu_use_fusion_emitters": True} if "fusion_emitters=false" in os.environ.get("XLA_FLAGS", "") else {}
+    monkeypatch.setattr(step, "step_options", lambda platform: (step_options(platform) or {}) | own)
 
 
 class Tiny(Model):

@@ -66,6 +66,7 @@ def test_parts_are_exchanged_once(prepare: Callable, wire: Callable, tmp_path: A
     assert sent[0]
 
 
+@pytest.mark.usefixtures("emitters")
 @pytest.mark.few("fields0")
 @pytest.mark.parametrize("fields", [{"accumulation": 3}, {"num_steps": 6}, {"accumulation": 3, "num_steps": 6}])
 def test_program_for_cpus_has_no_loop(prepare: Callable, fields: dict[str, int]):

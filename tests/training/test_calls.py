@@ -196,6 +196,7 @@ def test_float_steps_between_means_that_carry_are_refused(fields: dict[str, Any]
         MeanSection(**fields, **{name: 2})
 
 
+@pytest.mark.usefixtures("emitters")
 @pytest.mark.few("extra1")
 @pytest.mark.parametrize(
     "extra",
