@@ -1,6 +1,7 @@
 """Shared by all commands: parses flags, prints one line for a mistake, and exits with a status."""
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -15,6 +16,10 @@ from jaxtern.hosts.settings import to_line
 from jaxtern.hosts.watch import is_kept, tell_failure
 
 USAGE_ERROR = 2
+WRONG_PATH = {  # mistakes of the user; other errors are the system's, and starting again may help
+    None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EINVAL,
+    errno.ENAMETOOLONG, errno.EROFS,
+}  # fmt: skip
 HELP = flags.DEFINE_bool("help", False, "tell what there is to give", short_name="h")
 
 _OF_IMAGES = "array_record", "cv2", "dm_pix", "grain", "safetensors", "simplejpeg", "tensorflow_datasets"
@@ -85,14 +90,16 @@ def run(main: Callable[..., int], positionals: Sequence[str] = (), more_help: Ca
 
 
 @contextlib.contextmanager
-def refusing(interrupted: str = "") -> Iterator[None]:
-    """Turns a ValueError or OSError into a UsageError; after Ctrl-C, prints `interrupted`."""
+def refusing(interrupted: str = "", place: object = "") -> Iterator[None]:
+    """Ends after a ValueError or OSError, at a path or `place`, by its status; after Ctrl-C, prints `interrupted`."""
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(interrupted) from None
     except (ValueError, OSError) as error:
-        raise UsageError(str(error)) from None
+        if isinstance(error, ValueError) or error.errno in WRONG_PATH:
+            raise UsageError(str(error)) from None
+        raise Failure(describe(error, place)) from None
 
 
 def tell(line: str) -> None:
@@ -100,10 +107,14 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def describe(error: Exception) -> str:
-    """The message of an error; for a missing package of an extra, with the command that installs it."""
+def describe(error: Exception, place: object = "") -> str:
+    """The message of an error; the system's with the path or `place`, a missing package's with the remedy."""
     package = str(getattr(error, "name", "")).partition(".")[0]
-    return f"{package} is missing: pip install 'jaxtern[{EXTRAS[package]}]'" if package in EXTRAS else str(error)
+    if package in EXTRAS:
+        return f"{package} is missing: pip install 'jaxtern[{EXTRAS[package]}]'"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or place}: {error.strerror}"
+    return str(error)
 
 
 @contextlib.contextmanager

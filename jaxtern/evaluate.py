@@ -16,7 +16,7 @@ with command_line.loading(__name__):
     import numpy as np
 
     from jaxtern.artifact.predictions import rank, write_predictions
-    from jaxtern.data.durable import require_writable
+    from jaxtern.data.durable import naming, require_writable
     from jaxtern.data.fingerprint import digest_split
     from jaxtern.training.run.evaluation import Evaluation, evaluate
     from jaxtern.training.run.metrics import EventFile, read_records
@@ -139,7 +139,7 @@ class Evaluator:
 
     def _append(self, record: dict[str, Any]) -> None:
         """Appends a record, over a last line that a kill cut short."""
-        with self._path.open("ab+") as file:
+        with naming(self._path), self._path.open("ab+") as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
             file.write(json.dumps(record).encode() + b"\n")

@@ -17,7 +17,8 @@ def main(*train_flags: str) -> int:
     if NUM_PROCESSES.value is None:
         raise command_line.UsageError("-n: must be given, as in python -m jaxtern.launch -n 4 -- --config=digits")
     command = [sys.executable, "-m", "jaxtern.train", *train_flags]
-    return launch(command, NUM_PROCESSES.value, MAX_RESTARTS.value, GRACE_SECONDS.value)
+    with command_line.refusing():
+        return launch(command, NUM_PROCESSES.value, MAX_RESTARTS.value, GRACE_SECONDS.value)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,14 @@ def main(artifact: str, *paths: str) -> int:
         if not predictor.of_images:
             raise ValueError(f"ARTEFACT={artifact!r}: is a network for text; use Predictor.predict in Python instead")
         named = DATASET.value
-        split, classes = _open_files(paths) if named is None else _open_split(named, DATA_DIR.value, SPLIT.value)
-        if named is not None and classes != predictor.labels:
-            command_line.tell(f"--dataset={named}: has other classes than the network; its labels are not compared")
+        if named is None:
+            split, classes = ImageFiles(paths), None
+            if count := len(split.left_out):
+                command_line.tell(f"left out, as no images by their names, or links to folders: {count:,}")
+        else:
+            split, classes = _open_split(named, DATA_DIR.value, SPLIT.value)
+            if classes != predictor.labels:
+                command_line.tell(f"--dataset={named}: has other classes than the network; its labels are not compared")
         command_line.tell(f"images to predict: {split.size:,}")
         predictions, bad = predict(predictor, split, classes == predictor.labels)
         if OUT.value is not None:
@@ -72,13 +77,6 @@ def predict(predictor: Predictor, split: Split | Records, has_labels: bool) -> t
     keys = [split.key(example) for example in good]
     true = [split.read(example).label for example in good] if has_labels else None
     return rank(keys, logits[good], predictor.labels, TOP.value, true), len(bad)
-
-
-def _open_files(paths: tuple[str, ...]) -> tuple[ImageFiles, None]:
-    files = ImageFiles(paths)
-    if files.left_out:
-        print(f"left out, as no images by their names, or links to folders: {len(files.left_out):,}", file=sys.stderr)
-    return files, None
 
 
 def _open_split(name: str, data_dir: str | None, split: str) -> tuple[Split | Records, tuple[str, ...]]:

@@ -1,6 +1,5 @@
 """python -m jaxtern.train --config=RECIPE --config.run.seed=1 --workdir=FOLDER: trains, evaluates, draws curves."""
 
-import errno
 import logging
 from pathlib import Path
 
@@ -21,16 +20,13 @@ with command_line.loading(__name__):
     from jaxtern.training.run.run import Run, prepare_run
     from jaxtern.training.run.stopping import Stopped
     from jaxtern.training.step.compiler import keep_programs
+    from jaxtern.training.step.loss import LossError
 
 WORKDIR = flags.DEFINE_string("workdir", None, "folder of the run; default: runs/<name of the recipe>")
 ALLOW_CONFIG_CHANGE = flags.DEFINE_bool(
     "allow_config_change", False, "continue the run in workdir although its config was another"
 )
 flags.adopt_module_key_flags(cluster_flags)
-_WRONG_PATH = {  # mistakes of the user; other errors are the system's, and starting again may help
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EINVAL,
-    errno.ENAMETOOLONG,
-}  # fmt: skip
 logger = logging.getLogger(__name__)
 
 
@@ -50,34 +46,23 @@ def train_and_report(recipe: Recipe, workdir: Path) -> int:
     process, count = jax.process_index(), jax.process_count()
     reports = f"; process 0 reports, this is process {process} of {count}" if process else ""
     command_line.tell(f"opening the data: {recipe.data.name}{reports}")
-    try:
+    with command_line.refusing(place=workdir):
         run = prepare_run(recipe, workdir, ALLOW_CONFIG_CHANGE.value)
-    except (ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in {None, *_WRONG_PATH}:
-            raise command_line.Failure(describe_error(error, workdir)) from None
-        raise command_line.UsageError(str(error)) from None
     if run.checkpoints is not None:
         cluster.before_leaving(run.checkpoints.wait)
         print(describe(run), flush=True)
     try:
         result = loop.train(run)
-    except DataError as error:
+    except (DataError, LossError) as error:
         raise command_line.UsageError(str(error)) from None
-    except (loop.NonFiniteError, DivergenceError) as error:
-        raise command_line.Failure(str(error)) from None
-    except OSError as error:  # the disk is full, or the folder is gone
-        raise command_line.Failure(describe_error(error, workdir)) from None
+    except (loop.NonFiniteError, DivergenceError, OSError) as error:  # the disk is full, or the folder is gone
+        raise command_line.Failure(command_line.describe(error, workdir)) from None
     except Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal_number
     if run.checkpoints is not None:
         report(run, result)
     return 0
-
-
-def describe_error(error: OSError, workdir: Path) -> str:
-    """Describes an error in a line, with the file or else the run's folder."""
-    return f"{error.filename or workdir}: {error.strerror}" if error.strerror else str(error)
 
 
 def report(run: Run, result: Evaluation) -> None:
@@ -96,8 +81,7 @@ def report(run: Run, result: Evaluation) -> None:
     except ModuleNotFoundError as error:
         print(f"no curves.png: {command_line.describe(error)}")
     except (OSError, ValueError, OverflowError) as error:  # the run is complete without the plot
-        reason = describe_error(error, workdir) if isinstance(error, OSError) else error
-        logger.warning("curves cannot be drawn: %s", reason)
+        logger.warning("curves cannot be drawn: %s", command_line.describe(error, workdir))
     else:
         print(f"curves in {curves}")
 
@@ -110,6 +94,8 @@ def rehearse_and_report(recipe: Recipe) -> int:
     try:
         for line in dry_run.rehearse(run):
             print(line, flush=True)
+    except LossError as error:
+        raise command_line.UsageError(str(error)) from None
     except loop.NonFiniteError as error:
         raise command_line.Failure(str(error)) from None
     print("dry run passed")

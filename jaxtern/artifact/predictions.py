@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxtern.data.durable import naming
+
 
 class Predictions(NamedTuple):
     """The best classes of each example, the best one first.
@@ -63,13 +65,16 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
     """Writes or replaces a CSV file with columns key, true (if known), label_1, confidence_1, label_2, ..."""
     places, heads = range(1, predictions.confidences.shape[1] + 1), predictions.heads
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:  # names are bytes
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*heads, *(f"{name}_{place}" for place in places for name in ("label", "confidence"))])
-        for *head, labels, confidences in zip(*heads.values(), *predictions[1:3], strict=True):
-            pairs = zip(labels, map(str, confidences), strict=True)
-            writer.writerow([*head, *(value for pair in pairs for value in pair)])
-    os.replace(temporary, path)
+    try:
+        with naming(path), temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:  # bytes
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([*heads, *(f"{name}_{place}" for place in places for name in ("label", "confidence"))])
+            for *head, labels, confidences in zip(*heads.values(), *predictions[1:3], strict=True):
+                pairs = zip(labels, map(str, confidences), strict=True)
+                writer.writerow([*head, *(value for pair in pairs for value in pair)])
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def format_table(predictions: Predictions) -> str:

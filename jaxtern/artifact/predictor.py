@@ -23,6 +23,7 @@ class Predictor:
         """Reads a folder written by `python -m jaxtern.export`; raises ValueError or OSError if that fails."""
         self.manifest, program, weights = read_artifact(Path(folder))
         self.of_images = len(self.manifest.input_shape) == 3
+        self._sides = (*self.manifest.input_shape, 1)[:2]
         self._preprocessing = get_preprocessing(self.manifest.preprocessing) if self.of_images else None
         inputs = jax.ShapeDtypeStruct((1, *self.manifest.input_shape), np.uint8)
         try:
@@ -62,7 +63,7 @@ class Predictor:
           pixels: uint8[n, H, W, C]; or uint8[n, T], characters as places in `labels`.
           batch_size: of each call, the last filled up with zeros; None: as in evaluation, for the same bits.
         """
-        batch_size, logits = batch_size or self._batch_size(len(pixels)), [self._none()]
+        batch_size, logits = batch_size or evaluation_batch_size(len(pixels), *self._sides), [self._none()]
         for start in range(0, len(pixels), batch_size):
             run = pixels[start : start + batch_size]
             padded = np.pad(run, [(0, batch_size - len(run)), *[(0, 0)] * (run.ndim - 1)])
@@ -80,7 +81,7 @@ class Predictor:
         import cv2
 
         cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # on_damage reports damage
-        batch_size = batch_size or self._batch_size(split.size)
+        batch_size = min(batch_size or evaluation_batch_size(split.size, *self._sides), max(split.size, 1))
         logits = [self._none()]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
 
@@ -99,11 +100,6 @@ class Predictor:
                         on_damage(start + number, str(error))
                 logits.append(self.predict(pixels, batch_size))
         return np.concatenate(logits)
-
-    def _batch_size(self, num_examples: int) -> int:
-        """The batch size of an evaluation of this many examples."""
-        height, width, *_ = *self.manifest.input_shape, 1
-        return evaluation_batch_size(num_examples, height, width)
 
     def _none(self, size: int = 0) -> np.ndarray:
         each = () if self.of_images else self.manifest.input_shape

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxtern.data.durable import naming
 from jaxtern.data.json_files import read_json
 
 FORMAT_VERSION = 1
@@ -84,7 +85,7 @@ def require_new(out: Path) -> None:
 
 
 def write_artifact(out: Path, artifact: Artifact) -> None:
-    """Writes a new folder, whole or not at all; raises ValueError as `require_new`, and if writing fails."""
+    """Writes a new folder, whole or not at all; raises ValueError as `require_new`, OSError if writing fails."""
     require_new(out)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **artifact.weights)
@@ -93,14 +94,13 @@ def write_artifact(out: Path, artifact: Artifact) -> None:
     manifest = dataclasses.asdict(dataclasses.replace(artifact.manifest, digests=digests))
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir()
-        for name, content in {**contents, MANIFEST: (json.dumps(manifest, indent=2) + "\n").encode()}.items():
-            with (temporary / name).open("wb") as file:
-                file.write(content)
-                os.fsync(file.fileno())
-        temporary.rename(out)
-    except OSError as error:
-        raise ValueError(f"out={str(out)!r}: cannot be written: {error.strerror}") from None
+        with naming(out):
+            temporary.mkdir()
+            for name, content in {**contents, MANIFEST: (json.dumps(manifest, indent=2) + "\n").encode()}.items():
+                with (temporary / name).open("wb") as file:
+                    file.write(content)
+                    os.fsync(file.fileno())
+            temporary.rename(out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

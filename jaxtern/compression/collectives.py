@@ -84,6 +84,11 @@ def vary_as(x: jax.Array, like: jax.Array) -> jax.Array:
     return lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
 
 
+def vary_over(tree: Any, names: AxisNames) -> Any:
+    """The tree, which `shard_map` then tracks as varying over these axes, too."""
+    return jax.tree.map(lambda x: vary_as(x, lax.axis_index(names)), tree) if names else tree
+
+
 def that_vary_no_more(arrays: Sequence[jax.Array], x: jax.Array) -> list[jax.Array]:
     """The arrays on which `x` may depend without varying over more tracked axes."""
     return [each for each in arrays if varying_axes(each) <= varying_axes(x)]

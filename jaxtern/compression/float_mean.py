@@ -12,8 +12,8 @@ def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
     """The mean of floats, uncompressed or rounded to 16 bits.
 
     With 16 bits, tensors are rounded to the dtype, sent as 16-bit integers, which no backend widens, and added as
-    float32 in the order of the workers. The mean is rounded to the dtype, too. PyTorch DDP's fp16 and bf16 hooks send
-    as much.
+    float32 in the order of the workers. From three workers on, the mean is rounded to the dtype, too. PyTorch DDP's
+    fp16 and bf16 hooks send as much.
 
     Args:
       dtype: "float32", "bfloat16" or "float16".

@@ -64,12 +64,12 @@ def create_reducer(method: str, network: Network | None = None, **options: Any) 
 
     `network` is for methods that choose by the links. Options that the method does not have are ignored.
     """
-    if method not in METHODS:
+    if not callable(METHODS.get(method)):
         known = ", ".join(METHODS)
         raise ValueError(f"method={method!r}: must be one of {known}, or what a recipe or --networks adds to them")
     own = inspect.signature(METHODS[method]).parameters
     given = options | {"network": network}
-    return METHODS[method](**{name: value for name, value in given.items() if name in own})
+    return as_reducer(METHODS[method](**{name: value for name, value in given.items() if name in own}))
 
 
 def as_reducer(reducer: Reducer | str) -> Reducer:

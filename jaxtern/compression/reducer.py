@@ -114,6 +114,7 @@ class Group:
       seed: seed of all noise.
       step: int32 scalar, updates before this one.
       tracks: whether `Reduced.sent` is needed.
+      owes: whether the tensors hold what a wrapper owes, as `error_feedback` does.
       late: updates since the tensors were made; their noise is that of their own step.
     """
 
@@ -123,6 +124,7 @@ class Group:
     seed: Any
     step: jax.Array
     tracks: bool = False
+    owes: bool = False
     late: int = 0
 
     @property
@@ -206,7 +208,8 @@ class Group:
     def pmean(self, trees: Sequence[Any]) -> Any:
         """The mean by `lax.pmean`, an all-reduce of floats whose order the backend decides."""
         own = jax.tree.map(lambda *leaves: functools.reduce(operator.add, leaves) / len(leaves), *trees)
-        return collectives.pmean(own, self.axes.fast + self.axes.workers)
+        names = self.axes.fast + self.axes.workers
+        return collectives.pmean(collectives.vary_over(own, names), names)
 
     def _by_kind(self, trees: Sequence[Any], send: Callable[[Sequence[list[jax.Array]]], list[jax.Array]]) -> Any:
         """Sends leaves together that vary over the same axes; joined with others, all would vary."""

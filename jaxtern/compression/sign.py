@@ -66,8 +66,9 @@ def _two_way() -> Reducer:
         return State(local=[jnp.zeros((_BITS, width), jnp.float32) for width in widths])
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        layout, signs = group.layout, [_pack(own, group.layout) for own in workers]
-        received = group.scatter([[_cut(*tensor, group.size) for tensor in own] for own in signs])
+        layout, signs, n = group.layout, [_pack(own, group.layout) for own in workers], group.size
+        cut = [[(fill_up(words, n).reshape(n, -1), jnp.broadcast_to(s, (n,))) for words, s in own] for own in signs]
+        received = group.scatter(cut)
         served = [
             [_serve(*each, index) for each in zip(tensors, errors, layout.sizes, strict=True)]
             for tensors, errors, index in zip(received, state.local, group.indices(), strict=True)
@@ -100,11 +101,6 @@ def _unpack(signs: Sequence[Signs], layout: Layout) -> Tensors:
     """The tensors that these signs stand for."""
     parts = zip(signs, layout.sizes, layout.shapes, strict=True)
     return [scale * _from_planes(unpack_planes(words), size).reshape(shape) for (words, scale), size, shape in parts]
-
-
-def _cut(words: jax.Array, scale: jax.Array, num_shards: int) -> Signs:
-    """Words uint32[N, w] and scales float32[N] for the workers of N shards."""
-    return fill_up(words, num_shards).reshape(num_shards, -1), jnp.broadcast_to(scale, (num_shards,))
 
 
 def _serve(received: Signs, error: jax.Array, size: int, index: jax.Array) -> tuple[Signs, jax.Array]:

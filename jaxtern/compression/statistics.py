@@ -37,9 +37,7 @@ def measure(workers: list[Tensors], reduced: Reduced, group: Group, axes: Axes) 
     if not any(group.layout.sizes):
         return Statistics(*[jnp.float32(jnp.nan)] * 3)
     sent = [_flat(own) for own in require_sent(reduced, group, "statistics=True")]
-    gradients = [_flat(own) for own in workers]
-    if axes.fast:
-        gradients = [collectives.pmean(own, axes.fast) for own in gradients]
+    gradients = [collectives.pmean(_flat(own), axes.fast) for own in workers]
     zeros = [jnp.mean((own == 0).astype(jnp.float32)) for own in sent]
     pairs = [(jnp.sum((g - s) ** 2), jnp.sum(g * g)) for g, s in zip(gradients, sent, strict=True)]
     errors = [jnp.where(energy == 0, 0.0, lost / energy) for lost, energy in pairs]

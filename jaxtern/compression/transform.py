@@ -132,7 +132,7 @@ def compressed_mean(
     reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
     reducer = wrappers.delayed(reducer) if delayed else reducer
     reducer = hierarchical(float_mean(), reducer, axes.fast) if axes.fast else reducer
-    is_array = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer)
+    is_array = isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jnp.integer) and not seed.ndim
     seed = seed if is_array else as_integer("seed", seed, 0, 2**32 - 1)
     count = as_integer("virtual_workers", 1 if virtual_workers is None else virtual_workers, 1)
 
@@ -282,7 +282,7 @@ def _require_protocol(reduced: Reduced, state: CompressedMeanState, group: Group
     difference = _difference(new, State(state.shared, state.local))
     if difference:
         raise ValueError(f"reducer: its new state {difference}; must keep structure, shapes and dtypes")
-    return CompressedMeanState(state.count + 1, *new)
+    return CompressedMeanState(jnp.maximum(state.count + 1, 0), *new)
 
 
 def _difference(found: Any, wanted: Any) -> str:

@@ -80,8 +80,10 @@ def error_feedback(reducer: Reducer) -> Reducer:
     """
 
     def reduce(workers: list[Tensors], errors: list[Tensors], inner: State, group: Group) -> tuple[Reduced, Any]:
+        if group.owes:
+            raise ValueError("error_feedback: of a reducer with feedback of its own; make that with feedback=False")
         owed = [plus(own, error) for own, error in zip(workers, errors, strict=True)]
-        reduced = reducer.reduce(owed, inner, dataclasses.replace(group, tracks=True))
+        reduced = reducer.reduce(owed, inner, dataclasses.replace(group, tracks=True, owes=True))
         sent = require_sent(reduced, group, "error_feedback")
         return reduced, [[p - s for p, s in zip(*pair, strict=True)] for pair in zip(owed, sent, strict=True)]
 
@@ -92,12 +94,9 @@ def require_sent(reduced: Reduced, group: Group, asker: str) -> list[Tensors]:
     """`Reduced.sent`, which `asker` needs; raises ValueError if it is missing, or of other workers or shapes."""
     if reduced.sent is None:
         raise ValueError(f"{asker}: the reducer does not tell what was sent (Reduced.sent), as a delayed one does not")
-    if (count := len(reduced.sent)) != group.local_workers:
-        raise ValueError(f"{asker}: Reduced.sent has {count} entries: must be a list of {group.local_workers}")
-    for own in reduced.sent:
-        shapes, wanted = [list(tensor.shape) for tensor in own], list(map(list, group.layout.shapes))
-        if shapes != wanted:
-            raise ValueError(f"{asker}: Reduced.sent has shapes {shapes}: must be {wanted}")
+    shapes, wanted = [[list(x.shape) for x in own] for own in reduced.sent], list(map(list, group.layout.shapes))
+    if shapes != [wanted] * group.local_workers:
+        raise ValueError(f"{asker}: Reduced.sent has shapes {shapes}: must be {group.local_workers} times {wanted}")
     return reduced.sent
 
 
@@ -218,6 +217,8 @@ def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, 
         def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
             if set(names) & set(group.axes.workers):
                 raise ValueError(f"fast_axis_name={fast_axis_name!r}: must name other axes than {group.axes.workers!r}")
+            if group.late or group.owes:
+                raise ValueError("hierarchical: must be around wrappers with state: hierarchical(fast, delayed(slow))")
             inside = dataclasses.replace(group, axes=collectives.Axes(names), local_workers=1, tracks=False)
             # Noise of no other use, nor worker.
             seeds = [derive_key(group.seed, index, 2**32 - 1 - len(SHARED))[0] for index in group.indices()]

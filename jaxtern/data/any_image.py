@@ -12,6 +12,7 @@ from PIL import ExifTags, Image, ImageOps
 LOSSLESS = (".png", ".gif", ".bmp", ".tif", ".tiff")
 SUFFIXES = (".jpg", ".jpeg", ".webp", *LOSSLESS)  # of image files; letter case does not matter
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # first bytes of a file
+Image.MAX_IMAGE_PIXELS = 2**27  # Pillow warns beyond, and refuses twice as many
 _GREY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N")
 # Exceptions of Pillow's decoders for damaged files.
 _DECODING_ERRORS = (
@@ -35,6 +36,8 @@ def decode_any(encoded: bytes, channels: int, as_stored: bool = False) -> np.nda
             image.verify()  # decoding alone does not notice a missing end
     with _opened(encoded) as image:
         upright = image if as_stored else ImageOps.exif_transpose(image)
+        if upright.mode == "F" or (upright.mode == "I" and not encoded.startswith(PNG)):
+            raise DamagedImage("has pixels of 32 bits: must be of 8 or 16")
         if upright.mode.startswith("I"):  # Pillow would clip 16 bits
             upright = Image.fromarray((np.asarray(upright).astype(np.uint32) >> 8).astype(np.uint8))
         pixels = np.array(upright.convert("L" if channels == 1 else "RGB"))
@@ -58,10 +61,9 @@ def is_grey(image: bytes | np.ndarray) -> bool:
 
 def is_upright(encoded: bytes) -> bool:
     """Whether a JPEG or PNG needs no turning; True if its EXIF data cannot be read."""
-    if b"Exif\0" not in encoded and b"eXIf" not in encoded:
-        return True
-    with contextlib.suppress(DamagedImage), _opened(encoded) as image:
-        return image.getexif().get(ExifTags.Base.Orientation, 1) in (0, 1)
+    if b"Exif\0" in encoded or b"eXIf" in encoded:
+        with contextlib.suppress(DamagedImage), _opened(encoded) as image:
+            return image.getexif().get(ExifTags.Base.Orientation, 1) in (0, 1)
     return True
 
 

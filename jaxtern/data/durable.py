@@ -1,7 +1,8 @@
 """Output files: checked before the work, and whole after a power failure."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -18,17 +19,24 @@ def require_writable(name: str, path: Path, suffixes: Sequence[str], new_folder:
         raise ValueError(f"--{name}={str(path)!r}: there is no folder {path.parent}; make it first")
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Has an OSError name this file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def replace_durably(path: Path, text: str) -> None:
     """Replaces a file's text, so that it is the old or the new one after a power failure; raises OSError, naming it."""
     temporary = path.with_suffix(".tmp")
-    try:
+    with naming(path):
         with temporary.open("w") as file:
             file.write(text)
             sync(file)
         os.replace(temporary, path)
         sync_path(path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def sync(file: IO[str]) -> None:

@@ -91,19 +91,14 @@ class Side(abc.ABC):
         peers = [self._peers.get(process) for process in self._others]
         return all(peer is not None and (peer.knows_verdict or peer.gone) for peer in peers)
 
-    def tell_end(self) -> None:
-        """Tells the others that this process has nothing more to do with them."""
+    def tell_end(self, *words: str) -> None:
+        """Tells the others that this process has nothing more to do with them; with "bye", that it leaves regularly."""
         self._at_end = True
-        self._send(end=True)
+        self._send(end=True, **dict.fromkeys(words, True))
 
     def all_at_end(self) -> bool:
         """Whether the others have reached their end, too."""
         return all(peer.at_end or peer.gone for peer in tuple(self._peers.values()))
-
-    def tell_goodbye(self) -> None:
-        """Tells the others that this process is about to leave regularly."""
-        self._at_end = True
-        self._send(end=True, bye=True)
 
     def alone(self) -> bool:
         """Whether the processes for which this one stays have left."""

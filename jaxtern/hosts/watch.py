@@ -54,7 +54,7 @@ class Watch:
             import jax  # here, as a command says something before it loads JAX
 
             jax.distributed.shutdown()  # not at Python's exit: JAX aborts if one is lost before
-        self._call(self._side.tell_goodbye)
+        self._call(self._side.tell_end, "bye")
         if awaits_others and isinstance(self._side, Hub):
             self._wait_for(self._side.alone, _GOODBYE_SECONDS)
 

@@ -57,9 +57,8 @@ class LocalState(NamedTuple):
 
 def local_specs(axis_name: str | tuple[str, ...]) -> LocalState:
     """PartitionSpecs of a state over a mesh: shared arrays are replicated, each worker holds its own ones."""
-    everywhere: Any = PartitionSpec()
-    own: Any = PartitionSpec(collectives.as_axis_names(axis_name))
-    return LocalState(everywhere, everywhere, everywhere, everywhere, everywhere, own)
+    specs: Any = [PartitionSpec()] * 5 + [PartitionSpec(collectives.as_axis_names(axis_name))]
+    return LocalState(*specs)
 
 
 def local_steps(
@@ -182,7 +181,7 @@ class LocalSteps:
         """Takes one step of each worker, and exchanges what is due.
 
         Args:
-          gradients: gradients at the worker's own weights.
+          gradients: gradients at the worker's own weights, which are cast to the dtypes of these.
           state: state before the step.
           moments: the worker's moments after the gradients; () if the network has none.
         """
@@ -191,11 +190,12 @@ class LocalSteps:
         elif isinstance(gradients, dict) or len(gradients) != self.virtual_workers:
             given = f"a {type(gradients).__name__} of {len(gradients)}"
             raise ValueError(f"gradients: {given}: must be a list of virtual_workers={self.virtual_workers} trees")
+        if held := {len(leaf) for leaf in jax.tree.leaves(state.local)} - {len(gradients)}:
+            raise ValueError(f"state: of {min(held)} workers on a device: must be of {len(gradients)}, see `resize`")
         moments = moments or [()] * len(gradients)
         if list(map(jax.tree.structure, moments)) != [jax.tree.structure(state.moments)] * len(gradients):
             raise ValueError("moments: must be as `init` was given them, those of each worker after its gradients")
-        if self.fast_axis_names:
-            gradients, moments = collectives.pmean((list(gradients), list(moments)), self.fast_axis_names)
+        gradients, moments = collectives.pmean((list(gradients), list(moments)), self.fast_axis_names)
         if self.timing.delay:  # from the weights before this step, so beside its gradients
             state = self._where_due(self._exchange, state, self.timing.delay)
         state = self._advance(state, gradients, moments)
@@ -228,6 +228,7 @@ class LocalSteps:
         """Takes one step of each worker's inner optimiser."""
 
         def step(gradient: Any, before: Worker) -> Worker:
+            gradient = jax.tree.map(lambda g, weight: g.astype(weight.dtype), gradient, before.params)
             updates, inner = self.inner.update(gradient, before.inner, before.params)
             return before._replace(params=optax.apply_updates(before.params, updates), inner=inner)
 
@@ -237,29 +238,28 @@ class LocalSteps:
             # A branch is compiled by itself. Else rounding would depend on how many workers share the program.
             after = jax.lax.cond(state.count >= 0, step, lambda _, before: before, gradient, before)
             own.append(after._replace(moments=moments[number]))
-        local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
-        return state._replace(count=state.count + 1, local=local._replace(reducers=state.local.reducers))
+        local = jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)._replace(reducers=state.local.reducers)
+        return state._replace(count=jnp.maximum(state.count + 1, 0), local=local)
 
     def _exchange(self, state: LocalState, number: int) -> LocalState:
         """Moves the shared weights of a fragment by the mean of the workers' changes of it."""
         before, own = self._select(state.params, number), self._select(state.local.params, number)
         changes = [{path: before[path] - own[path][w] for path in own} for w in range(self.virtual_workers or 1)]
-        carried = CompressedMeanState(state.count, state.reducers[number], state.local.reducers[number])
+        changes = collectives.vary_over(changes, self.fast_axis_names)
+        outer, shared, local = map(list, (state.outer, state.reducers, state.local.reducers))
+        carried = CompressedMeanState(state.count, shared[number], local[number])
         mean, carried = self.mean.update(rounded(changes, state.count), carried)
-        updates, outer = self.outer.update(rounded(mean, state.count), state.outer[number], before)
-        after: Any = optax.apply_updates(before, updates)
-        return state._replace(
-            params=_put(state.params, after),
-            outer=_replace(state.outer, number, outer),
-            reducers=_replace(state.reducers, number, carried.shared),
-            local=state.local._replace(reducers=_replace(state.local.reducers, number, carried.local)),
-        )
+        shared[number], local[number] = carried.shared, carried.local
+        updates, outer[number] = self.outer.update(rounded(mean, state.count), outer[number], before)
+        params = _put(state.params, optax.apply_updates(before, updates))
+        return state._replace(params=params, outer=outer, reducers=shared, local=state.local._replace(reducers=local))
 
     def _merge(self, state: LocalState, number: int) -> LocalState:
         """Sets each worker's weights of a fragment to the shared ones, and its moments to the mean of all."""
         shared, own = self._select(state.params, number), self._select(state.local.params, number)
         merged = {path: _mix(shared[path], own[path], self.mixing) for path in shared}
         each = [jax.tree.map(lambda leaf, w=w: leaf[w], state.local.moments) for w in range(self.virtual_workers or 1)]
+        each = collectives.vary_over(each, self.fast_axis_names)
         moments, _ = self.float_mean.update(each, CompressedMeanState(state.count))
         of_all = jax.tree.map(lambda mean, leaf: _mix(mean, leaf, 0.0), moments, state.local.moments)
         local = state.local._replace(params=_put(state.local.params, merged), moments=of_all)
@@ -271,15 +271,10 @@ class LocalSteps:
         return {layout.paths[place]: leaves[place] for place in split_layout(layout, self.timing.fragments)[number]}
 
 
-def _put(tree: Any, tensors: dict[str, jax.Array]) -> Any:
-    """Returns the tree with these tensors at their paths."""
+def _put(tree: Any, tensors: Any) -> Any:
+    """Returns the tree with these tensors, by path, at their places."""
     treedef, paths = jax.tree.structure(tree), describe(tree).paths
     return treedef.unflatten([tensors.get(*pair) for pair in zip(paths, jax.tree.leaves(tree), strict=True)])
-
-
-def _replace(parts: Sequence[Any], number: int, part: Any) -> list[Any]:
-    """Returns the list with another entry at this place."""
-    return [part if place == number else each for place, each in enumerate(parts)]
 
 
 def _mix(shared: jax.Array, own: jax.Array, share: float) -> jax.Array:

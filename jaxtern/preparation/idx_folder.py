@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from jaxtern.data.idx import FILES, find_idx, read_pair
 from jaxtern.preparation.source import Item, Source, read_pixels
 
@@ -12,11 +14,11 @@ def holds_idx(folder: Path) -> bool:
 
 
 def open_idx_folder(folder: Path) -> Source:
-    """Opens the splits train and test, with numbers as class names; raises as `read_pair`."""
-    splits: dict[str, list[Item]] = {}
-    for split in FILES:
-        (path, _), images, labels = read_pair(folder, split, f"SOURCE={str(folder)!r}")
-        stem, rows = path.name.removesuffix(".gz"), enumerate(zip(images[..., None], labels.tolist(), strict=True))
+    """Opens the splits train and test; classes are the numbers that occur. Raises as `read_pair`."""
+    pairs = {split: read_pair(folder, split, f"SOURCE={str(folder)!r}") for split in FILES}
+    classes, splits = np.unique(np.concatenate([labels for _, _, labels in pairs.values()])), {}
+    for split, ((path, _), images, labels) in pairs.items():
+        stem, places = path.name.removesuffix(".gz"), np.searchsorted(classes, labels).tolist()
+        rows = enumerate(zip(images[..., None], places, strict=True))
         splits[split] = [Item(f"{stem}/{row:05d}", label, (pixels,), pixels.size) for row, (pixels, label) in rows]
-    num_classes = 1 + max(item.label for items in splits.values() for item in items)
-    return Source(tuple(map(str, range(num_classes))), splits, read_pixels, "png", grey=True)
+    return Source(tuple(map(str, classes)), splits, read_pixels, "png", grey=True)

@@ -121,6 +121,9 @@ def _list_class_names(path: Path, splits: dict[str, list[_Entry]]) -> tuple[str,
         if loose := [member.name for parts, member in entries if not member.is_folder and len(parts) == 1]:
             raise ValueError(f"SOURCE={str(path)!r}: {name_some(loose, 'image', 'images')} in no folder of a class")
         names |= {entry.parts[0] for entry in entries}
+    if odd := sorted(name for name in names if not name.isprintable() or name != name.strip()):
+        need = "must be printable, without blanks at the ends, as names are stored as lines"
+        raise ValueError(f"SOURCE={str(path)!r}: {name_some(list(map(ascii, odd)), 'class', 'classes')} {need}")
     if len(names) < 2:
         raise ValueError(f"SOURCE={str(path)!r}: has images of one class alone: {', '.join(names)}")
     return tuple(sorted(names))

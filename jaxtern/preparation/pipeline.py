@@ -71,7 +71,7 @@ def prepare(
     plan = make_plan(source, str(path), options or Options())
     claim = claim_folder(out, plan.identity)
     if claim is None:
-        say(f"{out} is prepared already")
+        say(f"{out} is prepared already, from files of these names and sizes")
         results = read_finished(out, plan)
     else:
         with claim:

@@ -1,6 +1,7 @@
 """Writes one shard: reads, checks and stores its examples. A shard has its final name only once it is whole."""
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -124,7 +125,7 @@ def _write_records(task: Task, path: Path, on_image: Callable[[], object]) -> Sh
                     result.add(item, stored)
                 on_image()
     except RuntimeError as error:  # ArrayRecordWriter raises this for a full disk
-        raise OSError(f"{path.parent.parent}: cannot be written: {error}") from None
+        raise OSError(errno.EIO, f"cannot be written: {error}", str(path.parent.parent)) from None
     sync_path(path)
     return result
 

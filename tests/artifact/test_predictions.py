@@ -1,6 +1,7 @@
 """The best labels, and lists of them that lose no bit."""
 
 import csv
+import errno
 import os
 from pathlib import Path
 
@@ -85,6 +86,18 @@ def test_names_that_are_no_utf_8_keep_their_bytes(tmp_path: Path):
     name = b"caf\xe9.png"
     write_predictions(tmp_path / "out.csv", Predictions([os.fsdecode(name)], [["ant"]], np.float32([[1]])))
     assert (tmp_path / "out.csv").read_bytes().splitlines()[1].startswith(name + b",ant,")
+
+
+def test_file_on_a_full_disk_is_named_and_what_was_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "out.csv").write_text("before")
+    monkeypatch.setattr(csv, "writer", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_predictions(tmp_path / "out.csv", Predictions(["1"], [["ant"]], np.float32([[1]])))
+    assert caught.value.filename == str(tmp_path / "out.csv")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.csv", "before")]
 
 
 @pytest.mark.parametrize(("name", "words"), [("out.txt", "must end in .csv"), ("no/out.csv", "no folder")])

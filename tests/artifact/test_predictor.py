@@ -76,8 +76,10 @@ def test_predictor_takes_any_batch_size(lenet, out: Path, batch_size: int):
     together = predictor.predict(lenet.split.images)
     np.testing.assert_allclose(predictor.predict(lenet.split.images, batch_size), together, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(
-        predictor.predict(lenet.split.images, batch_size), predictor.predict_records(lenet.split, fail, batch_size)
+        predictor.predict(lenet.split.images, min(batch_size, lenet.split.size)),
+        predictor.predict_records(lenet.split, fail, batch_size),
     )
+    predictor.predict_records(lenet.split, fail, 2**40)  # no more than there are images
     assert predictor.predict(lenet.split.images[:0]).shape == (0, 7)
 
 

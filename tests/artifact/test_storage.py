@@ -55,8 +55,9 @@ def test_artifact_that_cannot_be_written_leaves_nothing(lenet, out: Path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ValueError, match="cannot be written: No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         write_artifact(out, lenet.artifact)
+    assert caught.value.filename == str(out)
     assert not list(out.parent.iterdir())
 
 

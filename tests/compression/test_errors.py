@@ -82,6 +82,7 @@ REDUCERS: list[tuple[Callable, str]] = [
     (lambda: Network(latency="1 ms"), r"latency='1 ms': must be a finite number of 0 or more"),
     (lambda: jaxtern.wire_report({}, num_workers=0), r"num_workers=0: must be an integer of 1 or more"),
     (lambda: compressed_mean("data", seed=jax.random.key(0)), r"seed=.*: must be an integer from 0 to 4294967295"),
+    (lambda: compressed_mean("data", seed=jax.random.PRNGKey(0)), r"seed=.*: must be an integer from 0 to 4294967295"),
     (lambda: jaxtern.local_steps("data", 0.1, 10), r"inner=0\.1: must be an optax transformation"),  # pyright: ignore[reportArgumentType]
     (
         lambda: compressed_mean("data", _broken("init")).init(TREE),
@@ -149,6 +150,33 @@ def test_a_rule_of_partition_that_matches_nothing_is_refused_unless_it_may_be_em
     )
     jaxtern.wire_report(TREE, jaxtern.partition(rules, jaxtern.ternary(), may_be_empty=True))
     jaxtern.wire_report({}, reducer)
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [
+        jaxtern.error_feedback(jaxtern.top_k(0.5)),
+        jaxtern.momentum_correction(jaxtern.low_rank(1)),
+        jaxtern.error_feedback(jaxtern.partition([(lambda *_: True, jaxtern.dgc(0.5))], jaxtern.sign())),
+    ],
+)
+def test_feedback_around_feedback_is_refused_as_it_would_owe_twice(reducer: Reducer):
+    message = "error_feedback: of a reducer with feedback of its own; make that with feedback=False$"
+    _refused(lambda: _update(compressed_mean("data", reducer))(jnp.ones((2, 3))), message)
+
+
+@pytest.mark.parametrize("wrap", [jaxtern.delayed, jaxtern.error_feedback, jaxtern.momentum_correction])
+def test_what_each_device_would_keep_for_itself_is_refused(workers: Callable, wrap: Callable[[Reducer], Reducer]):
+    """Of a worker's devices only one copy is saved."""
+    inside = jaxtern.hierarchical(jaxtern.float_mean(), jaxtern.ternary(), "axis1")
+    placed = workers("mesh:2 mesh:2")
+
+    def step(gradient: Any, _: Any) -> Any:
+        transformation = compressed_mean("axis0", wrap(inside))
+        return transformation.update(gradient, transformation.init(gradient))
+
+    message = r"hierarchical: must be around wrappers with state: hierarchical\(fast, delayed\(slow\)\)$"
+    _refused(lambda: placed.over(step)(jnp.ones((4, 3)), None), message)
 
 
 def test_an_axis_that_does_not_exist_is_refused(updates_over: Callable):
@@ -292,12 +320,15 @@ def test_a_reducer_that_breaks_the_protocol_is_refused(reducer: Reducer, message
 @pytest.mark.parametrize(
     ("reducer", "rule"),
     [
-        (jaxtern.delayed(jaxtern.sign()), r"the reducer does not tell what was sent \(Reduced\.sent\), as a delayed"),
+        (
+            jaxtern.delayed(jaxtern.sign(feedback=False)),
+            r"the reducer does not tell what was sent \(Reduced\.sent\), as a delayed",
+        ),
         (
             _own(lambda own: Reduced(own, State(local=[()]), [[own[0][:2]]])),
-            r"Reduced\.sent has shapes \[\[2\]\]: must",
+            r"Reduced\.sent has shapes \[\[\[2\]\]\]: must be 1 times \[\[3\]\]$",
         ),
-        (_own(lambda own: Reduced(own, State(local=[()]), [])), r"Reduced\.sent has 0 entries: must be a list of 1"),
+        (_own(lambda own: Reduced(own, State(local=[()]), [])), r"Reduced\.sent has shapes \[\]: must be 1 times \[\["),
     ],
 )
 def test_who_asks_what_was_sent_must_be_told(reducer: Reducer, rule: str):

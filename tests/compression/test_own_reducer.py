@@ -66,7 +66,9 @@ def test_random_k_is_the_same_bits_on_every_layout(workers: Callable, page: dict
 
 
 def test_random_k_is_wrapped_and_split_as_others_are(workers: Callable, page: dict[str, Any]):
-    parts = jaxtern.partition([(lambda path, _: path == "bias", jaxtern.sign())], page["random_k"](DENSITY))
+    parts = jaxtern.partition(
+        [(lambda path, _: path == "bias", jaxtern.sign(feedback=False))], page["random_k"](DENSITY)
+    )
     wrapped = jaxtern.momentum_correction(parts, 0.5)
     means, *_ = _run(workers, "vmap:4", wrapped, min_size=2, delayed=True)
     assert not means[0]["kernel"].any()

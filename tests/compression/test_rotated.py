@@ -97,6 +97,16 @@ def test_the_noise_is_that_of_a_normal_variable(name: str, levels: int):
     assert np.mean(np.sum(errors**2, axis=1)) < 1.1 * bound
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("rounding", "most"), [("dither", 0.06), ("stochastic", 0.11)])
+def test_few_equal_elements_are_bent_by_little(rounding: str, most: float):
+    """Sums of few equal elements are not normal, but of few values; the docs tell these shares."""
+    gradients = {str(k): np.float32(np.tile(np.arange(4096) < k, (NUM_WORKERS, 1))) for k in range(1, 17)}
+    means = means_of(gradients, jaxtern.ternary(rounding=rounding))
+    shares = [means[str(k)][:, :k].mean() - 1 for k in range(1, 17)]
+    assert 0.02 < np.abs(shares).max() < most
+
+
 @pytest.mark.parametrize("agreement", [0.0, 0.5])
 @pytest.mark.parametrize("levels", [1, 3])
 def test_a_second_rounding_adds_noise_in_proportion_to_the_mean(levels: int, agreement: float):

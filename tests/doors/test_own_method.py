@@ -66,6 +66,22 @@ def test_own_method_is_rehearsed(folder: Path, run_door: Callable):
     assert done.stdout.endswith("\ndry run passed\n")
 
 
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        ("jaxtern.top_k(0.1)", "mean.method='mine': must be one of float, ternary, "),
+        ("lambda: 3", "reducer=3: must be a jaxtern.Reducer, or one of float, "),
+    ],
+)
+def test_what_makes_no_reducer_is_refused_in_a_line(tmp_path: Path, run_door: Callable, own: str, line: str):
+    (tmp_path / "mine.py").write_text(RECIPE.replace('["mine"] = largest_late', f'["mine"] = {own}'))
+    for flags in (["--config.run.dry_run=True"], []):
+        done = run_door("train", "--config=./mine.py", *flags, cwd=tmp_path)
+        assert done.returncode == 2
+        assert line in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_run_of_an_own_method_is_evaluated_with_its_file_and_else_refused_in_a_line(folder: Path, run_door: Callable):
     done = run_door("evaluate", "--workdir=straight", "--networks=mine.py", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")

@@ -61,6 +61,32 @@ def test_network_that_is_not_there_ends_in_a_line(
 
 
 @pytest.mark.slow
+def test_network_of_too_many_logits_is_not_exported(tmp_path: Path, run_door: Callable):
+    text = (EXAMPLES / "two_layers.py").read_text()
+    assert text.count("num_classes, rngs") == 1
+    (tmp_path / "wide.py").write_text(text.replace("num_classes, rngs", "num_classes + 1, rngs"))
+    trained = run_door("train", "--config=./wide.py", "--config.run.num_steps=2", "--workdir=run", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    done = run_door("export", "--workdir=run", "--networks=wide.py", "--out=exported", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: model.name='two_layers': gives 11 logits: must be 10\n")
+    assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--config.run.dry_run=True"], ["--config.run.num_steps=2", "--workdir=run"]])
+def test_own_loss_that_gives_one_number_is_refused_in_a_line(tmp_path: Path, run_door: Callable, flags: list[str]):
+    text = (EXAMPLES / "squares.py").read_text()
+    own = 'jaxtern.training.LOSSES["squares"] = lambda *given: {"loss": squares(*given)["loss"].mean()}\n'
+    (tmp_path / "mean.py").write_text(f"import jaxtern.training\n{text}\n{own}")
+    done = run_door("train", "--config=./mean.py", *flags, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: model.loss='squares': must give a dict with 'loss', all of the targets' shape"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
 def test_own_loss_trains_and_is_evaluated_from_its_file(tmp_path: Path, run_door: Callable):
     """As an example of the docs writes it; without its file the run is refused."""
     shutil.copy(EXAMPLES / "squares.py", tmp_path)

@@ -303,9 +303,13 @@ def test_trees_of_another_number_of_workers_are_refused():
             jax.eval_shape(lambda m=own: run([tree] * 2, m))
 
 
-def test_devices_of_a_worker_share_its_weights():
+@pytest.mark.parametrize(
+    ("check_vma", "reducer"),
+    [(False, "ternary"), (True, "ternary"), pytest.param(True, "float", marks=pytest.mark.slow)],
+)
+def test_devices_of_a_worker_share_its_weights(check_vma: bool, reducer: str):
     """Gradients are averaged inside a worker in every step; workers of two devices are those of one."""
-    options: dict[str, Any] = {"inner": optax.sgd(0.1), "steps": 3, "seed": 5}
+    options: dict[str, Any] = {"inner": optax.sgd(0.1), "steps": 3, "seed": 5, "reducer": reducer}
     whole = Training(_noisy, 2, **options).run(_shapes(), 7)[-1]
     local = jaxtern.local_steps("data", fast_axis_name="fast", **options)
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "fast"))
@@ -315,7 +319,7 @@ def test_devices_of_a_worker_share_its_weights():
         sign = 1 - 2.0 * jax.lax.axis_index("fast")  # whose mean is 0
         return local.update(jax.tree.map(lambda leaf: leaf + sign, gradients), state)
 
-    wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=False, out_specs=local.specs)
+    wrap = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma, out_specs=local.specs)
     state = jax.jit(wrap(local.init, in_specs=P()))(_shapes())
     step = jax.jit(wrap(step, in_specs=(local.specs,)))
     for _ in range(7):
@@ -344,6 +348,35 @@ def test_pmap_and_scan_train_as_shard_map_does():
     for worker in range(4):
         own = jax.tree.map(lambda leaf, w=worker: leaf[w], found.params)
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), own, expected.params)
+
+
+def test_a_state_of_another_number_of_workers_is_refused():
+    """Else some of the workers would be left out."""
+    four = jax.device_get(Training(_noisy, 4, inner=SGD, steps=3).init(_shapes()))
+    with pytest.raises(ValueError, match=r"^state: of 2 workers on a device: must be of 1, see `resize`\n"):
+        Training(_noisy, 2, inner=SGD, steps=3).step(four)
+    with pytest.raises(ValueError, match=r"^state: of 1 workers on a device: must be of 2, see `resize`\n"):
+        Training(_noisy, 8, 2, inner=SGD, steps=3).step(four)
+
+
+def test_steps_are_counted_on_from_0_after_2_to_the_31():
+    training = Training(_noisy, 2, inner=optax.sgd(0.1), steps=2)
+    state = training.init(_shapes())
+    state = training.step(state._replace(count=state.count + (2**31 - 1)))
+    assert int(state.count) == 0
+    before = np.asarray(state.local.params["block0"]["kernel"])
+    assert (np.asarray(training.step(state).local.params["block0"]["kernel"]) != before).mean() > 0.9
+
+
+def test_gradients_are_cast_to_the_dtypes_of_the_weights():
+    """Loss scaling makes float32 gradients of bfloat16 weights."""
+    weights = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), _shapes())
+
+    def gradient(worker: Any, params: Any, _: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) - worker, params)
+
+    state = Training(gradient, 2, inner=optax.adam(0.1), steps=2).run(weights, 4)[-1]
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.local.params))} == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - tables
 import gzip
 import io
+import json
 import os
 import struct
 import tarfile
@@ -129,8 +130,8 @@ def test_doors_refuse_idx_files(refuses: Callable, tmp_path: Path, case: str, do
     files = {name: content for name, content in (MNIST | IDX[case]).items() if content is not None}
     write(tmp_path / "mnist", files)
     if door == "prepare":
-        if case in ("a label too high", "test images of another size"):
-            pytest.skip("what a preparation takes, whose images may differ")
+        if case in ("a label too high", "a label of 255", "test images of another size"):
+            pytest.skip("what a preparation takes, whose images may differ, and their classes be any numbers")
         refuses("prepare", "mnist", "out", "--workers=1", cwd=tmp_path)
     else:
         refuses(
@@ -327,3 +328,10 @@ PICTURES = {
 def test_prepare_refuses_pictures(refuses: Callable, tmp_path: Path, case: str):
     write(tmp_path / "data", class_folders() | {"train/ant/bad.jpg": PICTURES[case]})
     refuses("prepare", "data", "out", "--workers=1", cwd=tmp_path, leaves="out", names=["train/ant/bad.jpg"])
+
+
+@pytest.mark.parametrize("door", [["export", "--out=exported", "--data_dir=x"], ["evaluate"]], ids=lambda door: door[0])
+def test_data_of_other_classes_than_the_run_had_are_refused(refuses: Callable, run_copy: Path, door: list[str]):
+    path = run_copy / "dataset.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"class_names": ["ant", "bee", "cat"]}))
+    refuses(*door, "--workdir=run", cwd=run_copy.parent, names=["workdir='run'", "other classes than these data"])

@@ -1,10 +1,13 @@
 """A disk that is full, as links to /dev/full are: a run that cannot go on says so, and one that is whole is whole."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from jaxtern import command_line
 
 
 @pytest.mark.parametrize("name", ["config", "dataset", "metrics"])
@@ -35,6 +38,21 @@ def test_train_ends_with_status_2_where_the_folder_is_wrong(refuses: Callable, r
     refuses("train", *recipe_flags, f"--workdir={'x' * 300}", cwd=tmp_path, names=["File name too long"])
     line = refuses("train", *recipe_flags, "--workdir=run", cwd=tmp_path, names=["run/checkpoints"])
     assert line.endswith("File exists")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "out.csv"), 1, "out.csv: No space left on device"),
+        (OSError(errno.EFBIG, "File too large"), 1, "run: File too large"),
+        (OSError(errno.EACCES, "Permission denied", "out.csv"), 2, "[Errno 13] Permission denied: 'out.csv'"),
+        (ValueError("out='x': must be y"), 2, "out='x': must be y"),
+    ],
+)
+def test_every_door_tells_a_mistake_from_a_failure_of_the_system(error: Exception, status: int, line: str):
+    with pytest.raises(command_line.Failure) as caught, command_line.refusing(place="run"):
+        raise error
+    assert (caught.value.status, str(caught.value)) == (status, line)
 
 
 PICTURES = {

@@ -64,6 +64,20 @@ def test_idx_features_tell_the_shape(tmp_path: Path):
     assert features["label"].names == list("0123456789")
 
 
+def test_idx_files_without_some_numbers_have_the_classes_that_occur(tmp_path: Path, read_back: Callable):
+    """EMNIST's letters are 1 to 26."""
+    import tensorflow_datasets as tfds
+
+    arrays = idx_arrays(3)
+    prepare(
+        write_idx(tmp_path / "mnist", [part if part.ndim > 1 else 2 * part + 1 for part in arrays]), tmp_path / "out"
+    )
+    features: Any = tfds.builder_from_directory(tmp_path / "out").info.features
+    assert features["label"].names == ["1", "3", "5"]
+    labels = {name: example.label for name, example in read_back(tmp_path / "out")["train"].items()}
+    assert [labels[name] for name in sorted(labels)] == arrays[1].tolist()
+
+
 def test_idx_files_that_do_not_fit_are_refused(tmp_path: Path):
     arrays = idx_arrays()
     source = write_idx(tmp_path / "short", [*arrays[:3], arrays[3][:-1]])

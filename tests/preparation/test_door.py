@@ -32,7 +32,7 @@ def test_door_prepares_says_so_and_goes_on(
     assert len(read_back(out)["train"]) == 15
     again = run_door(source, out, "--shards=2")
     assert again.returncode == 0
-    assert again.stdout.startswith(f"{out} is prepared already\n")
+    assert again.stdout.startswith(f"{out} is prepared already, from files of these names and sizes\n")
 
 
 CASES = {

@@ -142,6 +142,11 @@ BAD = {
         {f"{split}/{c}/1.png": b"" for split in ("train", "extra") for c in "ab"},
         ["extra lies beside"],
     ),
+    "class of two lines": (
+        {f"{c}/1.png": b"" for c in ("a\nb", "c ", "d")},
+        ["classes 'a\\nb', 'c ' must be printable"],
+    ),
+    "class of other bytes": ({f"{c}/1.png": b"" for c in ("caf\udce9", "d")}, ["class 'caf\\udce9' must be printable"]),
     "too few to split": (
         {"a/1.png": b"", "b/1.png": b"", "b/2.png": b""},
         ["class a has too few images to split: 1; --validation_fraction=0 "],

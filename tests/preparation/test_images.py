@@ -192,6 +192,15 @@ def test_garbled_jpeg_and_png_are_damaged(make):
             store_image(raw, JPEG)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_tiff_of_32_bits_is_refused_as_its_range_is_not_known(make, dtype: type):
+    with pytest.raises(DamagedImage, match=r"^has pixels of 32 bits: must be of 8 or 16$"):
+        store_image(make.file(Image.fromarray(np.ones((8, 8), dtype)), "TIFF"), PNG)
+    half = make.file(Image.fromarray(np.full((8, 8), 2**15, np.uint16)), "TIFF")
+    stored, *_ = store_image(half, PNG)
+    assert set(np.unique(open_pixels(stored))) == {128}
+
+
 def make_three_to_one() -> bytes:
     """A grey square of 24x8 pixels, of which three blocks of luma share one of either chroma."""
     raw = Image.fromarray(np.full((8, 24, 3), 128, np.uint8))

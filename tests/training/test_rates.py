@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from jaxtern.training.recipe.optimizer import SCHEDULES, OptimizerSection
-from jaxtern.training.recipe.rates import Span, is_rate_string, parse_rates
+from jaxtern.training.recipe.rates import Span, parse_rates
 
 NUMBERS = st.floats(1e-6, 1e6)
 
@@ -24,7 +24,6 @@ def test_rates_of_moxing_are_read():
 def test_rates_that_are_written_are_read_back(values: list[tuple[float, float, float, bool]]):
     spans = tuple(Span(*value) for value in sorted(values))
     text = ",".join(f"{s.end!r}:{s.first!r}{'=>' if s.exponential else '->'}{s.last!r}" for s in spans)
-    assert is_rate_string(text)
     assert parse_rates(text) == spans
 
 
@@ -72,4 +71,4 @@ def test_rates_that_make_no_sense_are_refused_by_the_recipe(text: str, words: st
 
 
 def test_rates_are_no_name_of_a_schedule():
-    assert not any(map(is_rate_string, SCHEDULES))
+    assert not any(":" in name for name in SCHEDULES)

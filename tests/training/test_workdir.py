@@ -163,6 +163,16 @@ def test_workdir_that_holds_no_run_is_named(tmp_path: Path):
         read_recipe(tmp_path)
 
 
+def test_checkpoints_without_a_config_are_not_taken_over_unawares(taken: Path, small_recipe: Callable[..., Recipe]):
+    (taken / "checkpoints" / "6").mkdir(parents=True)
+    (taken / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        claim(taken, small_recipe(), allow_change=False)
+    claim(taken, small_recipe(), allow_change=True)
+    (taken / "checkpoints" / "6").rmdir()
+    claim(taken, small_recipe(), allow_change=False)
+
+
 def test_workdir_that_cannot_be_made_is_refused(tmp_path: Path, small_recipe: Callable[..., Recipe]):
     (tmp_path / "file").write_text("mine")
     for workdir in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
@@ -199,7 +209,7 @@ def test_workdir_keeps_the_facts_of_its_dataset(tmp_path: Path, fields: dict[str
     keep_facts(tmp_path, facts, allow_change=False)
 
 
-def test_workdir_of_another_dataset_is_refused_unless_told_otherwise(tmp_path: Path):
+def test_workdir_of_another_dataset_is_refused_unless_told_otherwise(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     first, other = (Facts.from_dict(FACTS | {"num_examples": count}, "a test") for count in (32, 40))
     keep_facts(tmp_path, first, allow_change=False)
     with pytest.raises(
@@ -207,7 +217,9 @@ def test_workdir_of_another_dataset_is_refused_unless_told_otherwise(tmp_path: P
     ):
         keep_facts(tmp_path, other, allow_change=False)
     assert read_facts(tmp_path).num_examples == 32
-    keep_facts(tmp_path, other, allow_change=True)
+    with caplog.at_level("INFO", "jaxtern"):
+        keep_facts(tmp_path, other, allow_change=True)
+    assert "the run goes on with another dataset: num_examples is 32 there and 40 here" in caplog.text
     assert read_facts(tmp_path).num_examples == 40
 
 

@@ -40,8 +40,7 @@ class Traffic(NamedTuple):
 
     def over(self, steps: float) -> "Traffic":
         """The traffic of an average step, if this is that of `steps` steps."""
-        sent, messages = self.bytes / steps, self.messages / steps
-        return self._replace(bytes=sent, messages=messages, direct=self.direct / steps, saved=self.saved / steps)
+        return self._replace(**{name: getattr(self, name) / steps for name in ("bytes", "messages", "direct", "saved")})
 
 
 @dataclasses.dataclass(frozen=True)

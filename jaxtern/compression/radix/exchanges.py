@@ -98,12 +98,8 @@ class Scatter(Exchange):
 
     name, adds, is_double = "scatter", True, True
 
-    def _added_in_shards(self, num_workers: int) -> int:
-        """The number of workers whose digits a word of the second collective adds."""
-        return num_workers if self.adds else 1
-
     def send(self, quantizer: Quantizer, words: jax.Array, group: Group, links: Network) -> Received:
-        axes, num_added = group.axes, self._added_in_shards(group.size)
+        axes, num_added = group.axes, group.size if self.adds else 1  # workers in a word of the second collective
         num_shards = collectives.count_workers(axes.workers + axes.fast)
         filled = fill_up(words, num_shards * quantizer.shard_words(words.shape[-1], num_shards, num_added))
         own = collectives.own_slice(filled, axes.fast)
@@ -119,7 +115,7 @@ class Scatter(Exchange):
         return Received(words, group.size, group.size, kept=(*sent.kept, operand))
 
     def traffic(self, quantizer: Quantizer, size: int, num_workers: int) -> Traffic:
-        num_added = self._added_in_shards(num_workers)
+        num_added = num_workers if self.adds else 1
         shard = quantizer.shard_words(quantizer.num_words(size, 1), num_workers, num_added)
         back = quantizer.num_words(quantizer.num_places(shard), num_added)
         there, then = all_to_all(shard * num_workers, num_workers), all_gather(back, num_workers)

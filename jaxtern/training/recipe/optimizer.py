@@ -5,7 +5,7 @@ import itertools
 from typing import Annotated, Literal
 
 from jaxtern.training.recipe.field_types import Natural, NonNegative, Pattern, Positive, Section, Share, between
-from jaxtern.training.recipe.rates import is_rate_string, parse_rates
+from jaxtern.training.recipe.rates import parse_rates
 
 OVER_ALL_STEPS = ("polynomial", "cosine")  # schedules whose rates depend on run.num_steps
 SCHEDULES = ("fixed", "exponential", "piecewise", *OVER_ALL_STEPS)
@@ -68,9 +68,7 @@ class OptimizerSection(Section):
     def __post_init__(self):
         """Also refuses rates that cannot be read, and boundaries that do not rise."""
         super().__post_init__()
-        if is_rate_string(self.schedule):
-            parse_rates(self.schedule)
-        is_known = is_rate_string(self.schedule) or self.schedule in SCHEDULES
+        is_known = bool(parse_rates(self.schedule)) if ":" in self.schedule else self.schedule in SCHEDULES
         self.require(is_known, "schedule", f"must be one of {', '.join(SCHEDULES)}, or rates over epochs")
         has_stairs = bool(self.boundaries) or self.schedule != "piecewise"
         self.require(has_stairs, "boundaries", "must hold an epoch or more where schedule='piecewise'")

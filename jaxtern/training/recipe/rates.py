@@ -17,11 +17,6 @@ class Span(NamedTuple):
     exponential: bool  # whether it changes by equal factors, not by equal steps
 
 
-def is_rate_string(schedule: str) -> bool:
-    """Whether this means rates over epochs, not the name of a schedule."""
-    return ":" in schedule
-
-
 def parse_rates(schedule: str) -> tuple[Span, ...]:
     """Parses a rate string; raises ValueError for anything else.
 

@@ -14,8 +14,8 @@ from jaxtern.data.facts import Facts
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.recipe.selection import by_path
 from jaxtern.training.run.evaluation import compute_logits
-from jaxtern.training.run.inputs import create_network, example_shape_of, facts_of, open_inputs, task_of
-from jaxtern.training.run.saved_run import SavedRun
+from jaxtern.training.run.inputs import create_network, example_shape_of, facts_of, task_of
+from jaxtern.training.run.saved_run import SavedRun, open_run
 from jaxtern.training.saved.workdir import read_facts, read_recipe
 from jaxtern.training.step.state import variables_of
 
@@ -33,15 +33,14 @@ def export_run(
       averaged: whether to take moving averages, if the run keeps them.
       data_dir: folder of the dataset, to read its facts instead of the run's.
     """
-    recipe = read_recipe(workdir)
-    task = task_of(recipe.data)
-    facts = read_facts(workdir) if data_dir is None else None
+    recipe, facts = read_recipe(workdir), read_facts(workdir) if data_dir is None else None
     if facts is None:
-        inputs = open_inputs(recipe.data, data_dir=data_dir)
+        run, inputs = open_run(workdir, data_dir)
         facts = facts_of(inputs.task, inputs.dataset)
-    input_shape = task.input_shape(example_shape_of(recipe.data, facts) if task.of_images else ())
-    network = create_network(recipe.model, input_shape, facts.num_classes, recipe.run.seed)
-    run = SavedRun(workdir, recipe, network)
+    else:
+        task = task_of(recipe.data)
+        shape = task.input_shape(example_shape_of(recipe.data, facts) if task.of_images else ())
+        run = SavedRun(workdir, recipe, create_network(recipe.model, shape, facts.num_classes, recipe.run.seed))
     state = run.restore(step, best)
     averaged = averaged and recipe.model.average_decay > 0
     return export_network(recipe, facts, run.graph, variables_of(state, averaged), int(state.step), averaged)
@@ -67,6 +66,8 @@ def export_network(
     shape = jax.export.symbolic_shape(f"b, {', '.join(map(str, input_shape))}")
     likes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in weights.items()}
     program = jax.export.export(jax.jit(predict), platforms=PLATFORMS)(likes, jax.ShapeDtypeStruct(shape, jnp.uint8))
+    if (given := program.out_avals[0].shape[-1]) != facts.num_classes:
+        raise ValueError(f"model.name={recipe.model.name!r}: gives {given} logits: must be {facts.num_classes}")
     manifest = Manifest(
         jaxtern_version=__version__,
         jax_version=jax.__version__,

@@ -157,7 +157,8 @@ class _Loop:
         """Evaluates the current weights, of `step`, on the test split."""
         start = time.perf_counter()
         result = self._run.evaluate()
-        self._write(step, {f"test/{name}": value for name, value in result.scalars().items()})
+        if self._writer is not None:
+            self._writer.write(step, {f"test/{name}": value for name, value in result.scalars().items()})
         self._say(f"step {step}: {result.describe('test', self._run.recipe.model.loss)}")
         self._clock += time.perf_counter() - start
         return result
@@ -224,7 +225,8 @@ class _Loop:
             "examples_per_second": examples_per_second,
             "steps_per_second": examples_per_second / self._run.recipe.run.batch_size,
         }
-        self._write(step, record)
+        if self._writer is not None:
+            self._writer.write(step, record)
         parts = {name.removeprefix("loss/"): mean for name, mean in means.items() if name.startswith("loss/")}
         self._say(
             f"step {step}: loss {describe_loss(means['loss'], parts)}, accuracy {means.get('accuracy', math.nan):.2%},"
@@ -253,11 +255,6 @@ class _Loop:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 if self._signals.received is None:  # a second signal would end it unsaved
                     signal.raise_signal(signal.SIGTERM)
-
-    def _write(self, step: int, scalars: Scalars) -> None:
-        """Writes a record, in process 0."""
-        if self._writer is not None:
-            self._writer.write(step, scalars)
 
     def _mean(self, name: str) -> float:
         """Mean over the steps since the last record that have this number; NaN if none has."""

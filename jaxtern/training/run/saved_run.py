@@ -9,7 +9,7 @@ from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run.inputs import Inputs, create_network, open_inputs
 from jaxtern.training.saved.checkpoints import Checkpoint, Checkpoints
 from jaxtern.training.saved.trees import arrange
-from jaxtern.training.saved.workdir import read_recipe
+from jaxtern.training.saved.workdir import read_facts, read_recipe
 from jaxtern.training.step.state import Averages, TrainState, configure_modules, split_variables
 
 
@@ -60,7 +60,9 @@ class SavedRun:
 def open_run(workdir: Path, data_dir: str | None = None) -> tuple[SavedRun, Inputs]:
     """Opens a run and its data, from `data_dir` if they have moved; raises ValueError or OSError if it cannot."""
     recipe = read_recipe(workdir)
-    inputs = open_inputs(recipe.data, data_dir=data_dir)
+    inputs, facts = open_inputs(recipe.data, data_dir=data_dir), read_facts(workdir)
+    if facts is not None and facts.class_names != inputs.dataset.class_names:
+        raise ValueError(f"workdir={str(workdir)!r}: its run has other classes than these data, {recipe.data.name}")
     model = create_network(recipe.model, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
     return SavedRun(workdir, recipe, model), inputs
 

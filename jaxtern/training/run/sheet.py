@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxtern.data.durable import naming
 from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.rendering import Batch
 from jaxtern.data.sources import load_dataset
@@ -45,7 +46,8 @@ def draw_sheet(recipe: Recipe, path: Path) -> None:
         for panel, image, label in zip(panels.flat, images, labels, strict=False):
             panel.imshow(_stretch(image), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             panel.set_title(names[label] if names else str(label), fontsize=7, pad=2)
-    figure.savefig(path, dpi=110)
+    with naming(path):
+        figure.savefig(path, dpi=110)
 
 
 def augment(recipe: Recipe, task: Task, examples: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:

@@ -66,7 +66,7 @@ def claim_workdir(workdir: Path, recipe: Recipe, allow_change: bool) -> Iterator
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"workdir={str(workdir)!r}: another process is training there") from None
-        if (workdir / "config.json").exists():
+        if (workdir / "config.json").exists() or any((workdir / "checkpoints").glob("[0-9]*")):
             _take_over(workdir, recipe, allow_change)
         yield
 
@@ -75,18 +75,14 @@ def _take_over(workdir: Path, recipe: Recipe, allow_change: bool) -> None:
     """Raises ValueError if the folder's run has another recipe; with `allow_change` it tells what changes."""
     try:
         before = read_recipe(workdir)
-    except ValueError:
+    except (ValueError, FileNotFoundError):
         if allow_change:
             return
         raise
     kept = before.by_name()
     if recipe.optimizer.schedule not in OVER_ALL_STEPS and recipe.run.num_steps > before.run.num_steps:
         kept["run.num_steps"] = recipe.run.num_steps  # which changes no earlier step
-    changes = _find_changes(kept, recipe.by_name())
-    if not allow_change:
-        _require_none(workdir, "config", changes)
-    elif changes:
-        logger.info("the run goes on with another config: %s", "; ".join(changes))
+    _require_none(workdir, "config", _find_changes(kept, recipe.by_name()), allow_change)
 
 
 def write_recipe(workdir: Path, recipe: Recipe) -> None:
@@ -105,10 +101,10 @@ def keep_facts(workdir: Path, facts: Facts, allow_change: bool) -> None:
 
     Raises ValueError if the run had another dataset and `allow_change` is false, or if its facts cannot be read.
     """
-    kept = None if allow_change else read_facts(workdir)
+    kept = read_facts(workdir)
     if kept is not None:
         kept = kept._replace(digest=kept.digest or facts.digest)
-        _require_none(workdir, "dataset", _find_changes(kept.to_dict(), facts.to_dict()))
+        _require_none(workdir, "dataset", _find_changes(kept.to_dict(), facts.to_dict()), allow_change)
     _write_json(workdir / "dataset.json", facts.to_dict())
 
 
@@ -142,8 +138,11 @@ def _find_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [f"{name} is {before[name]!r} there and {after[name]!r} here" for name in changed]
 
 
-def _require_none(workdir: Path, kind: str, changes: list[str]) -> None:
-    if changes:
+def _require_none(workdir: Path, kind: str, changes: list[str], allow_change: bool) -> None:
+    """Raises ValueError if there are changes, or tells them if they are allowed."""
+    if changes and allow_change:
+        logger.info("the run goes on with another %s: %s", kind, "; ".join(changes))
+    elif changes:
         named = "; ".join(changes[:_NAMED]) + (f"; and {len(changes) - _NAMED} more" if changes[_NAMED:] else "")
         raise ValueError(
             f"workdir={str(workdir)!r}: holds a run with another {kind} ({named});"

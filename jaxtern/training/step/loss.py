@@ -12,6 +12,10 @@ from jaxtern.training.recipe.model import ModelSection
 CROSS_ENTROPY = "cross_entropy"
 
 
+class LossError(ValueError):
+    """A loss of one's own gives something else than it must."""
+
+
 def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
     """-sum_k q_k log softmax(logits)_k, q = (1 - a) one-hot(target) + a / K (Szegedy et al. 2016, section 7).
 
@@ -34,7 +38,7 @@ def compare(loss: str, logits: jax.Array, targets: jax.Array, label_smoothing: f
     """Computes "loss" and metrics by name, float32[...], one number for each target.
 
     Args:
-      loss: "cross_entropy" or one of `LOSSES`, which must return such a dict (else ValueError).
+      loss: "cross_entropy" or one of `LOSSES`, which must return such a dict (else LossError).
       logits: float[..., K].
       targets: int32[...].
       label_smoothing: for the cross-entropy.
@@ -45,7 +49,7 @@ def compare(loss: str, logits: jax.Array, targets: jax.Array, label_smoothing: f
     shapes = {name: jnp.shape(each) for name, each in given.items()} if isinstance(given, dict) else {}
     if "loss" not in shapes or any(shape != targets.shape for shape in shapes.values()):
         need = f"must give a dict with 'loss', all of the targets' shape {targets.shape}"
-        raise ValueError(f"model.loss={loss!r}: {need}, not {shapes or type(given).__name__}")
+        raise LossError(f"model.loss={loss!r}: {need}, not {shapes or type(given).__name__}")
     return {name: jnp.asarray(each, jnp.float32) for name, each in given.items()}
 
 

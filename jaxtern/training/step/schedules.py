@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from jaxtern.training.recipe.optimizer import OVER_ALL_STEPS, OptimizerSection
-from jaxtern.training.recipe.rates import Span, is_rate_string, parse_rates
+from jaxtern.training.recipe.rates import Span, parse_rates
 from jaxtern.training.recipe.run import RunSection
 
 _MAX_STEP = 2**31 - 1  # a step is an int32
@@ -68,7 +68,7 @@ def create_schedule(optimizer: OptimizerSection, run: RunSection, num_examples: 
 def _create_main(optimizer: OptimizerSection, steps: int, steps_per_epoch: float) -> _Rates:
     """The schedule without warm-up and scaling."""
     rate, end = optimizer.learning_rate, optimizer.end_rate
-    if is_rate_string(optimizer.schedule):
+    if ":" in optimizer.schedule:
         return _follow_spans(parse_rates(optimizer.schedule), steps_per_epoch)
     if optimizer.schedule == "exponential":
         stair = max(1, int(min(optimizer.decay_epochs * steps_per_epoch + _ROUNDING, _MAX_STEP)))
