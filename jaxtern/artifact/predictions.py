@@ -66,7 +66,8 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
     places, heads = range(1, predictions.confidences.shape[1] + 1), predictions.heads
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with naming(path), temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:  # bytes
+        # Names of files may be any bytes.
+        with naming(path), temporary.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow([*heads, *(f"{name}_{place}" for place in places for name in ("label", "confidence"))])
             for *head, labels, confidences in zip(*heads.values(), *predictions[1:3], strict=True):
