@@ -299,8 +299,8 @@ def test_a_process_that_never_comes_to_the_watch_is_lost():
 def test_a_process_that_is_cut_off_after_its_goodbye_is_lost(lost: int, monkeypatch: pytest.MonkeyPatch):
     async def part() -> None:
         await asyncio.sleep(0.2)
-        pair.hub.tell_goodbye()
-        spoke.tell_goodbye()
+        pair.hub.tell_end("bye")
+        spoke.tell_end("bye")
         await asyncio.sleep(1)
         assert not pair.judged  # they live on, until JAX has seen all
         monkeypatch.setattr((pair.hub, spoke)[lost], "_send", lambda **_: None)
