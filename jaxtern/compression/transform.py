@@ -171,7 +171,7 @@ def _first_state(
     if unbound and jax.tree.leaves(state.local):
         where = "as each worker has a state of its own, `init` must run inside shard_map or pmap, too"
         raise ValueError(f"{unbound}; {where}")
-    local = jax.tree.map(lambda leaf: jnp.stack([leaf] * local_workers), state.local)
+    local = jax.tree.map(lambda x: collectives.vary_over(jnp.stack([x] * local_workers), axes.workers), state.local)
     measured = Statistics(*[jnp.float32(0)] * 3) if statistics else None
     return CompressedMeanState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.asarray, state.shared), local, measured)
 

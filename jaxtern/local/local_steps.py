@@ -168,7 +168,7 @@ class LocalSteps:
         means = [self.mean.init(part) for part in parts]
         own = Worker(params, moments, self.inner.init(params), ())
         local = jax.tree.map(lambda leaf: jnp.stack([leaf] * (self.virtual_workers or 1)), own)
-        local = local._replace(reducers=[mean.local for mean in means])
+        local = collectives.vary_over(local._replace(reducers=[mean.local for mean in means]), self.axis_names)
         shared = [mean.shared for mean in means]
         return LocalState(jnp.zeros((), jnp.int32), params, moments, [*map(self.outer.init, parts)], shared, local)
 

@@ -107,6 +107,34 @@ def test_shard_map_with_check_vma_knows_that_the_mean_is_replicated(
         np.testing.assert_allclose(found, wanted[0], rtol=1e-5)
 
 
+@pytest.mark.few("top_k", "fast float")
+@pytest.mark.parametrize(
+    ("reducer", "options"),
+    [
+        pytest.param(jaxtern.top_k(0.3), {}, id="top_k"),
+        pytest.param(jaxtern.low_rank(1), {}, id="low_rank"),
+        pytest.param(jaxtern.sign(two_way=True), {}, id="sign"),
+        pytest.param(jaxtern.ternary(exchange="two_way", error_feedback=True), {}, id="two_way"),
+        pytest.param(jaxtern.ternary(), {"delayed": True}, id="delayed"),
+        pytest.param("float", {"fast_axis_name": "axis1"}, id="fast float"),
+    ],
+)
+def test_a_state_is_made_and_carried_in_one_program_that_shard_map_checks(
+    workers: Callable, reducer: Any, options: dict[str, Any]
+):
+    transformation = compressed_mean("axis0", reducer, **options)
+
+    def step(gradient: jax.Array, _: Any) -> Any:
+        tree = {"w": gradient}
+        return jax.lax.scan(
+            lambda state, _: transformation.update(tree, state)[::-1], transformation.init(tree), length=3
+        )
+
+    gradients = np.random.default_rng(3).standard_normal((4, 8, 8)).astype(np.float32)
+    placed = workers("mesh:2 mesh:2" if options.get("fast_axis_name") else "mesh:4")
+    _assert_same(*(placed.over(step, check_vma=check)(gradients, None)[1] for check in (True, False)))
+
+
 @pytest.mark.parametrize(
     "reducer", [*(jaxtern.ternary(exchange=e) for e in ("gather", "sum", "scatter", "two_way")), "sign"]
 )

@@ -332,6 +332,24 @@ def test_devices_of_a_worker_share_its_weights(check_vma: bool, reducer: str):
             np.testing.assert_array_equal(shard.data, shards.setdefault(str(shard.index), np.asarray(shard.data)))
 
 
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_moments_are_averaged_over_the_devices_of_a_worker_too(check_vma: bool):
+    local = jaxtern.local_steps("data", SGD, steps=2, fast_axis_name="fast")
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "fast"))
+
+    def run(own: jax.Array) -> LocalState:
+        state = local.init({"w": jnp.zeros(4)}, {"mean": jnp.zeros(1)})
+        for _ in range(2):
+            gradients = jax.tree.map(lambda leaf: leaf + own, local.workers(state).params)
+            state = local.update(gradients, state, {"mean": own})
+        return state
+
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=P(("data", "fast")), out_specs=local.specs, check_vma=check_vma)
+    state = jax.jit(mapped)(jnp.array([1.0, 2.0, 3.0, 10.0]))
+    assert float(state.moments["mean"][0]) == 4
+    np.testing.assert_array_equal(state.local.moments["mean"], 4)
+
+
 def test_pmap_and_scan_train_as_shard_map_does():
     expected = Training(_noisy, 4, inner=optax.adam(0.01), steps=2).run(_shapes(), 4)[-1]
     local = jaxtern.local_steps("data", optax.adam(0.01), steps=2)
