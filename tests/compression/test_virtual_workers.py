@@ -252,3 +252,17 @@ def test_in_rounds_of_pairs_every_two_meet_once(devices: int):
     assert all(sorted(device for pair in pairs for device in pair) == list(range(devices)) for pairs in rounds)
     met = [tuple(sorted(pair)) for pairs in rounds for pair in pairs]
     assert len(set(met)) == len(met) == devices * (devices - 1) // 2
+
+
+def test_updates_are_counted_on_from_0_after_2_to_the_31(workers: Callable):
+    transformation = compressed_mean("axis0", jaxtern.dgc(0.5))
+
+    def step(gradient: jax.Array, _: Any) -> Any:
+        state = transformation.init(gradient)
+        _, state = transformation.update(gradient, state._replace(count=state.count + (2**31 - 1)))
+        return transformation.update(gradient, state)
+
+    gradients = np.random.default_rng(3).standard_normal((2, 64)).astype(np.float32)
+    mean, state = workers("mesh:2").over(step)(gradients, None)
+    assert np.isfinite(mean).all()
+    np.testing.assert_array_equal(state.count, 1)
