@@ -122,5 +122,5 @@ def _add_up(rows: Any) -> jax.Array:
     """The mean of float32[N, ...], or of N float32[...], over N, added one worker after the other."""
     if len(rows) <= 2:
         return (rows[0] + rows[-1]) / 2 if len(rows) == 2 else rows[0]
-    total, _ = lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(rows[0]), rows)
+    total, _ = lax.scan(lambda total, row: (total + row, None), jnp.zeros_like(rows[0]), rows, unroll=len(rows) <= 8)
     return total / len(rows)
