@@ -88,7 +88,7 @@ class Evaluator:
         seen: set[int] = set()
         name = f"evaluated_{self._split_name}{'_last' * (not self._averaged)}"
         with contextlib.closing(EventFile(self._path.parent / "tensorboard" / name, -1)) as self._events:
-            while self._run.recipe.run.num_steps not in seen:
+            while max(seen, default=-1) < self._run.recipe.run.num_steps:
                 for step in (step for step in self._run.steps() if step not in seen):
                     seen.add(step)
                     try:
@@ -100,7 +100,7 @@ class Evaluator:
                         logger.warning("%s; leaving it out", error)
                     else:
                         self._evaluate(state)
-                if self._run.recipe.run.num_steps not in seen:
+                if max(seen, default=-1) < self._run.recipe.run.num_steps:
                     time.sleep(poll_seconds)
 
     def _evaluate(self, state: TrainState, predictions: Path | None = None) -> dict[str, Any]:
@@ -118,7 +118,10 @@ class Evaluator:
         described = result.describe(split, self._run.recipe.model.loss)
         print(f"step {step}: {described} on {record['num_examples']:,} examples", flush=True)
         if known is None:
-            self._append(record)
+            with naming(self._path), self._path.open("ab+") as file:
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)  # over a last line that a kill cut short
+                file.write(json.dumps(record).encode() + b"\n")
         return record
 
     def _measure(self, state: TrainState, predictions: Path | None) -> Evaluation:
@@ -136,13 +139,6 @@ class Evaluator:
             true = [split.read(example).label for example in range(split.size)]
             write_predictions(predictions, rank(keys, np.concatenate(logits), labels, _TOP, true))
         return result
-
-    def _append(self, record: dict[str, Any]) -> None:
-        """Appends a record, over a last line that a kill cut short."""
-        with naming(self._path), self._path.open("ab+") as file:
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-            file.write(json.dumps(record).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,10 @@ def main(artifact: str, *paths: str) -> int:
             if count := len(split.left_out):
                 command_line.tell(f"left out, as no images by their names, or links to folders: {count:,}")
         else:
-            split, classes = _open_split(named, DATA_DIR.value, SPLIT.value)
+            own = None if SPLIT.value in ("train", "test") else SPLIT.value  # any other, by its own name
+            dataset = load_dataset(named, DATA_DIR.value, test_split=own)
+            split = dataset.train if SPLIT.value == "train" else dataset.test
+            classes = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
             if classes != predictor.labels:
                 command_line.tell(f"--dataset={named}: has other classes than the network; its labels are not compared")
         command_line.tell(f"images to predict: {split.size:,}")
@@ -77,13 +80,6 @@ def predict(predictor: Predictor, split: Split | Records, has_labels: bool) -> t
     keys = [split.key(example) for example in good]
     true = [split.read(example).label for example in good] if has_labels else None
     return rank(keys, logits[good], predictor.labels, TOP.value, true), len(bad)
-
-
-def _open_split(name: str, data_dir: str | None, split: str) -> tuple[Split | Records, tuple[str, ...]]:
-    """Opens the split "train" or "test" as evaluation does, or one by its own name; also returns the class names."""
-    dataset = load_dataset(name, data_dir, test_split=None if split in ("train", "test") else split)
-    classes = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
-    return dataset.train if split == "train" else dataset.test, classes
 
 
 if __name__ == "__main__":

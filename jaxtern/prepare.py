@@ -64,7 +64,7 @@ def main(source: str, out: str) -> int:
         named += " --config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]'" if test_split else ""
         images = sum(shard.images for shard in report.splits["train"])
         if images < _MANY:
-            named += f" --config.run.batch_size={max(images // 8 * 4, 2)}"
+            named += f" --config.run.batch_size={max(images // 8 * 4, 4)}"
         print(f"a first look: python -m jaxtern.train --config={suits} --config.data.name={named}", flush=True)
         if SHEET.value:
             command_line.tell("drawing the sheet")

@@ -32,7 +32,7 @@ class ImageFiles:
             if not images:
                 raise ValueError(f"{given!r}: holds no images ({', '.join(SUFFIXES)})")
             self._files += [((name if len(paths) == 1 else path / name).as_posix(), path / name) for name in images]
-            self.left_out += [path / name for name in shown if name not in images]
+            self.left_out += [path / name for name in sorted({*shown}.difference(images))]
 
     @property
     def size(self) -> int:

@@ -13,7 +13,7 @@ from jaxtern.artifact.storage import read_artifact
 from jaxtern.data.any_image import as_plain
 from jaxtern.data.dataset import Records, Split
 from jaxtern.data.preprocessing.families import get_preprocessing
-from jaxtern.data.rendering import evaluation_batch_size, render_image
+from jaxtern.data.rendering import CHARACTER, evaluation_batch_size, render_image
 
 
 class Predictor:
@@ -23,7 +23,7 @@ class Predictor:
         """Reads a folder written by `python -m jaxtern.export`; raises ValueError or OSError if that fails."""
         self.manifest, program, weights = read_artifact(Path(folder))
         self.of_images = len(self.manifest.input_shape) == 3
-        self._sides = (*self.manifest.input_shape, 1)[:2]
+        self._sides = (*self.manifest.input_shape, CHARACTER)[:2]
         self._preprocessing = get_preprocessing(self.manifest.preprocessing) if self.of_images else None
         inputs = jax.ShapeDtypeStruct((1, *self.manifest.input_shape), np.uint8)
         try:
@@ -78,9 +78,6 @@ class Predictor:
         It calls `on_damage` with the number of an example that cannot be read, and the reason. Such an example is
         replaced by zeros, so the others keep their bits; its logits mean nothing.
         """
-        import cv2
-
-        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # on_damage reports damage
         batch_size = min(batch_size or evaluation_batch_size(split.size, *self._sides), max(split.size, 1))
         logits = [self._none()]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

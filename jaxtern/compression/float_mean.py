@@ -29,7 +29,8 @@ def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
     way = "float" if dtype == "float32" else dtype
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        mean = group.pmean(workers) if is_plain else group.mean(workers, dtype)
+        wide = [[leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf for leaf in own] for own in workers]
+        mean = group.pmean(wide) if is_plain else group.mean(workers, dtype)
         if dtype != "float32":
             workers = [[tensor.astype(dtype).astype(jnp.float32) for tensor in own] for own in workers]
         return Reduced(mean, state, workers)

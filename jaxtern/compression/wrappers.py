@@ -223,7 +223,8 @@ def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, 
             # Noise of no other use, nor worker.
             seeds = [derive_key(group.seed, index, 2**32 - 1 - len(SHARED))[0] for index in group.indices()]
             groups = [dataclasses.replace(inside, seed=seed) for seed in seeds]
-            averaged = [fast.reduce([own], State(local=[()]), at).mean for own, at in zip(workers, groups, strict=True)]
+            none, pairs = fast.init(group.layout, 1), zip(workers, groups, strict=True)
+            averaged = [fast.reduce([own], State(none.shared, [none.local]), at).mean for own, at in pairs]
             axes = collectives.Axes(group.axes.workers, names)
             return slow.reduce(averaged, state, dataclasses.replace(group, axes=axes))
 

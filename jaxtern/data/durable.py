@@ -17,6 +17,8 @@ def require_writable(name: str, path: Path, suffixes: Sequence[str], new_folder:
         raise ValueError(f"--{name}={str(path)!r}: must end in {', '.join(suffixes)}")
     if not path.parent.is_dir() and (new_folder is None or path.parent.resolve() != new_folder.resolve()):
         raise ValueError(f"--{name}={str(path)!r}: there is no folder {path.parent}; make it first")
+    if path.is_dir() or (path.parent.is_dir() and not os.access(path.parent, os.W_OK)):
+        raise ValueError(f"--{name}={str(path)!r}: cannot be written")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from jaxtern.data.dataset import DataError, Records, Split
+from jaxtern.data.dataset import Records, Split
 from jaxtern.data.order import ExampleOrder
 from jaxtern.data.preprocessing.families import Preprocessing
 from jaxtern.data.rendering import Batch, Share, render_examples, whole_image_shape
@@ -134,9 +134,6 @@ def load_split(split: Split | Records, threads: int) -> Split:
     labels, start = np.empty(split.size, np.int32), 0
     for pixels, classes, present in evaluation_batches(split, _LOADED_AT_ONCE, None, threads=threads):
         stop = start + present.sum()
-        if pixels.shape[1:] != images.shape[1:]:
-            rule = f"must have the shape of the first image, {images.shape[1:]}, not {pixels.shape[1:]}"
-            raise DataError(f"{split.describe(start)}: {rule}")
         images[start:stop], labels[start:stop] = pixels[present], classes[present]
         start = stop
     return Split(images, labels, split)

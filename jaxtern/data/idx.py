@@ -31,10 +31,7 @@ def load_mnist(folder: str | Path) -> Dataset:
         if labels.max() >= _NUM_CLASSES:
             raise ValueError(f"{paths[1]}: must hold labels from 0 to {_NUM_CLASSES - 1}")
         splits.append(Split(images[..., None], labels.astype(np.int32)))
-    train, test = splits
-    if train.image_shape != test.image_shape:
-        raise ValueError(f"{given}: training images are {train.image_shape}, test images {test.image_shape}")
-    return Dataset(train, test, _NUM_CLASSES)
+    return Dataset(splits[0], splits[1], _NUM_CLASSES)
 
 
 def read_pair(folder: Path, split: str, given: str) -> tuple[list[Path], np.ndarray, np.ndarray]:

@@ -9,6 +9,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxtern.data.dataset import DataError, Dataset, Record, Split
 
 TEST_SPLITS = ("test", "validation")
@@ -24,6 +26,8 @@ class RecordSplit:
 
         self.path, self.name, info = Path(builder.data_dir), name, builder.info
         encoded = isinstance(info.features["image"], tfds.features.Image)
+        if not encoded and info.features["image"].np_dtype != np.uint8:
+            raise ValueError(f"dataset={str(self.path)!r}: feature image must be an Image, or a Tensor of uint8")
         decoders = {"image": tfds.decode.SkipDecoding()} if encoded else None
         try:
             self._source: Any = builder.as_data_source(name, decoders=decoders)

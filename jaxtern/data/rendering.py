@@ -10,6 +10,7 @@ from jaxtern.data.preprocessing.families import Preprocessing
 
 _COLORS = 3  # of a view
 _EVALUATED_AT_ONCE, _EVALUATED_PIXELS = 500, 1 << 23  # the most examples, and pixels, of an evaluation batch
+CHARACTER = 512  # pixels whose memory it takes, as each has logits
 
 
 class Batch(NamedTuple):
@@ -103,17 +104,17 @@ def render_examples(
 ) -> tuple[np.ndarray, np.ndarray]:
     """uint8[B, H, W, C] images and int32[B] labels of some examples; the other arguments are those of `render_image`.
 
-    Raises DataError, which names it, for an example that cannot be read, or is whole and of another shape than others.
+    Raises DataError, which names it, for an example that cannot be read, or is whole and not of the first one's shape.
     """
-    pixels, labels = [], []
+    pixels, labels, is_whole = [], [], preprocessing is None or preprocessing.takes_whole_images
+    shape = whole_image_shape(split) if is_whole else None
     for example, generator in zip(examples.tolist(), generators, strict=True):
         record = split.read(example)
         labels.append(record.label)
         try:
             pixels.append(render_image(record.image, preprocessing, size, split.image_shape[2], generator))
-            if pixels[-1].shape != pixels[0].shape:
-                need = "this preprocessing needs images of one shape"
-                raise ValueError(f"its shape is {pixels[-1].shape}, another's {pixels[0].shape}: {need}")
+            if shape not in (None, pixels[-1].shape):
+                raise ValueError(f"shape {pixels[-1].shape}: must be {shape}, the first's, as images are taken whole")
         except ValueError as error:
             raise DataError(f"{split.describe(example)}: {error}") from None
     return np.stack(pixels), np.array(labels, np.int32)

@@ -14,13 +14,12 @@ import numpy as np
 from jaxtern.data.dataset import Dataset
 from jaxtern.data.feed import evaluation_batches
 from jaxtern.data.preprocessing.families import Preprocessing, get_preprocessing
-from jaxtern.data.rendering import Share, evaluation_batch_size, whole_image_shape
+from jaxtern.data.rendering import CHARACTER, Share, evaluation_batch_size, whole_image_shape
 from jaxtern.data.sources import load_dataset
 from jaxtern.data.synthetic import make_synthetic, make_synthetic_text
 from jaxtern.data.text import open_text
 
 TEXT = "text"  # the preprocessing of a recipe whose task is text
-_CHARACTERS_AT_ONCE = 1 << 14  # of an evaluation batch; each has its logits
 Batches = Generator[tuple[np.ndarray, Any, np.ndarray]]  # examples, labels, and False for padding
 
 
@@ -94,7 +93,7 @@ class TextTask:
 
     def evaluation_batches(self, split: Any, _: int = 1, share: Share | None = None) -> Batches:
         first, count = (share or Share()).of(0, split.size)
-        size = max(1, min(split.size, _CHARACTERS_AT_ONCE // self.sequence_length))
+        size = evaluation_batch_size(split.size, self.sequence_length, CHARACTER)
         for start in range(first, first + count, size):
             own = split.examples[start : min(start + size, first + count)]
             yield np.pad(own, [(0, size - len(own)), (0, 0)]), None, np.arange(size) < len(own)

@@ -124,19 +124,15 @@ class _Team:
                 # JAX aborts processes that miss another one, so an abort found at the same time came second.
                 process = min(failed, key=lambda i: ended[i] == -signal.SIGABRT)
                 first = ended[process] if ended[process] > 0 else 128 - ended[process]
-                self._end_others(process, first, bool(waiting))
+                what = "; ending the others" if waiting and not self._num_sent else ""
+                self._print(f"launch: process {process} ended with status {first}{what}", sys.stderr)
+                if not self._num_sent:
+                    self._send(signal.SIGTERM)
             if failed or (ended and self._num_sent) or self._num_sent > 1:
                 self._kill_at = min(self._kill_at, time.monotonic() + self._grace)
             if time.monotonic() > self._kill_at:
                 self._kill()
         return first or int(self._nobody_reads)
-
-    def _end_others(self, process: int, status: int, others: bool) -> None:
-        """Ends the other processes after a failure, unless a signal was passed on to them before."""
-        what = "; ending the others" if others and not self._num_sent else ""
-        self._print(f"launch: process {process} ended with status {status}{what}", sys.stderr)
-        if not self._num_sent:
-            self._send(signal.SIGTERM)
 
     def _send(self, number: int) -> None:
         for process in self._processes:

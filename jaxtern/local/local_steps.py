@@ -230,6 +230,7 @@ class LocalSteps:
         def step(gradient: Any, before: Worker) -> Worker:
             gradient = jax.tree.map(lambda g, weight: g.astype(weight.dtype), gradient, before.params)
             updates, inner = self.inner.update(gradient, before.inner, before.params)
+            inner = jax.tree.map(_like, inner, before.inner)
             return before._replace(params=optax.apply_updates(before.params, updates), inner=inner)
 
         own = []
@@ -250,7 +251,8 @@ class LocalSteps:
         carried = CompressedMeanState(state.count, shared[number], local[number])
         mean, carried = self.mean.update(rounded(changes, state.count), carried)
         shared[number], local[number] = carried.shared, carried.local
-        updates, outer[number] = self.outer.update(rounded(mean, state.count), outer[number], before)
+        updates, moved = self.outer.update(rounded(mean, state.count), outer[number], before)
+        outer[number] = jax.tree.map(_like, moved, outer[number])
         params = _put(state.params, optax.apply_updates(before, updates))
         return state._replace(params=params, outer=outer, reducers=shared, local=state.local._replace(reducers=local))
 
@@ -275,6 +277,11 @@ def _put(tree: Any, tensors: Any) -> Any:
     """Returns the tree with these tensors, by path, at their places."""
     treedef, paths = jax.tree.structure(tree), describe(tree).paths
     return treedef.unflatten([tensors.get(*pair) for pair in zip(paths, jax.tree.leaves(tree), strict=True)])
+
+
+def _like(new: Any, old: jax.Array) -> jax.Array:
+    """`new` in the dtype of `old`, and varying like it, as branches need."""
+    return collectives.vary_as(jnp.asarray(new).astype(old.dtype), old)
 
 
 def _mix(shared: jax.Array, own: jax.Array, share: float) -> jax.Array:

@@ -11,9 +11,9 @@ from jaxtern.preparation.files import Member, list_container
 from jaxtern.preparation.source import Item, Source, name_some
 
 SPLIT_FOLDERS = {  # in any letter case
-    "train": "train", "training": "train", "traindata": "train",
+    "train": "train", "training": "train", "traindata": "train", "train_set": "train", "training_set": "train",
     "val": "validation", "valid": "validation", "validation": "validation", "validationdata": "validation",
-    "test": "test", "testdata": "test",
+    "test": "test", "testing": "test", "testdata": "test", "test_set": "test",
 }  # fmt: skip
 VALIDATION_FRACTION = 0.1
 
@@ -93,8 +93,11 @@ def _strip_wrapping(path: Path, entries: list[_Entry]) -> list[_Entry]:
 def _find_splits(path: Path, entries: list[_Entry]) -> dict[str, list[_Entry]]:
     """Entries by split, their parts starting at the class; all in train if there are no folders of splits."""
     folders = {entry.parts[0] for entry in entries}
-    if "train" not in {SPLIT_FOLDERS.get(folder.lower()) for folder in folders}:
+    named = {SPLIT_FOLDERS.get(folder.lower()) for folder in folders}
+    if "train" not in named and None in named:
         return {"train": entries}
+    if "train" not in named:
+        raise ValueError(f"SOURCE={str(path)!r}: holds {', '.join(sorted(folders))}, but no folder of training images")
     found: dict[str, str] = {}
     for folder in sorted(folders):
         split = SPLIT_FOLDERS.get(folder.lower())

@@ -124,5 +124,5 @@ def _encode(pixels: np.ndarray, rules: Rules) -> bytes:
         options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420]
     done, encoded = cv2.imencode(f".{rules.encoding}", in_order, options)
     if not done:
-        raise ValueError(f"an image of shape {pixels.shape} cannot be encoded as {rules.encoding.upper()}")
+        raise DamagedImage(f"an image of shape {pixels.shape} cannot be encoded as {rules.encoding.upper()}")
     return encoded.tobytes()

@@ -82,7 +82,7 @@ def make_plan(source: Source, path: str, options: Options) -> Plan:
 
 def name_dataset(path: str) -> str:
     """Makes a dataset's name from the last part of a path: lower case, without suffixes, other characters as _."""
-    stem = re.sub(r"\.(zip|tar|tgz|gz)", "", Path(path).resolve().name.lower())
+    stem = re.sub(r"(\.(zip|tar|tgz|gz|bz2|xz))+$", "", Path(path).resolve().name.lower())
     name = re.sub(r"[^a-z0-9]+", "_", stem).strip("_")
     return name if _NAME.fullmatch(name) else f"data_{name}".rstrip("_")
 

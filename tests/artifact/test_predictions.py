@@ -100,7 +100,11 @@ def test_file_on_a_full_disk_is_named_and_what_was_there_stays(tmp_path: Path, m
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out.csv", "before")]
 
 
-@pytest.mark.parametrize(("name", "words"), [("out.txt", "must end in .csv"), ("no/out.csv", "no folder")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("out.txt", "must end in .csv"), ("no/out.csv", "no folder"), ("folder.csv", "cannot be written")],
+)
 def test_file_that_could_not_be_written_is_refused(tmp_path: Path, name: str, words: str):
+    (tmp_path / "folder.csv").mkdir()
     with pytest.raises(ValueError, match=words):
         require_writable("out", tmp_path / name, [".csv"])

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -153,14 +154,18 @@ def test_predictor_takes_what_preparation_takes_with_the_same_pixels(tmp_path: P
 
 
 def test_predictor_of_a_text_gives_the_logits_of_evaluation(out: Path):
-    task = create_task("text", sequence_length=12)
-    data = make_synthetic_text(12, 20, 9)
-    sections = {"model": {"name": "transformer"}, "data": {"preprocessing": "text", "sequence_length": 12}}
+    task = create_task("text", sequence_length=64)
+    data = make_synthetic_text(64, 20, 9)
+    sections = {"model": {"name": "transformer"}, "data": {"preprocessing": "text", "sequence_length": 64}}
     recipe = Recipe.from_dict(sections)
-    graph, variables = nnx.split(create_model("transformer", (12,), 20, seed=0))
+    graph, variables = nnx.split(create_model("transformer", (64,), 20, seed=0))
     variables = nnx.to_pure_dict(variables)
     write_artifact(out, export_network(recipe, facts_of(task, data), graph, variables, 7))
     predictor, windows = Predictor(out), data.test.examples
     logits = predictor.predict(windows[:, :-1], len(windows))
     np.testing.assert_array_equal(logits, np.asarray(compute_logits(graph, task, variables, windows)))
     assert not predictor.of_images
+    many = SimpleNamespace(size=700, examples=np.zeros((700, 65), np.uint8))
+    taken, predictor._program = [], lambda _, inputs: taken.append(len(inputs)) or np.zeros((len(inputs), 64, 20))
+    predictor.predict(many.examples[:, :-1])
+    assert taken == [len(examples) for examples, _, _ in task.evaluation_batches(many)]

@@ -92,8 +92,9 @@ def test_tensors_that_stay_float_go_a_reducers_own_way(reducer: jaxtern.Reducer)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(b, 1.5 * a, atol=1e-6), first, second)
 
 
-def test_hierarchical_averages_what_stays_float_over_all_devices():
-    reducer = jaxtern.hierarchical(jaxtern.float_mean(), ternary(), "fast")
+@pytest.mark.parametrize("fast", [jaxtern.float_mean(), jaxtern.partition([], jaxtern.float_mean())])
+def test_hierarchical_averages_what_stays_float_over_all_devices(fast: jaxtern.Reducer):
+    reducer = jaxtern.hierarchical(fast, ternary(), "fast")
     transformation = compressed_mean("data", reducer, min_size=1000)
 
     def on_device(own: Any) -> Any:
@@ -106,6 +107,13 @@ def test_hierarchical_averages_what_stays_float_over_all_devices():
     found = run({"small": small, "large": np.ones((4, 2000), np.float32)})
     np.testing.assert_array_equal(found["small"], np.broadcast_to(small.mean(axis=0), (4, 9)))
     np.testing.assert_array_equal(*np.broadcast_arrays(found["large"], found["large"][:1]))
+
+
+def test_float_mean_of_16_bits_is_added_in_32():
+    gradients = jnp.full((4, 3), 40_000, jnp.float16)  # two of them are beyond float16
+    transformation = compressed_mean("data", "float")
+    found = jax.vmap(lambda own: transformation.update(own, transformation.init(own))[0], axis_name="data")(gradients)
+    np.testing.assert_array_equal(found, gradients)
 
 
 def test_hierarchical_of_ternary_devices_draws_noise_of_its_own():

@@ -111,6 +111,13 @@ def test_every_epoch_has_each_example_once_in_another_order():
     assert len(set(map(tuple, orders))) == 3
 
 
+@pytest.mark.parametrize("threads", [1, 8])
+def test_streamed_image_of_another_shape_is_named_where_whole_images_are_taken(dataset: Dataset, threads: int):
+    feed = StreamingFeed(dataset.train, 4, SEED, None, MNIST, threads=threads)  # with 8, each is read by itself
+    with pytest.raises(DataError, match=r"train example \d+ .*: shape .* must be .*, the first's"):
+        take(feed, steps=1)
+
+
 @pytest.mark.parametrize("batch", [1, 4, 19])
 def test_resident_batches_are_the_streamed_ones(stamps: tuple, batch: int):
     """Of whole images: the same examples in the same order, each once an epoch."""

@@ -120,11 +120,6 @@ def test_idx_with_an_eleventh_class_is_refused(folder: Path):
     assert_refused(folder, str(path), "0 to 9")
 
 
-def test_idx_test_images_of_another_shape_are_refused(folder: Path):
-    (folder / NAMES[2]).write_bytes(to_idx(np.zeros((5, 8, 8))))
-    assert_refused(folder, str(folder), "(28, 28, 1)", "(8, 8, 1)")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_idx_missing_file_is_named(folder: Path, name: str):
     for path in folder.glob(f"{name}*"):

@@ -199,6 +199,14 @@ def test_features_that_are_no_labelled_images_are_refused(photos: Path, tmp_path
         open_folder(tmp_path / "names")
 
 
+def test_images_that_are_floats_are_refused(write_folder: Callable, tmp_path: Path):
+    feature = tfds.features.Tensor(shape=(4, 6, 3), dtype=np.float32)
+    examples = [(np.full((4, 6, 3), n / 2, np.float32), n, ()) for n in range(2)]
+    folder = write_folder(tmp_path / "floats", {"train": examples, "test": examples}, feature)
+    with pytest.raises(ValueError, match="feature image must be an Image, or a Tensor of uint8"):
+        open_folder(folder)
+
+
 def test_image_of_another_shape_is_named_where_whole_images_are_taken(photos: Path):
-    with pytest.raises(ValueError, match=r"train example 1 .*\(43, 88, 3\), another's \(40, 90, 3\)"):
+    with pytest.raises(ValueError, match=r"train example 1 .*shape \(43, 88, 3\): must be \(40, 90, 3\), the first's"):
         load_split(open_folder(photos).train, 1)

@@ -102,10 +102,12 @@ def test_evaluator_that_follows_a_finished_run_ends(workdir: Path, run_door: Cal
     assert events.read_bytes().count(b"test/precision_at_1") == 3
 
 
-def test_evaluator_that_follows_tries_again_what_the_system_does_not_read_just_now(tmp_path: Path):
+@pytest.mark.parametrize("num_steps", [1, 0])
+def test_evaluator_that_follows_tries_again_what_the_system_does_not_read_just_now(tmp_path: Path, num_steps: int):
+    """It ends with the last step, or one after it, as the number may have been lowered."""
     restore = mock.Mock(side_effect=[CheckpointError("stale"), "state of step 1"])
     evaluator = object.__new__(evaluate.Evaluator)
-    recipe = SimpleNamespace(run=SimpleNamespace(num_steps=1))
+    recipe = SimpleNamespace(run=SimpleNamespace(num_steps=num_steps))
     evaluator._run = SimpleNamespace(recipe=recipe, steps=lambda: [1], restore=restore)
     evaluator._split_name, evaluator._averaged, evaluator._path = "test", True, tmp_path / "evaluations.jsonl"
     with mock.patch.object(evaluator, "_evaluate") as evaluated:

@@ -9,6 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from jaxtern import plan
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "JAX_PLATFORMS": "cpu"}
 GIVEN = ("--parameters=61M", "--hosts=8", "--rate=1gbit", "--step_seconds=250ms", "--nocodec")
@@ -32,6 +36,13 @@ def test_plan_prints_tables_that_fit_and_one_sentence(run_door: Callable, tmp_pa
         "  with an exchange in ",
     ]
     assert [line for line, start in zip(lines[-4:], starts, strict=True) if not line.startswith(start)] == []
+
+
+@pytest.mark.parametrize(("given", "count"), [("4.1M", 4_100_000), ("16.1k", 16_100), ("0.5k", 500)])
+def test_numbers_of_parameters_may_have_a_point(given: str, count: int):
+    with flagsaver.flagsaver():
+        flags.FLAGS(["plan", f"--parameters={given}", "--step_seconds=1ms"])
+        assert plan.read_parameters().layout.sizes == (count,)
 
 
 @pytest.mark.slow

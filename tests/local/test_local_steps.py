@@ -18,6 +18,7 @@ from jaxtern.local.local_steps import LocalState, LocalSteps
 pytestmark = pytest.mark.optimized
 
 SGD = optax.sgd(1.0)
+ADAM = optax.inject_hyperparams(optax.adam)(learning_rate=optax.constant_schedule(0.1), b2=0.9)
 
 
 class Training:
@@ -395,6 +396,16 @@ def test_gradients_are_cast_to_the_dtypes_of_the_weights():
 
     state = Training(gradient, 2, inner=optax.adam(0.1), steps=2).run(weights, 4)[-1]
     assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.local.params))} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize("inner", [optax.adafactor(0.01), ADAM], ids=["adafactor", "adam"])
+def test_optimizers_may_give_a_state_of_another_dtype_or_that_does_not_vary(inner: optax.GradientTransformation):
+    """As the parts of adafactor that are not factored, and adam's moments of bfloat16 weights under a schedule."""
+    weights = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), _shapes())
+    state = Training(_noisy, 2, check_vma=True, inner=inner, outer=ADAM, steps=2).run(weights, 2)[-1]
+    before, after = (np.asarray(tree["block0"]["kernel"], np.float32) for tree in (weights, state.params))
+    assert np.all(np.isfinite(after))
+    assert np.mean(after != before) > 0.9
 
 
 @pytest.mark.slow

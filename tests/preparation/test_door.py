@@ -99,6 +99,7 @@ def test_door_stopped_by_hand_says_how_to_go_on(tmp_path: Path, make):
     [
         ("/x/My-Animals.zip", "my_animals"), ("/x/cifar-10-python.tar.gz", "cifar_10_python"),
         ("/x/2024 photos", "data_2024_photos"), ("/x/mnist/", "mnist"), ("/x/---", "data"), ("/x/a.b.tgz", "a_b"),
+        ("/x/my.target", "my_target"), ("/x/photos.tar.bz2", "photos"), ("/x/v1.gzipped.zip", "v1_gzipped"),
     ],
 )  # fmt: skip
 def test_dataset_is_called_like_its_source(path: str, name: str):

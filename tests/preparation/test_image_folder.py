@@ -51,6 +51,7 @@ def test_folders_of_classes_come_back_once_byte_for_byte(
         ("train", "val", "validation"),
         ("TrainData", "ValidationData", "validation"),
         ("Training", "Test", "test"),
+        ("training_set", "test_set", "test"),
     ],
 )
 def test_folders_of_splits_go_by_many_names(tmp_path: Path, make, read_back, train: str, other: str, split: str):
@@ -141,6 +142,10 @@ BAD = {
     "a folder beside": (
         {f"{split}/{c}/1.png": b"" for split in ("train", "extra") for c in "ab"},
         ["extra lies beside"],
+    ),
+    "splits without training": (
+        {f"{split}/{c}/1.png": b"" for split in ("test", "valid") for c in "ab"},
+        ["holds test, valid, but no folder of training images"],
     ),
     "class of two lines": (
         {f"{c}/1.png": b"" for c in ("a\nb", "c ", "d")},

@@ -32,6 +32,11 @@ def test_png_that_fits_stays_byte_for_byte(make, channels: int):
     assert store_image(raw, PNG) == (raw, (12, 16), False)
 
 
+def test_png_too_wide_for_a_jpeg_counts_as_damaged(make):
+    with pytest.raises(DamagedImage, match="cannot be encoded as JPEG"):
+        store_image(make.file(Image.new("RGB", (70_000, 2)), "PNG"), JPEG)
+
+
 def test_progressive_jpeg_stays(make):
     raw = make.file(Image.fromarray(make.pixels(3, 40, 60)), "JPEG", progressive=True)
     assert store_image(raw, JPEG).content == raw

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from jaxtern.data.dataset import Split
+from jaxtern.data.dataset import Dataset, Split
 from jaxtern.data.facts import Facts
+from jaxtern.data.tasks import ImageTask
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run import inputs, loop
 from jaxtern.training.run.inputs import Feed, example_shape_of, facts_of, open_inputs
@@ -67,6 +69,27 @@ def test_facts_tell_the_shape_of_images_when_these_are_gone(
     assert example_shape_of(data, facts) == opened.example_shape
     assert (facts.num_classes, facts.num_examples) == (opened.dataset.num_classes, opened.dataset.train.size)
     assert facts.class_names == opened.dataset.class_names
+
+
+def test_test_images_of_another_shape_are_refused_where_images_are_taken_whole(
+    small_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+):
+    train, test = (Split(np.zeros((4, side, side, 3), np.uint8), np.arange(4, dtype=np.int32) % 2) for side in (9, 8))
+    monkeypatch.setattr(inputs, "_open_dataset", lambda *_: Dataset(train, test, 2))
+    with pytest.raises(ValueError, match=r"training images are \(9, 9, 3\), its test images are \(8, 8, 3\)"):
+        open_inputs(small_recipe(preprocessing="mnist").data)
+    assert open_inputs(small_recipe(preprocessing="cifar10", image_size=5).data).input_shape == (5, 5, 3)
+
+
+def test_folder_of_a_dataset_with_a_configuration_may_have_moved(
+    small_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+):
+    """A slash alone does not make its name a path."""
+    opened = mock.Mock(side_effect=ValueError("enough"))
+    monkeypatch.setattr(ImageTask, "open", opened)
+    with pytest.raises(ValueError, match="enough"):
+        open_inputs(small_recipe(**{"data.name": "cifar10_corrupted/fog_1", "data.dir": "old"}).data, data_dir="new")
+    assert opened.call_args.args[:2] == ("cifar10_corrupted/fog_1", "new")
 
 
 def test_facts_without_a_shape_are_refused_where_images_are_taken_whole(small_recipe: Callable[..., Recipe]):

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from jaxtern.training.run.metrics import read_metrics
 from jaxtern.training.run.run import Run
 from jaxtern.training.run.saved_run import open_run
 from jaxtern.training.run.stopping import Stopped
+from jaxtern.training.saved import elastic
 from jaxtern.training.saved.trees import MisfitError, digest
 
 EPOCHS = {  # of four steps
@@ -186,10 +188,17 @@ OTHERS = {
 }
 
 
+def test_what_a_method_of_ones_own_refuses_damages_no_checkpoint(prepare: Callable, monkeypatch: pytest.MonkeyPatch):
+    fields = EPOCHS | METHODS["low_rank"] | {"num_devices": None}
+    finish(prepare(**fields | {"num_steps": 1}))
+    refuse = mock.Mock(side_effect=ValueError("mine: cannot go on with 1 worker"))
+    monkeypatch.setattr(elastic, "_hand_over", refuse)
+    with pytest.raises(MisfitError, match=r"^checkpoint \S* mine: cannot go on with 1 worker$"):
+        prepare(allow_config_change=True, **fields | {"num_steps": 2, "num_workers": 1})
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * case.startswith("top_k")) for case in OTHERS]
-)
+@pytest.mark.parametrize("case", OTHERS)
 def test_state_of_another_method_is_refused_and_the_folder_stays(prepare: Callable, tmp_path: Path, case: str):
     name, other = OTHERS[case]
     run = prepare(**EPOCHS | METHODS.get(name, {}) | {"num_steps": 1})

@@ -229,6 +229,10 @@ def test_recipe_explains_every_field_and_every_choice():
             {"method": "dgc", "optimizer": "muon"},
             "optimizer.name='muon': must be another, as sgd, where mean.method='dgc', which has the momentum",
         ),
+        (
+            {"method": "dgc", "local.steps": 5},
+            "local.outer_momentum=0.9: must be 0 where mean.method='dgc', which has the momentum",
+        ),
         ({"method": "dgc", "clip_norm": -1.0}, "mean.clip_norm=-1.0: must be"),
         ({"log_every": 0}, "run.log_every=0: must be 1 or more"),
         ({"checkpoint_every": 0}, "run.checkpoint_every=0: must be 1 or more"),

@@ -8,9 +8,20 @@ from typing import Any
 
 import pytest
 
+from jaxtern import Network
 from jaxtern.data.facts import Facts
+from jaxtern.training.recipe.mean import MeanSection
 from jaxtern.training.recipe.recipe import Recipe
-from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_facts, read_recipe, write_recipe
+from jaxtern.training.run.run import find_network
+from jaxtern.training.saved.workdir import (
+    claim_workdir,
+    keep_facts,
+    read_facts,
+    read_recipe,
+    write_network,
+    write_recipe,
+)
+from jaxtern.training.step.mesh import create_mesh
 
 FACTS = {"image_shape": [8, 8, 1], "num_classes": 2, "num_examples": 32, "class_names": ["cat", "dog"], "digest": "e"}
 
@@ -250,3 +261,10 @@ def test_facts_that_lack_a_field_are_named(tmp_path: Path, name: str):
     (tmp_path / "dataset.json").write_text(json.dumps({field: FACTS[field] for field in FACTS if field != name}))
     with pytest.raises(ValueError, match=f"dataset.json: cannot be read: {name} is missing; remove it"):
         read_facts(tmp_path)
+
+
+@pytest.mark.parametrize(("given", "latency"), [({}, 1e-3), ({"latency": 0.5}, 0.5)])
+def test_links_are_the_stored_ones_unless_given(tmp_path: Path, given: dict[str, float], latency: float):
+    write_network(tmp_path, Network(1e-3, 1e8))
+    mesh = create_mesh(Recipe.from_dict({"run": {"num_workers": 2, "num_devices": 2}}))
+    assert find_network(MeanSection(**given), mesh, tmp_path) == Network(latency, 1e8)

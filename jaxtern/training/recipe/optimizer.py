@@ -26,14 +26,14 @@ class OptimizerSection(Section):
       learning_rate: first learning rate.
       rate_batch_size: batch size for which rates are meant; they are multiplied by batch_size / rate_batch_size. None:
         not multiplied.
-      schedule: "fixed", "exponential" (a staircase), "piecewise", "polynomial" or "cosine" (both to `end_rate` at the
-        last step); or rates over epochs instead of `learning_rate`: "5:0.01->0.4,30:0.4,60:0.04" rises to 0.4 in 5
+      schedule: "fixed", "exponential" (a staircase), "piecewise", "polynomial" or "cosine" (both to `end_rate` after
+        the last step); or rates over epochs instead of `learning_rate`: "5:0.01->0.4,30:0.4,60:0.04" rises to 0.4 in 5
         epochs ("->" linearly, "=>" exponentially), stays there until epoch 30, and is 0.04 from then on.
       decay_epochs: epochs between the stairs of "exponential".
       boundaries: epochs at which "piecewise" has its stairs.
       decay_factor: factor by which each stair multiplies the rate.
       power: power in "polynomial": rate (1 - t/T)^power.
-      end_rate: last rate of "polynomial" and "cosine".
+      end_rate: rate at the end of "polynomial" and "cosine".
       warmup_steps: steps in which the rate rises linearly from `warmup_rate` to `warmup_peak`; a run may end before.
       warmup_rate: rate at step 0 of the warm-up.
       warmup_peak: rate at the end of the warm-up; None: the schedule's, or `learning_rate` if the run ends before.

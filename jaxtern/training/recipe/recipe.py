@@ -36,8 +36,10 @@ class Recipe:
         need = "must be another where mean.delayed=True, whose means come in steps that others' overflow may skip"
         self.model.require(not (self.mean.delayed and self.model.precision == "float16"), "precision", need)
         has_two = self.mean.has_momentum and self.optimizer.name in ("momentum", "nesterov", "lars", "muon")
-        need = f"must be another, as sgd, where mean.method={self.mean.method!r}, which has the momentum"
-        self.optimizer.require(not has_two, "name", need)
+        where = f"where mean.method={self.mean.method!r}, which has the momentum"
+        self.optimizer.require(not has_two or self.local.steps > 0, "name", f"must be another, as sgd, {where}")
+        has_two = self.mean.has_momentum and self.local.steps and self.local.outer_momentum
+        self.local.require(not has_two, "outer_momentum", f"must be 0 {where}")
         if self.local.steps:
             self._require_local_steps()
 

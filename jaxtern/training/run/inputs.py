@@ -58,6 +58,9 @@ def open_inputs(data: DataSection, steps_per_call: int | None = None, data_dir: 
     shape = task.example_shape(dataset.train)
     if view not in (None, shape):  # made images are taken as views
         raise ValueError(f"data.synthetic_shape={shape}: data.preprocessing={data.preprocessing!r} takes {view}")
+    if task.input_shape(task.example_shape(dataset.test)) != task.input_shape(shape):
+        other = f"its test images are {task.example_shape(dataset.test)}"
+        raise ValueError(f"data.name={data.name!r}: training images are {shape}, {other}")
     is_small = (dataset.train.size + dataset.test.size) * math.prod(shape) <= _RESIDENT_BYTES
     resident = data.feed == "resident" or not task.of_images or (data.feed == "auto" and is_small)
     if resident and task.of_images:
@@ -91,7 +94,7 @@ def _require_single_steps(data: DataSection, steps_per_call: int | None) -> None
 def _open_dataset(data: DataSection, data_dir: str | None, task: Task) -> Dataset:
     if data.name == "synthetic":
         return task.make(data.synthetic_shape, data.synthetic_classes, data.synthetic_examples)
-    if data_dir is not None and "/" in data.name:  # a prepared folder, or a text, that has moved
+    if data_dir is not None and data.dir is None and "/" in data.name:  # a prepared folder, or a text, that has moved
         name, folder = data_dir if "/" in data_dir else f"./{data_dir}", None
     else:
         name, folder = data.name, data_dir or data.dir

@@ -215,7 +215,10 @@ class _Loop:
 
     def _log(self, step: int, examples_per_second: float) -> None:
         """Prints a line and writes a record, of means since the last record."""
-        means = {name: self._mean(name) for name in sorted({name for scalars in self._since for name in scalars})}
+        means = {}  # over the steps that have a number; NaN if none has
+        for name in sorted(set().union(*self._since)):
+            values = [each[name] for each in self._since if not math.isnan(each.get(name, math.nan))]
+            means[name] = float(np.mean(values)) if values else math.nan
         if self._run.recipe.local.steps:  # these are of this process's workers only
             of_all = gather_json(means)
             means = {name: float(np.mean([each[name] for each in of_all])) for name in means}
@@ -255,8 +258,3 @@ class _Loop:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 if self._signals.received is None:  # a second signal would end it unsaved
                     signal.raise_signal(signal.SIGTERM)
-
-    def _mean(self, name: str) -> float:
-        """Mean over the steps since the last record that have this number; NaN if none has."""
-        values = [scalars[name] for scalars in self._since if not math.isnan(scalars.get(name, math.nan))]
-        return float(np.mean(values)) if values else math.nan

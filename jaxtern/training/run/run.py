@@ -183,7 +183,7 @@ def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunc
 
 
 def find_network(mean: MeanSection, mesh: Mesh, workdir: Path) -> Network | None:
-    """The links by which "auto" chooses, as stored when the run began, or measured now; None if they are not used.
+    """The links by which "auto" chooses: given, stored when the run began, or measured now; None if they are not used.
 
     Raises ValueError if the stored links cannot be read.
     """
@@ -191,4 +191,4 @@ def find_network(mean: MeanSection, mesh: Mesh, workdir: Path) -> Network | None
         return None
     stored = read_network(workdir) if jax.process_index() == 0 else None
     stored = messages.broadcast_json(stored and dataclasses.asdict(stored))
-    return Network(**stored) if stored else calibrate(mesh, DEVICE_AXIS, **mean.links)
+    return Network(**stored | mean.links) if stored else calibrate(mesh, DEVICE_AXIS, **mean.links)

@@ -157,7 +157,7 @@ class Checkpoints:
             return saved
         try:
             state = arrange(saved.state, like) if refit is None else refit(saved, like)
-        except MisfitError as error:
+        except ValueError as error:  # also of a method's own `resize`
             raise MisfitError(f"checkpoint {self._directory / str(step)} {error}") from None
         return Checkpoint(state, saved.metadata)
 
