@@ -18,7 +18,7 @@ def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
     Args:
       dtype: "float32", "bfloat16" or "float16".
       in_order: whether float32, too, is added in the order of the workers, so that the mean has the same bits on any
-        devices. False: by `lax.pmean`, an all-reduce whose order the backend decides.
+        devices. False: by `lax.pmean`, in the tensors' own dtypes and an order that the backend decides.
 
     Returns:
       A reducer without state.
@@ -29,8 +29,7 @@ def float_mean(dtype: str = "float32", in_order: bool = False) -> Reducer:
     way = "float" if dtype == "float32" else dtype
 
     def reduce(workers: list[Tensors], state: State, group: Group) -> Reduced:
-        wide = [[leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf for leaf in own] for own in workers]
-        mean = group.pmean(wide) if is_plain else group.mean(workers, dtype)
+        mean = group.pmean(workers) if is_plain else group.mean(workers, dtype)
         if dtype != "float32":
             workers = [[tensor.astype(dtype).astype(jnp.float32) for tensor in own] for own in workers]
         return Reduced(mean, state, workers)

@@ -87,7 +87,7 @@ class Quantizer:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}")
         object.__setattr__(self, "levels", as_integer("levels", self.levels, 1, 32767))
         if self.block_size is not None:
-            object.__setattr__(self, "block_size", as_integer("block_size", self.block_size, 1, 2**62))
+            object.__setattr__(self, "block_size", min(as_integer("block_size", self.block_size, 1), 2**62))
 
     def _segments(self, sizes: tuple[int, ...]) -> Segments:
         return Segments(sizes, self.block_size or (BLOCK if self.rotation else None))
