@@ -10,7 +10,7 @@ from jaxtern.data.preprocessing.families import Preprocessing
 
 _COLORS = 3  # of a view
 _EVALUATED_AT_ONCE, _EVALUATED_PIXELS = 500, 1 << 23  # the most examples, and pixels, of an evaluation batch
-CHARACTER = 512  # pixels whose memory it takes, as each has logits
+CHARACTER = 512  # pixels, whose memory an evaluated character takes, as it has logits
 
 
 class Batch(NamedTuple):

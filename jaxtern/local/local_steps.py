@@ -97,7 +97,7 @@ def local_steps(
       steps: H, steps from one exchange to the next.
       outer: optimiser of the shared weights, whose gradient is the mean of W - w_i. None is DiLoCo's
         `optax.sgd(0.7, momentum=0.9, nesterov=True)`; `optax.sgd(1.0)` makes W the mean of the w_i (local SGD, FedAvg).
-      reducer: compresses the weight changes, as in `compressed_mean`.
+      reducer: compresses the weight changes, as in `compressed_mean`; beside "dgc", `outer` must have no momentum.
       fragments: P, parts of the tree that take turns, each exchanged every H steps. It must divide H.
       delay: steps between sending a fragment and merging its mean, below H / P; from 1 on, both run at once.
       mixing: share of its own weights that a worker keeps in a merge, 0 to 1; Streaming DiLoCo takes 0.5 with a delay.

@@ -35,11 +35,12 @@ class Recipe:
         run.require(of_device % run.accumulation == 0, "accumulation", need)
         need = "must be another where mean.delayed=True, whose means come in steps that others' overflow may skip"
         self.model.require(not (self.mean.delayed and self.model.precision == "float16"), "precision", need)
-        has_two = self.mean.has_momentum and self.optimizer.name in ("momentum", "nesterov", "lars", "muon")
         where = f"where mean.method={self.mean.method!r}, which has the momentum"
-        self.optimizer.require(not has_two or self.local.steps > 0, "name", f"must be another, as sgd, {where}")
-        has_two = self.mean.has_momentum and self.local.steps and self.local.outer_momentum
-        self.local.require(not has_two, "outer_momentum", f"must be 0 {where}")
+        if self.mean.has_momentum and self.local.steps:  # the optimiser behind the mean is the outer one
+            self.local.require(not self.local.outer_momentum, "outer_momentum", f"must be 0 {where}")
+        elif self.mean.has_momentum:
+            has_two = self.optimizer.name in ("momentum", "nesterov", "lars", "muon")
+            self.optimizer.require(not has_two, "name", f"must be another, as sgd, {where}")
         if self.local.steps:
             self._require_local_steps()
 
