@@ -167,4 +167,4 @@ def _add_planes(rows: jax.Array, scales: jax.Array) -> jax.Array:
         return total + unpack_planes(row[0]) * row[1], None
 
     # Zeros like the scales vary over the same axes, as a loop's carry must.
-    return lax.scan(add, jnp.zeros_like(scales, shape=(_BITS, rows.shape[1])), (rows, scales), unroll=len(rows) <= 8)[0]
+    return lax.scan(add, jnp.zeros_like(scales, shape=(_BITS, rows.shape[1])), (rows, scales))[0]
