@@ -61,11 +61,7 @@ def main() -> int:
 
 
 class Evaluator:
-    """Evaluates checkpoints of a run, each once, and keeps the results in `<workdir>/evaluations.jsonl`.
-
-    Attributes:
-      of_images: whether the run's data are images.
-    """
+    """Evaluates checkpoints of a run, each once, and keeps the results in `<workdir>/evaluations.jsonl`."""
 
     def __init__(self, workdir: Path, split: str, data_dir: str | None, averaged: bool = True):
         """Opens the run and its data; raises ValueError or OSError if they cannot be read."""
@@ -73,7 +69,7 @@ class Evaluator:
         self._split_name, self._events = split, None
         self._averaged = averaged or not self._run.recipe.model.average_decay
         self._data = digest_split(getattr(self._inputs.dataset, split))
-        self.of_images = self._inputs.task.of_images
+        self.of_images = self._inputs.task.of_images  # whether the run's data are images
         self._path = workdir / "evaluations.jsonl"
 
     def evaluate(self, step: int | None = None, best: bool = False, predictions: Path | None = None) -> dict[str, Any]:
@@ -89,7 +85,7 @@ class Evaluator:
         name = f"evaluated_{self._split_name}{'_last' * (not self._averaged)}"
         with contextlib.closing(EventFile(self._path.parent / "tensorboard" / name, -1)) as self._events:
             while max(seen, default=-1) < self._run.recipe.run.num_steps:
-                for step in (step for step in self._run.steps() if step not in seen):
+                for step in (step for step in self._run.checkpoints.steps() if step not in seen):
                     seen.add(step)
                     try:
                         state = self._run.restore(step)

@@ -4,7 +4,7 @@
     python -m jaxtern.plan --config=mnist --config.data.dir=FOLDER --hosts=4 --rate=100mbit
 
 It prints the seconds of compute, codec, wire and the whole step on the cluster for the float mean, each exchange of
-ternary words, and the recipe's own method; then the step time and the speed-up over one worker for 1 to 1,024 workers,
+radix words, and the recipe's own method; then the step time and the speed-up over one worker for 1 to 1,024 workers,
 each with the same number of examples; and which method to take. A worker is a device; "hierarchical" averages the
 gradients of a host's devices as floats first, and exchanges between hosts. Only the recipe's step without exchange, and
 the codec, are run, on this machine.
@@ -184,4 +184,4 @@ def report(job: Job, forecast: Forecast, ideal: Forecast) -> None:
 
 
 if __name__ == "__main__":
-    recipe_flags.run(main)
+    command_line.run(main, more_help=recipe_flags.describe_recipe)

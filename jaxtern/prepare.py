@@ -46,7 +46,7 @@ PREPROCESSING = flags.DEFINE_enum(
     "preprocessing", None, list(PREPROCESSINGS), "of the sheet [by the images: mnist, cifar10 or vgg_f]"
 )
 
-_MANY = 256  # images, enough for the recipes' batches
+_MANY, _FEW = 256, 8  # images, enough for the recipes' batches, and for a batch of four workers beside a test split
 _PICTURES = (".png", ".jpg", ".pdf", ".svg", ".webp")
 
 
@@ -64,8 +64,9 @@ def main(source: str, out: str) -> int:
         named += " --config.data.train_split='train[:90%]' --config.data.test_split='train[90%:]'" if test_split else ""
         images = sum(shard.images for shard in report.splits["train"])
         if images < _MANY:
-            named += f" --config.run.batch_size={max(images // 8 * 4, 4)}"
-        print(f"a first look: python -m jaxtern.train --config={suits} --config.data.name={named}", flush=True)
+            named += f" --config.run.batch_size={images // 8 * 4}"
+        if images >= _FEW:
+            print(f"a first look: python -m jaxtern.train --config={suits} --config.data.name={named}", flush=True)
         if SHEET.value:
             command_line.tell("drawing the sheet")
             draw_sheet(recipe, Path(SHEET.value))

@@ -8,14 +8,13 @@ import runpy
 import shutil
 import textwrap
 import typing
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxtern import command_line, configs
+from jaxtern import configs
 from jaxtern.command_line import UsageError
 from jaxtern.training.recipe.field_types import Section
 from jaxtern.training.recipe.recipe import Recipe
@@ -27,11 +26,6 @@ CONFIG = flags.DEFINE_string("config", "digits", "path of a recipe, or the name 
 for _name, _value in _DEFAULTS.by_name().items():
     _define = flags.DEFINE_bool if isinstance(_value, bool) else flags.DEFINE_string
     _define(f"config.{_name}", None, "a field of the recipe")
-
-
-def run(main: Callable[..., int]) -> None:
-    """Runs a door with --config, see `command_line.run`."""
-    command_line.run(main, more_help=_describe_recipe)
 
 
 def read_recipe() -> Recipe:
@@ -90,7 +84,7 @@ def _parse(kind: Any, text: str | bool) -> Any:
     return value if isinstance(value, tuple | list) or not is_tuple else (value,)
 
 
-def _describe_recipe() -> str:
+def describe_recipe() -> str:
     """Describes every field by section, with its value in the recipe of the flags."""
     recipe = read_recipe()
     installed = textwrap.fill(f"--config=RECIPE, a file or one of {', '.join(_installed_recipes())}", _WIDTH)

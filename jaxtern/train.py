@@ -121,4 +121,4 @@ def describe(run: Run) -> str:
 
 if __name__ == "__main__":
     with cluster.leaving_when_failed():
-        recipe_flags.run(main)
+        command_line.run(main, more_help=recipe_flags.describe_recipe)

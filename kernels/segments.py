@@ -16,14 +16,10 @@ class Segments:
 
     Every tensor has one scale, or with `block_size` one for every block of that many elements (the last may be
     shorter). The elements under one scale are a segment. Words hold the digits of the bucket across segments.
-
-    Attributes:
-      sizes: elements of each tensor.
-      block_size: elements under one scale; None: the whole tensor.
     """
 
-    sizes: tuple[int, ...]
-    block_size: int | None = None
+    sizes: tuple[int, ...]  # elements of each tensor
+    block_size: int | None = None  # elements under one scale; None: the whole tensor
 
     def __post_init__(self):
         for size in self.sizes:

@@ -55,9 +55,8 @@ def ternary_decode(
     Raises:
       ValueError: if a shape, dtype, the radix, the levels, the workers or the implementation do not fit.
     """
-    _require_words(words, segments.num_elements, num_workers, radix, levels)
-    zero, units = _as_numbers(scales, segments, num_workers, levels, dither)
-    _require_tile_scales(tile_scales, words)
+    numbers = segments.num_elements, num_workers, radix, levels
+    zero, units = _prepare(words, scales, segments, *numbers, dither, tile_scales)
     picked = pick_implementation("ternary_decode", implementation, max(words.size, segments.num_elements))
     if picked == "native":
         return ternary_decode_native(words, units, segments, zero, radix, dither, tile_scales)[0]
@@ -104,12 +103,8 @@ def decode_span(
       ValueError: if a shape, dtype, the span, the radix, the levels, the workers or the implementation do not fit.
     """
     require_tensors(into, segments, start, size)
-    if total is None:
-        _require_words(words, size, num_workers, radix, levels)
-    else:
-        _require_two(words, total, size, num_workers, radix, levels)
-    zero, units = _as_numbers(scales, segments, num_workers, levels, dither)
-    _require_tile_scales(tile_scales, words)
+    numbers = size, num_workers, radix, levels
+    zero, units = _prepare(words, scales, segments, *numbers, dither, tile_scales, total)
     if pick_implementation("ternary_decode", implementation, size) == "native":
         options = into, (start, size), total, after
         return ternary_decode_native(words, units, segments, zero, radix, dither, tile_scales, *options)
@@ -119,38 +114,34 @@ def decode_span(
     return [part.reshape(own.shape) for part, own in zip(split(flat, segments.sizes), into, strict=True)]
 
 
-def _as_numbers(
-    scales: jax.Array, segments: Segments, num_workers: int, levels: int, dither: Dither | None
+def _prepare(
+    words: jax.Array,
+    scales: jax.Array,
+    segments: Segments,
+    size: int,
+    num_workers: int,
+    radix: int,
+    levels: int,
+    dither: Dither | None,
+    tile_scales: jax.Array | None,
+    total: jax.Array | None = None,
 ) -> tuple[int, jax.Array]:
-    """Checks scales and dither; returns the sum of zero levels, and the value of a digit."""
-    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
-    if dither and dither.count != num_workers:
-        raise ValueError(f"dither.count={dither.count}: must be num_workers={num_workers}")
-    return num_workers * levels, units_of(scales, levels * num_workers)
-
-
-def _require_tile_scales(tile_scales: jax.Array | None, words: jax.Array) -> None:
-    if tile_scales is not None:
-        require_shape("tile_scales", tile_scales, (words.shape[1] // RUN,), jnp.float32)
-
-
-def _require_words(words: jax.Array, size: int, num_workers: int, radix: int, levels: int) -> None:
-    """Refuses anything but the words of `num_workers` workers, one or more a row."""
+    """Checks the arguments that both functions share; returns the sum of zero levels, and the value of a digit."""
     require_levels(levels, radix, num_workers=1)
-    rows = words.shape[0] if words.ndim == 2 else 0
+    rows = 2 if total is not None else words.shape[0] if words.ndim == 2 else 0
     if rows < 1 or num_workers % rows:
         raise ValueError(f"words.shape={words.shape}: must be [rows, words], rows dividing num_workers={num_workers}")
     require_levels(levels, radix, num_workers // rows)
-    require_shape("words", words, (rows, radix_lib.num_words(size, radix)), jnp.uint32)
-
-
-def _require_two(words: jax.Array, total: jax.Array, size: int, num_workers: int, radix: int, levels: int) -> None:
-    """Refuses anything but the words of half the workers, and their sum with the words of the other half."""
-    if num_workers % 2:
-        raise ValueError(f"num_workers={num_workers}: must be even, as a total stands for two rows")
-    require_levels(levels, radix, num_workers // 2)
-    for name, array in (("words", words), ("total", total)):
-        require_shape(name, array, (1, radix_lib.num_words(size, radix)), jnp.uint32)
+    width = radix_lib.num_words(size, radix)
+    require_shape("words", words, (rows if total is None else 1, width), jnp.uint32)
+    if total is not None:
+        require_shape("total", total, (1, width), jnp.uint32)
+    require_shape("scales", scales, (segments.num_scales,), jnp.float32)
+    if dither and dither.count != num_workers:
+        raise ValueError(f"dither.count={dither.count}: must be num_workers={num_workers}")
+    if tile_scales is not None:
+        require_shape("tile_scales", tile_scales, (width // RUN,), jnp.float32)
+    return num_workers * levels, units_of(scales, levels * num_workers)
 
 
 def units_of(scales: jax.Array, num_levels: int) -> jax.Array:

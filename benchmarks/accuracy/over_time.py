@@ -7,11 +7,11 @@ takes four hosts without exchange (results/training.json), and the wire what the
 method itself computes is left out.
 """
 
-import sys
 from pathlib import Path
 
 from benchmarks.accuracy import report, study
 from benchmarks.accuracy.methods import METHODS
+from benchmarks.commands import create_parser, output_file
 from jaxtern.data.json_files import read_json
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -28,6 +28,9 @@ COLORS = {
 
 
 def main() -> None:
+    parser = create_parser(__doc__)
+    parser.add_argument("plot", type=output_file, help="file of the figure, .png or .svg")
+    path = parser.parse_args().plot
     figure = report.create_figure(7.6, 3.9)
     panel = figure.subplots()
     runs = [row for row in study.read_rows(RESULTS / "accuracy.csv") if row["optimizer"] == "momentum"]
@@ -45,7 +48,7 @@ def main() -> None:
     panel.set_xlabel("minutes: CifarNet, 10 epochs of CIFAR-10, four hosts on links of 100 Mbit/s")
     panel.set_ylabel("test accuracy, %")
     report.clear(panel)
-    figure.savefig(sys.argv[1], transparent=True, metadata={"Date": None})
+    figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
 def work_seconds() -> float:

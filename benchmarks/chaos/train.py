@@ -18,7 +18,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from benchmarks.chaos.examples import EXAMPLES  # noqa: E402
-from jaxtern import cluster, recipe_flags, train  # noqa: E402
+from jaxtern import cluster, command_line, train  # noqa: E402
 from jaxtern.data.rendering import Batch  # noqa: E402
 from jaxtern.training.recipe.recipe import Recipe  # noqa: E402
 from jaxtern.training.run.run import Run, prepare_run  # noqa: E402
@@ -64,4 +64,4 @@ def flip(state: TrainState) -> TrainState:
 if __name__ == "__main__":
     train.prepare_run = prepare_run_to_be_disturbed
     with cluster.leaving_when_failed():
-        recipe_flags.run(train.main)
+        command_line.run(train.main)

@@ -50,6 +50,8 @@ STREAMED_BATCH, STREAMED_BATCHES = 64, 12
 def main() -> None:
     arguments = parse()
     every = os.sched_getaffinity(0)
+    source = arguments.images
+    images = list(decoding.load(source, IMAGES) if source else decoding.make(IMAGES))
     record: dict[str, Any] = {"resident": measure_resident(arguments.rounds)}
     resident = record["resident"]
     print(
@@ -57,8 +59,6 @@ def main() -> None:
         f" {resident['plain_milliseconds']:.1f} without: {resident['ratio']:.3f} times;"
         f" augmentation alone {resident['alone_milliseconds']:.2f} ms\n"
     )
-    source = arguments.images
-    images = list(decoding.load(source, IMAGES) if source else decoding.make(IMAGES))
     record["decoding"] = decoding.measure(images, arguments.tensorflow, arguments.rounds)
     record["decoding"] |= decoding.describe(images, source)
     os.sched_setaffinity(0, every)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxtern.data.any_image import SUFFIXES
+from jaxtern.data.any_image import SUFFIXES, as_plain
 from jaxtern.data.dataset import Record
 
 
@@ -14,6 +14,8 @@ class ImageFiles:
     path if several paths are given. Hidden files are ignored; files in folders without an image's name are `left_out`,
     and so are links to folders, which may lead anywhere, and broken ones.
     """
+
+    image_shape = None, None, 3
 
     def __init__(self, paths: Sequence[str]):
         """Finds the images; raises FileNotFoundError for a missing path, ValueError for a folder without images."""
@@ -33,18 +35,11 @@ class ImageFiles:
                 raise ValueError(f"{given!r}: holds no images ({', '.join(SUFFIXES)})")
             self._files += [((name if len(paths) == 1 else path / name).as_posix(), path / name) for name in images]
             self.left_out += [path / name for name in sorted({*shown}.difference(images))]
-
-    @property
-    def size(self) -> int:
-        return len(self._files)
-
-    @property
-    def image_shape(self) -> tuple[None, None, int]:
-        return None, None, 3
+        self.size = len(self._files)
 
     def read(self, index: int) -> Record:
-        """Reads an image's bytes."""
-        return Record(self._files[index][1].read_bytes(), 0)
+        """Reads an image, upright; raises ValueError or OSError if that fails."""
+        return Record(as_plain(self._files[index][1].read_bytes()), 0)
 
     def describe(self, index: int) -> str:
         return str(self._files[index][1])

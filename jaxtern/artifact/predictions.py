@@ -12,19 +12,12 @@ from jaxtern.data.durable import naming
 
 
 class Predictions(NamedTuple):
-    """The best classes of each example, the best one first.
+    """The best classes of each example, the best one first."""
 
-    Attributes:
-      keys: names of the examples.
-      labels: the best labels of each example.
-      confidences: float32[n, top], softmax of the logits.
-      true: the right label of each example; None if not known.
-    """
-
-    keys: list[str]
-    labels: list[list[str]]
-    confidences: np.ndarray
-    true: list[str] | None = None
+    keys: list[str]  # names of the examples
+    labels: list[list[str]]  # the best labels of each example
+    confidences: np.ndarray  # float32[n, top], softmax of the logits
+    true: list[str] | None = None  # the right label of each example; None if not known
 
     @property
     def heads(self) -> dict[str, list[str]]:

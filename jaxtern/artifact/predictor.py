@@ -50,7 +50,11 @@ class Predictor:
         An image is turned upright by its EXIF tag, as preparation does. Raises ValueError if it cannot be read, or has
         the wrong shape for a network that takes whole images.
         """
-        shape, image = self.manifest.input_shape, as_plain(image) if isinstance(image, bytes) else image
+        return self._render(as_plain(image) if isinstance(image, bytes) else image)
+
+    def _render(self, image: bytes | np.ndarray) -> np.ndarray:
+        """The same from a dataset's record, whose EXIF tag training does not heed."""
+        shape = self.manifest.input_shape
         pixels = render_image(image, self._preprocessing, self.manifest.image_size, shape[2])
         if pixels.shape != shape:
             raise ValueError(f"its shape is {pixels.shape}: the network takes whole images of {shape}")
@@ -84,7 +88,7 @@ class Predictor:
 
             def start_reading(start: int) -> list[Future[np.ndarray]]:
                 examples = range(start, min(start + batch_size, split.size))
-                return [pool.submit(lambda example: self.render(split.read(example).image), each) for each in examples]
+                return [pool.submit(lambda example: self._render(split.read(example).image), each) for each in examples]
 
             ahead = start_reading(0)
             for start in range(0, split.size, batch_size):

@@ -30,40 +30,23 @@ MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.stablehlo", "weights.npz"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The description of an exported network.
+    """The description of an exported network."""
 
-    Attributes:
-      jaxtern_version, jax_version: that wrote it.
-      model: name of the network.
-      recipe: that trained it, by section.
-      step: number of updates of its weights.
-      averaged: whether the weights are moving averages.
-      num_classes: K.
-      class_names: K names; empty if they are not known.
-      preprocessing: its views are cut by the caller, its colours are changed by the program; "text" has neither.
-      image_size: side of the views in pixels; None: the preprocessing's own.
-      input_shape: height, width and channels of the program's images, or (T,), characters of a text.
-      input_dtype: of the program's inputs.
-      platforms: for which the program was made, in JAX's names.
-      format_version: of the folder.
-      digests: SHA-256 of the other files, by name; empty before they are written.
-    """
-
-    jaxtern_version: str
-    jax_version: str
-    model: str
-    recipe: dict[str, Any]
-    step: int
-    averaged: bool
-    num_classes: int
-    class_names: tuple[str, ...]
-    preprocessing: str
-    image_size: int | None
-    input_shape: tuple[int, ...]
-    platforms: tuple[str, ...]
-    input_dtype: str = "uint8"
-    format_version: int = FORMAT_VERSION
-    digests: dict[str, str] = dataclasses.field(default_factory=dict)
+    jaxtern_version: str  # that wrote it
+    jax_version: str  # likewise
+    model: str  # name of the network
+    recipe: dict[str, Any]  # that trained it, by section
+    step: int  # number of updates of its weights
+    averaged: bool  # whether the weights are moving averages
+    num_classes: int  # K
+    class_names: tuple[str, ...]  # K names; empty if they are not known
+    preprocessing: str  # the caller cuts its views, the program changes its colours; "text" has neither
+    image_size: int | None  # side of the views in pixels; None: the preprocessing's own
+    input_shape: tuple[int, ...]  # height, width and channels of an image, or (T,), characters of a text
+    platforms: tuple[str, ...]  # for which the program was made, in JAX's names
+    input_dtype: str = "uint8"  # of the program's inputs
+    format_version: int = FORMAT_VERSION  # of the folder
+    digests: dict[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 of the other files, once written
 
 
 class Artifact(NamedTuple):

@@ -107,13 +107,14 @@ def add_words(words: jax.Array, names: AxisNames) -> jax.Array:
 
 
 def gather_words(words: jax.Array, names: AxisNames, *, mutual: bool = True) -> jax.Array:
-    """Gathers uint32[V, W] words of the workers of each device as uint32[N, W]; `mutual`: as `is_mutual` says."""
+    """Gathers uint32[V, W] words of each device as uint32[N, W]; `mutual`: an all-reduce may do it, see `is_mutual`."""
     to = "invarying" if checked_axes(names) else "varying"
     width = words.shape[-1]
     if not width:  # nothing to exchange
         return jnp.zeros((words.shape[0] * count_workers(names), 0), words.dtype)
     if mutual and is_mutual(names):
-        return jnp.concatenate(both_words(words, _reduce(lax.psum, words, names), names))
+        other, is_first = _reduce(lax.psum, words, names) - words, worker_index(names) == 0
+        return jnp.concatenate([jnp.where(is_first, words, other), jnp.where(is_first, other, words)])
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
         words = lax.all_gather(words, name, to=to)
     return words.reshape(-1, width)
@@ -127,12 +128,6 @@ def is_mutual(names: AxisNames) -> bool:
     JAX cannot know that the result is the same on both, so `shard_map` must not track what varies.
     """
     return not checked_axes(names) and count_workers(_shared_axes(names)) == 2
-
-
-def both_words(words: jax.Array, total: jax.Array, names: AxisNames) -> list[jax.Array]:
-    """The words of two devices, from this one's and their sum modulo 2^32."""
-    other, is_first = total - words, worker_index(names) == 0
-    return [jnp.where(is_first, words, other), jnp.where(is_first, other, words)]
 
 
 def scatter_words(words: jax.Array, names: AxisNames, *, in_pairs: bool = False) -> jax.Array:
@@ -184,8 +179,12 @@ def tournament(devices: int) -> list[list[list[int]]]:
 
 def _can_pair(names: AxisNames) -> bool:
     """Whether the backend is a CPU, with one mesh axis that `shard_map` does not track."""
-    manual = jax.sharding.get_abstract_mesh().manual_axes
-    return dispatch.device().platform == "cpu" and len(names) == 1 and names[0] in manual and not checked_axes(names)
+    return dispatch.device().platform == "cpu" and len(names) == 1 and are_of_mesh(names) and not checked_axes(names)
+
+
+def are_of_mesh(names: AxisNames) -> bool:
+    """Whether all axes are those of a mesh or pmap, none that of a vmap."""
+    return set(names) <= set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def own_slice(words: jax.Array, names: AxisNames) -> jax.Array:

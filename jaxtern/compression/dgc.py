@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from jaxtern.compression.arguments import require_number
 from jaxtern.compression.float_mean import float_mean
@@ -57,7 +58,7 @@ def momentum_correction(
             reduced = feedback.reduce(moved, inner, group)
             if masked:
                 pairs = [zip(*pair, strict=True) for pair in zip(velocities, reduced.sent or (), strict=True)]
-                velocities = [[jnp.where(part != 0, 0.0, u) for u, part in pair] for pair in pairs]
+                velocities = [[lax.select(part != 0, jnp.zeros_like(u), u) for u, part in pair] for pair in pairs]
             return reduced, velocities
 
         return beside(feedback, zeros, reduce)

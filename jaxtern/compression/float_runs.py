@@ -71,7 +71,10 @@ def _start(values: jax.Array, axes: Axes, after: Sequence[jax.Array], early: Seq
     if num_workers == 2 and width and words.shape[0] == 1 and not axes.fast and collectives.is_mutual(axes.workers):
         total = collectives.add_words(words[0], axes.workers)  # XLA would copy the words of both to make rows of them
         apart = _apart(total)
-        both = [to_floats(row) for row in collectives.both_words(words, _follow_fused(total, apart), axes.workers)]
+        other = _follow_fused(total, apart) - words
+        # In an order that does not depend on the device: XLA may fuse a select by device with what uses the mean, and
+        # then give the devices other last bits. a + b is b + a.
+        both = [to_floats(jnp.minimum(words, other)), to_floats(jnp.maximum(words, other))]
         return Sent([words, total], apart, lambda after: (_add_up(both)[0, : values.shape[1]], after))
     if gathers_mean(width, num_workers):
         rows = collectives.through_fast(lambda own: gather_words(own, axes.workers), words, axes)

@@ -61,7 +61,7 @@ def low_rank(rank: int = 1, min_ratio: float = 2.0, feedback: bool = True) -> Re
         products = [[_multiply(m, q) for m, q in zip(own, state.shared, strict=True)] for own in matrices]
         lefts, float_means = group.mean([list(pair) for pair in zip(products, floats, strict=True)])
         lefts = [_orthonormalise(left) for left in lefts]
-        # Q'^T = P^T M, as M^T P, column by column through M, takes a CPU ten times as long.
+        # Computes Q'^T = P^T M: M^T P reads M column by column, which takes a CPU ten times as long.
         rights = group.mean([[_multiply(p.T, m) for m, p in zip(own, lefts, strict=True)] for own in matrices])
         mean: Tensors = list(workers[0])
         products = [_multiply(*pair) for pair in zip(lefts, rights, strict=True)]

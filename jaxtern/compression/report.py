@@ -12,17 +12,11 @@ from jaxtern.compression.wrappers import bytes_of_tensors
 
 
 class TensorReport(NamedTuple):
-    """A tensor's share of what a worker sends in a step.
+    """A tensor's share of what a worker sends in a step."""
 
-    Attributes:
-      path: path, such as "conv1/kernel".
-      elements: number of elements.
-      bytes: bytes sent; tensors that travel together share them by their elements.
-    """
-
-    path: str
+    path: str  # such as "conv1/kernel"
     elements: int
-    bytes: float
+    bytes: float  # sent; tensors that travel together share them by their elements
 
     @property
     def bits_per_element(self) -> float:

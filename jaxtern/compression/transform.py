@@ -77,7 +77,8 @@ def ternary_mean(
 
     Args:
       axis_name, min_size, exclude, fast_axis_name, seed: as in `compressed_mean`.
-      clip_sigmas, block_size, levels, rotation, rounding, exchange, network: as in `jaxtern.quantized`, with one level.
+      clip_sigmas, block_size, levels, rotation, rounding, exchange, network: as in
+        `jaxtern.quantized`; one level by default.
 
     Returns:
       An optax transformation whose updates are the mean, the same bits on every worker.
@@ -224,7 +225,7 @@ def describe(
         if require_floats and not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(f"gradient {path!r} is {array.dtype}: only floating-point gradients can be averaged")
     varying = tuple(collectives.other_axes(a, axes) if axes is not None else () for a in arrays)
-    dtypes = tuple(jnp.dtype(array.dtype) for array in arrays)
+    dtypes = tuple(array.dtype for array in arrays)
     layout = Layout(paths, tuple(tuple(array.shape) for array in arrays), dtypes, varying)
     if exclude is not None:
         require_match("exclude", lambda path, _: exclude(path), layout)

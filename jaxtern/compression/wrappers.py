@@ -220,7 +220,7 @@ def hierarchical(fast: Reducer, slow: Reducer, fast_axis_name: str | tuple[str, 
             if group.late or group.owes:
                 raise ValueError("hierarchical: must be around wrappers with state: hierarchical(fast, delayed(slow))")
             inside = dataclasses.replace(group, axes=collectives.Axes(names), local_workers=1, tracks=False)
-            # Noise of no other use, nor worker.
+            # A seed for each worker, so that this noise is used nowhere else.
             seeds = [derive_key(group.seed, index, 2**32 - 1 - len(SHARED))[0] for index in group.indices()]
             groups = [dataclasses.replace(inside, seed=seed) for seed in seeds]
             none, pairs = fast.init(group.layout, 1), zip(workers, groups, strict=True)

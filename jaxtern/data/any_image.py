@@ -40,6 +40,7 @@ def decode_any(encoded: bytes, channels: int, as_stored: bool = False) -> np.nda
             raise DamagedImage("has pixels of 32 bits: must be of 8 or 16")
         if upright.mode.startswith("I"):  # Pillow would clip 16 bits
             upright = Image.fromarray((np.asarray(upright).astype(np.uint32) >> 8).astype(np.uint8))
+        upright.info.pop("transparency", None)  # or Pillow warns, though alpha is dropped
         pixels = np.array(upright.convert("L" if channels == 1 else "RGB"))
     return pixels.reshape(*pixels.shape[:2], channels)
 

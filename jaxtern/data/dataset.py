@@ -6,15 +6,10 @@ import numpy as np
 
 
 class Record(NamedTuple):
-    """One stored example.
+    """One stored example."""
 
-    Attributes:
-      image: bytes of a JPEG or PNG file, or uint8[H, W, C].
-      label: 0 to num_classes - 1.
-    """
-
-    image: bytes | np.ndarray
-    label: int
+    image: bytes | np.ndarray  # bytes of a JPEG or PNG file, or uint8[H, W, C]
+    label: int  # 0 to num_classes - 1
 
 
 class DataError(ValueError):
@@ -46,17 +41,11 @@ class Records(Protocol):
 
 
 class Split(NamedTuple):
-    """Images in memory and their classes.
+    """Images in memory and their classes."""
 
-    Attributes:
-      images: uint8[n, H, W, C].
-      labels: int32[n], 0 to num_classes - 1.
-      source: the records that the images were loaded from, which know their keys; None if there are none.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    source: Records | None = None
+    images: np.ndarray  # uint8[n, H, W, C]
+    labels: np.ndarray  # int32[n], 0 to num_classes - 1
+    source: Records | None = None  # records that the images were loaded from, which know their keys; or None
 
     @property
     def size(self) -> int:
@@ -82,16 +71,12 @@ class Split(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """A training split and a test split: each a `Split` or `Records` of images, or `Windows` of text.
-
-    Attributes:
-      class_names: one a class; empty if they are not known.
-    """
+    """A training split and a test split: each a `Split` or `Records` of images, or `Windows` of text."""
 
     train: Any
     test: Any
     num_classes: int
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()  # one a class; empty if they are not known
 
 
 def refuse_arguments(name: str, **arguments: str | None) -> None:

@@ -7,23 +7,14 @@ _KEPT = "image_shape", "num_classes", "num_examples", "class_names", "digest"  #
 
 
 class Facts(NamedTuple):
-    """Facts about a training split.
+    """Facts about a training split."""
 
-    Attributes:
-      image_shape: height, width and channels; None if images differ, and for text.
-      num_classes: number of classes.
-      num_examples: examples in an epoch.
-      source: where these facts come from, for messages.
-      class_names: one a class; empty if they are not known.
-      digest: `digest_split` of the split; empty if it is not known.
-    """
-
-    image_shape: tuple[int, ...] | None
+    image_shape: tuple[int, ...] | None  # height, width and channels; None if images differ, and for text
     num_classes: int
-    num_examples: int
-    source: str
-    class_names: tuple[str, ...] = ()
-    digest: str = ""
+    num_examples: int  # in an epoch
+    source: str  # where these facts come from, for messages
+    class_names: tuple[str, ...] = ()  # one a class; empty if they are not known
+    digest: str = ""  # `digest_split` of the split; empty if it is not known
 
     @classmethod
     def from_dict(cls, values: Any, source: str) -> "Facts":

@@ -32,10 +32,9 @@ class ResidentFeed:
     """Batches of a split that lies on the devices: a step sends only the numbers of its examples, and their labels."""
 
     def __init__(self, split: Split | Windows, batch_size: int, seed: int, share: Share | None = None):
-        """Takes a split in memory; the arguments and errors are those of `StreamingFeed`."""
+        """Takes a split in memory; the arguments are those of `StreamingFeed`."""
         self._labels, self._order = split.labels, ExampleOrder(split.size, seed)
         self._batch_size, self._share = batch_size, share or Share()
-        _require_batch(batch_size, split.size)
 
     def batches(self, start: int) -> Generator[Batch]:
         """Yields this host's part of every batch, without end, from the example after the first `start` on."""
@@ -48,11 +47,7 @@ class ResidentFeed:
 
 @dataclass
 class StreamingFeed:
-    """Batches that are read, decoded and cropped while the devices compute.
-
-    Raises:
-      ValueError: if the batch is larger than the split, or cannot be divided among the hosts.
-    """
+    """Batches that are read, decoded and cropped while the devices compute."""
 
     split: Split | Records  # the examples, in memory or on disk
     batch_size: int  # examples of a step, over all hosts
@@ -65,7 +60,6 @@ class StreamingFeed:
 
     def __post_init__(self):
         self._share, self._order = self.share or Share(), ExampleOrder(self.split.size, self.seed)
-        _require_batch(self.batch_size, self.split.size)
         # Every decoding thread holds a piece; all pieces together are about two batches at most.
         workers = self.threads * max(1, self.processes)
         self._pieces = min(self.batch_size // self._share.num_hosts, math.ceil(workers / 2))
@@ -88,12 +82,6 @@ class StreamingFeed:
         examples = self._order.batch(*place)
         images, labels = render_examples(self.split, self.preprocessing, self.size, examples, generators)
         return Batch(images, labels, epochs, places)
-
-
-def _require_batch(batch_size: int, num_examples: int) -> None:
-    """Refuses a batch that is larger than the split."""
-    if batch_size > num_examples:
-        raise ValueError(f"run.batch_size={batch_size}: must be at most the {num_examples} training examples")
 
 
 def evaluation_batches(

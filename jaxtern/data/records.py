@@ -26,8 +26,8 @@ class RecordSplit:
 
         self.path, self.name, info = Path(builder.data_dir), name, builder.info
         encoded = isinstance(info.features["image"], tfds.features.Image)
-        if not encoded and info.features["image"].np_dtype != np.uint8:
-            raise ValueError(f"dataset={str(self.path)!r}: feature image must be an Image, or a Tensor of uint8")
+        if info.features["image"].np_dtype not in (np.uint8, np.uint16)[: 1 + encoded]:
+            raise ValueError(f"dataset={str(self.path)!r}: feature image must be an Image of integers, or uint8 Tensor")
         decoders = {"image": tfds.decode.SkipDecoding()} if encoded else None
         try:
             self._source: Any = builder.as_data_source(name, decoders=decoders)
@@ -144,7 +144,7 @@ def _open_builder(builder: Any, train_split: str, test_split: str | None) -> Dat
         _require_split(f"dataset={str(path)!r}", argument, name, info.splits)
     features: dict[str, Any] = dict(info.features.items())
     label, image = features.get("label"), features.get("image")
-    if image is None or len(image.shape) != 3 or label is None or not hasattr(label, "num_classes"):
+    if image is None or len(image.shape) != 3 or label is None or not hasattr(label, "num_classes") or label.shape:
         have = ", ".join(features)
         raise ValueError(f"dataset={str(path)!r}: must have features image and label, with classes; available: {have}")
     whole = {name.partition("[")[0] for name in (train_split, test_split)}

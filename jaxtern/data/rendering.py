@@ -14,19 +14,12 @@ CHARACTER = 512  # pixels, whose memory an evaluated character takes, as it has 
 
 
 class Batch(NamedTuple):
-    """A step's examples, those of worker 0 first.
+    """A step's examples, those of worker 0 first."""
 
-    Attributes:
-      examples: uint8[B, H, W, C] images, or uint8[B, T + 1] characters; or int32[B] numbers of resident examples.
-      labels: int32[B]; None for text.
-      epochs: int32[B], the epoch of each example.
-      places: int32[B], the place of each example in its epoch.
-    """
-
-    examples: Any
-    labels: Any
-    epochs: Any
-    places: Any
+    examples: Any  # uint8[B, H, W, C] images, or uint8[B, T + 1] characters; or int32[B] numbers of resident examples
+    labels: Any  # int32[B]; None for text
+    epochs: Any  # int32[B], the epoch of each example
+    places: Any  # int32[B], the place of each example in its epoch
 
 
 class Share(NamedTuple):

@@ -61,13 +61,10 @@ class Side(abc.ABC):
       process, host: number and host name of this process.
       others: the processes that it is connected to.
       timeout: seconds of silence after which a process counts as lost.
-
-    Attributes:
-      verdict: why the cluster ends; None while it does not.
     """
 
     def __init__(self, process: int, host: str, others: range, timeout: float):
-        self.verdict: Verdict | None = None
+        self.verdict: Verdict | None = None  # why the cluster ends; None while it does not
         self._process, self._name = process, named(process, host)
         self._others, self._timeout = others, timeout
         self._peers: dict[int, _Peer] = {}

@@ -10,18 +10,12 @@ _HEAD = 250  # characters kept before the gap in a longer one
 
 
 class Cluster(NamedTuple):
-    """This process among those that train together.
+    """This process among those that train together."""
 
-    Attributes:
-      process_id: 0 to `num_processes` - 1.
-      num_processes: total number.
-      coordinator: host:port where process 0 listens; None for a single process, or if JAX found it by itself.
-      local_devices: numbers of its GPUs on its host; None: those in JAX_LOCAL_DEVICE_IDS, else all.
-    """
-
-    process_id: int
+    process_id: int  # 0 to `num_processes` - 1
     num_processes: int
-    coordinator: str | None
+    coordinator: str | None  # host:port where process 0 listens; None for a single process, or if JAX found it itself
+    # numbers of its GPUs on its host; None: those in JAX_LOCAL_DEVICE_IDS, else all
     local_devices: tuple[int, ...] | None = None
 
 

@@ -25,8 +25,8 @@ from jaxtern.hosts.settings import shorten, to_line
 _CONNECT_SECONDS = 30.0
 _VERDICT_SECONDS = 3.0  # time for the watch to hear of a lost process after a collective has failed
 _TELL_SECONDS = 2.0
-_ASIDE_SECONDS = 0.5  # for which a process stays that leaves because another failed
-_LAST_SECONDS = 2.0  # for which process 0 stays, as JAX aborts the others at once when it leaves
+_ASIDE_SECONDS = 0.5  # how long a process stays before it leaves because another failed
+_LAST_SECONDS = 2.0  # how long process 0 stays, as JAX aborts the others at once when it leaves
 _END_SECONDS = 300.0  # as jax.distributed waits
 _GOODBYE_SECONDS = 10.0
 _HOOK_SECONDS = 20.0

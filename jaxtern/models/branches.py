@@ -92,27 +92,18 @@ class Block(nnx.Module):
 
 
 class BranchedModel(Model):
-    """Convolutions and blocks in sequence, mean over all positions, dropout, linear C; in training also heads.
-
-    Attributes:
-      parts: convolutions, and the branches of blocks, by name.
-      pooled: the pooling after a part, by the part's name.
-      heads: the name of the auxiliary head after a part, by the part's name.
-      head: (channels, sides of images, num_classes, dropout_rate, rngs) -> a head: (activations with this many
-        channels, key) -> float[B, num_classes] logits.
-      deviation: of the initial weights.
-      use_scale: whether batch norm has a scale.
-      least: the smallest side of images, in pixels.
-    """
+    """Convolutions and blocks in sequence, mean over all positions, dropout, linear C; in training also heads."""
 
     last_layer = "fc"
-    parts: ClassVar[dict[str, str | dict[str, Layers]]]
-    pooled: ClassVar[dict[str, str]]
-    heads: ClassVar[dict[str, str]]
+    parts: ClassVar[dict[str, str | dict[str, Layers]]]  # convolutions, and the branches of blocks, by name
+    pooled: ClassVar[dict[str, str]]  # the pooling after a part, by the part's name
+    heads: ClassVar[dict[str, str]]  # the name of the auxiliary head after a part, by the part's name
+    # (channels, sides of images, num_classes, dropout_rate, rngs) -> a head: (activations with this many channels, key)
+    # -> float[B, num_classes] logits
     head: ClassVar[Callable[..., Any]]
-    deviation: ClassVar[float]
-    use_scale: ClassVar[bool] = True
-    least: ClassVar[int] = 1
+    deviation: ClassVar[float]  # of the initial weights
+    use_scale: ClassVar[bool] = True  # of batch norm
+    least: ClassVar[int] = 1  # the smallest side of images, in pixels
 
     def __init__(
         self, input_shape: tuple[int, ...], num_classes: int, *, dropout_rate: float | None = None, rngs: nnx.Rngs

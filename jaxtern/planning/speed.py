@@ -91,7 +91,7 @@ def measure_reduce_seconds(reducer: Reducer, layout: Layout, seconds: float = 2.
 
 
 def _median_seconds(function: Callable, first: Any, others: tuple, seconds: float) -> float:
-    """The median time of a call, whose result is the first argument of the next call."""
+    """The median seconds of a call; the result of each call becomes the first argument of the next."""
     program = jax.jit(function, donate_argnums=0, keep_unused=True)
     last = jax.block_until_ready(program(jax.tree.map(jnp.copy, first), *others))
     times: list[float] = []

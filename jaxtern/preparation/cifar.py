@@ -14,15 +14,10 @@ _PIXELS = 3 * 32 * 32
 
 
 class Layout(NamedTuple):
-    """The files of CIFAR-10 or CIFAR-100.
+    """The files of CIFAR-10 or CIFAR-100."""
 
-    Attributes:
-      splits: the files of records of each split.
-      classes: the number of classes that each file of names has; CIFAR-100 has fine and coarse ones.
-    """
-
-    splits: dict[str, tuple[str, ...]]
-    classes: dict[str, int]
+    splits: dict[str, tuple[str, ...]]  # the files of records of each split
+    classes: dict[str, int]  # the number of classes that each file of names has; CIFAR-100 has fine and coarse ones
 
 
 LAYOUTS = (

@@ -150,7 +150,7 @@ def read_zip_member(location: tuple) -> bytes:
     path, name = location
     try:
         return _open_zip(path).read(name)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, *TAR_ERRORS, NotImplementedError, RuntimeError) as error:
         raise DamagedImage(f"cannot be read from the zip: {error}") from None
 
 

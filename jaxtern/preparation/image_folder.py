@@ -85,7 +85,7 @@ def _strip_wrapping(path: Path, entries: list[_Entry]) -> list[_Entry]:
         if not images:
             raise ValueError(f"SOURCE={str(path)!r}: holds no images ({', '.join(SUFFIXES)})")
         first = {parts[0] for parts in images}
-        if len(first) > 1 or min(map(len, images)) < 3 or SPLIT_FOLDERS.get(images[0][0].lower()) == "train":
+        if len(first) > 1 or min(map(len, images)) < 3 or images[0][0].lower() in SPLIT_FOLDERS:
             return entries
         entries = [_Entry(e.parts[1:], e.member) for e in entries if e.parts[0] in first and len(e.parts) > 1]
 

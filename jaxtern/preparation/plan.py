@@ -89,14 +89,16 @@ def name_dataset(path: str) -> str:
 
 def _is_all_grey(source: Source, path: str) -> bool:
     """Whether every readable image has one channel; stops at the first that has more."""
-    any_readable = False
+    any_readable, why = False, ""
     for item in itertools.chain(*source.splits.values()):
-        with contextlib.suppress(DamagedImage):
+        try:
             if not is_grey(source.read(item.location)):
                 return False
             any_readable = True
+        except DamagedImage as error:
+            why = f"{item.name} {error}"
     if not any_readable:
-        raise ValueError(f"SOURCE={path!r}: none of its images can be decoded")
+        raise ValueError(f"SOURCE={path!r}: none of its images can be decoded; {why}")
     return True
 
 

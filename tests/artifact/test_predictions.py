@@ -35,6 +35,8 @@ def test_rank_gives_the_softmax_of_the_best(logits: np.ndarray):
 def test_rank_takes_the_first_of_equals_as_evaluation_does():
     found = predict(np.array([[1, 3, 3, 1], [0, 0, 0, 0]], np.float32), top=4)
     assert found.labels == [["bee", "cat, wild", "ant", "dog"], list(LABELS)]
+    names = tuple(map(str, range(40)))  # so many that an unstable sort would mix them
+    assert rank(["a"], np.tile(np.float32([1, 2]), (1, 20)), names, 40).labels == [[*names[1::2], *names[::2]]]
 
 
 def test_rank_gives_no_more_than_there_are():

@@ -1,11 +1,14 @@
 """An exported network predicts what evaluation finds, bit for bit."""
 
 import dataclasses
+import io
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -14,8 +17,7 @@ from PIL import Image
 from jaxtern.artifact.image_files import ImageFiles
 from jaxtern.artifact.predictor import Predictor
 from jaxtern.artifact.storage import write_artifact
-from jaxtern.data.any_image import as_plain
-from jaxtern.data.dataset import Split
+from jaxtern.data.dataset import Record, Split
 from jaxtern.data.images import decode
 from jaxtern.data.synthetic import make_synthetic_text
 from jaxtern.data.tasks import create_task
@@ -115,6 +117,24 @@ def test_predictor_turns_images_upright(lenet, out: Path, tmp_path: Path):
     np.testing.assert_array_equal(*rendered)
 
 
+def test_predictor_does_not_turn_the_records_of_a_dataset_as_evaluation_does_not(lenet, out: Path):
+    write_artifact(out, lenet.artifact)
+    file, exif, pixels = io.BytesIO(), Image.Exif(), lenet.split.images[0]
+    exif[0x0112] = 3  # turned by 180 degrees
+    Image.fromarray(pixels[..., 0]).save(file, "PNG", exif=exif)
+    records = SimpleNamespace(size=1, read=lambda _: Record(file.getvalue(), 0))
+    predictor = Predictor(out)
+    np.testing.assert_array_equal(predictor.predict_records(records, fail), predictor.predict(pixels[None]))
+
+
+def test_weights_of_a_type_that_numpy_does_not_know_are_exported(lenet, out: Path):
+    halves = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), lenet.variables)
+    facts, expected = facts_of(lenet.inputs.task, lenet.inputs.dataset), []
+    write_artifact(out, export_network(lenet.recipe, facts, lenet.graph, halves))
+    evaluate(lenet.graph, halves, lenet.split, lenet.inputs.task, collect=expected.append)
+    np.testing.assert_array_equal(Predictor(out).predict_records(lenet.split, fail), np.concatenate(expected))
+
+
 def test_predictor_knows_the_labels(lenet, out: Path):
     write_artifact(out, lenet.artifact)
     assert Predictor(out).labels == ("ant", "bee", "cat", "dog", "elk", "fox", "gnu")
@@ -147,7 +167,7 @@ def test_predictor_takes_what_preparation_takes_with_the_same_pixels(tmp_path: P
     }.get(kind, lambda: image)()
     changed.save(tmp_path / kind, **({"exif": exif} if kind == "turned.jpg" else {}))
     raw = (tmp_path / kind).read_bytes()
-    read = as_plain(ImageFiles([str(tmp_path)]).read(0).image)  # as `Predictor.render` does
+    read = ImageFiles([str(tmp_path)]).read(0).image
     stored = store_image(raw, Rules("png", 3)).content  # without loss
     np.testing.assert_array_equal(read, decode(stored, 3))
     assert read.shape[:2] == ((20, 30) if kind == "turned.jpg" else (30, 20))

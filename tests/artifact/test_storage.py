@@ -117,6 +117,13 @@ def test_manifest_that_is_damaged_or_foreign_is_refused(lenet, out: Path, conten
     assert "\n" not in str(error.value)
 
 
+def test_file_without_a_digest_is_refused(lenet, out: Path):
+    write_artifact(out, lenet.artifact)
+    change_manifest(out, digests={})
+    with pytest.raises(ValueError, match=r"program\.stablehlo is damaged: its digest is not the manifest's"):
+        read_artifact(out)
+
+
 def test_folder_without_manifest_is_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"holds no exported network \(there is no manifest\.json\)"):
         read_artifact(tmp_path)

@@ -94,7 +94,7 @@ def test_bytes_and_seconds_leave_out_barriers_and_the_first_repeat(monkeypatch: 
         sent[0] += size
         order.append(name)
 
-    monkeypatch.setattr(worker, "interface_bytes", lambda: Counters(sent[0], 2 * sent[0], sent[0] // 10, 0))
+    monkeypatch.setattr(worker, "interface_bytes", lambda: Counters(sent[0], 2 * sent[0], sent[0] // 10))
     found = worker.measure(lambda: send(1000, "run"), lambda: send(7, "refill"), lambda: send(10, "barrier"), 3)
     assert found["sent"] == (1000, 1000, 1000)
     assert found["received"] == (2000, 2000, 2000)

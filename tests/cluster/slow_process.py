@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from jaxtern import cluster, recipe_flags, train
+from jaxtern import cluster, command_line, train
 from jaxtern.hosts import messages
 from jaxtern.training.run import run
 
@@ -42,4 +42,4 @@ def prepare_with_slow_start(*arguments: Any) -> run.Run:
 
 if __name__ == "__main__":
     with cluster.leaving_when_failed():
-        recipe_flags.run(main)
+        command_line.run(main)

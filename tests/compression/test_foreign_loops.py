@@ -104,6 +104,45 @@ def test_layouts(row: str):
     assert_learnt(params)
 
 
+def test_a_large_tree_is_vmapped_as_it_is_sharded():
+    """Of 2^16 elements, from which on a CPU decodes into the gradients, which a vmap maps; the mean it does not."""
+    width = 2**13
+    params = {"head": {"bias": jnp.zeros(width), "kernel": jnp.zeros((8, width))}}
+
+    def wide_loss(params: Any, batch: Any) -> jax.Array:
+        return jnp.mean((batch["x"] @ params["head"]["kernel"] + params["head"]["bias"] - 1) ** 2)
+
+    step = step_of(optax.chain(MEAN, SGD), wide_loss)
+    (code,) = ROWS["vmap"]
+    vmapped, _ = train(jax.jit(eval(code, names(step=step))), params, TX.init(params), APART)
+    sharded, _ = train(over(step), params, TX.init(params))
+    jax.tree.map(np.testing.assert_array_equal, vmapped, sharded)
+
+
+@pytest.mark.parametrize("optimizer", [optax.rmsprop(0.05), optax.sgd(0.05, 0.9, nesterov=True)], ids=["rms", "sgd"])
+@pytest.mark.parametrize("method", [jaxtern.float_mean("bfloat16"), jaxtern.low_rank(1)], ids=["bfloat16", "low_rank"])
+def test_two_devices_agree_however_xla_fuses_the_mean_with_what_uses_it(method: Any, optimizer: Any):
+    """XLA optimises here as for a user. State is each device's own."""
+    mask = np.arange(64)[:, None] >= 3
+    masked = optax.stateless(lambda updates, _: jax.tree.map(lambda u: jnp.where(mask, u, -0.0), updates))
+    tx = optax.chain(jaxtern.compressed_mean("data", method), optimizer, masked)
+    random = np.random.default_rng(0)
+    batch = {name: random.standard_normal((64, size), np.float32) for name, size in (("x", 64), ("y", 32))}
+    params = {"w": jnp.zeros((64, 32))}
+    step = step_of(tx, lambda params, batch: jnp.mean((batch["x"] @ params["w"] - batch["y"]) ** 2))
+    given = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        shard = {"mesh": Mesh(jax.devices()[:2], "data"), "out_specs": P(), "check_vma": False}
+        state = jax.jit(jax.shard_map(tx.init, in_specs=P(), **shard))(params)
+        step = jax.jit(jax.shard_map(step, in_specs=(P(), P(), P("data")), **shard))
+        for _ in range(3):
+            params, state = step(params, state, batch)
+        np.testing.assert_array_equal(*(np.asarray(each.data) for each in params["w"].addressable_shards))
+    finally:
+        jax.config.update("jax_disable_most_optimizations", given)
+
+
 def sharded_loss(params: Any, batch: Any) -> jax.Array:
     return jax.lax.psum(loss(params, batch), "model")
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import jaxtern
 from jaxtern import compressed_mean, ternary, ternary_mean
@@ -101,7 +101,7 @@ def test_hierarchical_averages_what_stays_float_over_all_devices(fast: jaxtern.R
         return transformation.update(own, transformation.init(own))[0]
 
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "fast"), axis_types=(AxisType.Auto,) * 2)
-    own = PartitionSpec(("data", "fast"))
+    own = P(("data", "fast"))
     run = jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=own, out_specs=own, check_vma=False))
     small = np.arange(4 * 9, dtype=np.float32).reshape(4, 9)
     found = run({"small": small, "large": np.ones((4, 2000), np.float32)})
@@ -123,7 +123,7 @@ def test_hierarchical_of_ternary_devices_draws_noise_of_its_own():
         return jax.lax.scan(step, transformation.init(own[0, 0]), length=100)[1]
 
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "fast"), axis_types=(AxisType.Auto,) * 2)
-    specs = {"in_specs": PartitionSpec("data", "fast"), "out_specs": PartitionSpec()}
+    specs = {"in_specs": P("data", "fast"), "out_specs": P()}
     errors = jax.jit(jax.shard_map(on_device, mesh=mesh, check_vma=False, **specs))(gradients) - 2 * mean[None]
     assert np.mean(np.mean(errors, axis=0) ** 2) < 1.5 * np.mean(errors**2) / 100
 
@@ -149,6 +149,30 @@ def test_a_vmapped_axis_may_have_the_name_of_an_axis_of_the_mesh():
     with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), ("data",), axis_types=(AxisType.Auto,))):
         found = jax.jit(jax.vmap(mean, axis_name="data", spmd_axis_name="data"))(gradients)
     _assert_same(found, expected)
+
+
+def test_a_key_among_the_weights_is_named_when_it_has_a_gradient():
+    tree = {"rng": jax.random.key(0), "w": jnp.ones(3)}
+    transformation = ternary_mean("data")
+    state = transformation.init(tree)  # as that of a whole `nnx.state`
+    with pytest.raises(ValueError, match=r"gradient 'rng' is key<fry>: only floating-point gradients can be averaged"):
+        jax.vmap(lambda _: transformation.update(tree, state), axis_name="data")(jnp.zeros(2))
+
+
+def test_the_state_of_dgc_varies_alike_before_and_after_an_update_of_an_empty_tensor():
+    transformation = compressed_mean("data", jaxtern.dgc(0.5))
+    weights = {"empty": jnp.ones((0, 4)), "kernel": jnp.ones((4, 4))}
+
+    def steps(tree: Any) -> Any:
+        tree = jax.lax.pcast(tree, "data", to="varying")
+
+        def one(state: Any, _: None) -> tuple[Any, Any]:
+            return transformation.update(tree, state)[::-1]
+
+        return jax.lax.scan(one, transformation.init(tree), length=2)[1]
+
+    run = jax.shard_map(steps, mesh=Mesh(jax.devices()[:2], "data"), in_specs=P(), out_specs=P())
+    assert jax.jit(run)(weights)["empty"].shape == (2, 0, 4)
 
 
 @pytest.mark.parametrize("name", ["top_k", "dgc", "low_rank"])

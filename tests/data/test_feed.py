@@ -179,14 +179,6 @@ def test_damaged_image_is_named(
         take(feed, steps=2)
 
 
-def test_batch_larger_than_the_split_is_refused(dataset: Dataset):
-    words = "batch_size=24: must be at most the 23 training examples"
-    with pytest.raises(ValueError, match=words):
-        StreamingFeed(dataset.train, 24, SEED, None, INCEPTION)
-    with pytest.raises(ValueError, match=words):
-        ResidentFeed(make_synthetic((2, 2, 1), 2, 23).train, 24, SEED, None)
-
-
 def test_a_split_smaller_than_the_hosts_leaves_some_without_an_example(dataset: Dataset):
     shares = [list(evaluation_batches(dataset.test, 4, INCEPTION, share=Share(host, 8))) for host in range(8)]
     assert sorted(sum(present.sum() for _, _, present in each) for each in shares) == [0] + [1] * 7

@@ -197,14 +197,26 @@ def test_features_that_are_no_labelled_images_are_refused(photos: Path, tmp_path
     (tmp_path / "names" / "features.json").write_text(json.dumps(features.to_json()))
     with pytest.raises(ValueError, match="must have features image and label, with classes; available: file_name"):
         open_folder(tmp_path / "names")
+    many = tfds.features.Sequence(tfds.features.ClassLabel(num_classes=2))
+    features = tfds.features.FeaturesDict({"image": tfds.features.Image(), "label": many})
+    (tmp_path / "names" / "features.json").write_text(json.dumps(features.to_json()))
+    with pytest.raises(ValueError, match="must have features image and label, with classes; available: image, label"):
+        open_folder(tmp_path / "names")
 
 
-def test_images_that_are_floats_are_refused(write_folder: Callable, tmp_path: Path):
+def test_images_that_are_floats_are_refused(write_folder: Callable, photos: Path, tmp_path: Path):
     feature = tfds.features.Tensor(shape=(4, 6, 3), dtype=np.float32)
     examples = [(np.full((4, 6, 3), n / 2, np.float32), n, ()) for n in range(2)]
     folder = write_folder(tmp_path / "floats", {"train": examples, "test": examples}, feature)
-    with pytest.raises(ValueError, match="feature image must be an Image, or a Tensor of uint8"):
+    rule = "feature image must be an Image of integers, or uint8 Tensor"
+    with pytest.raises(ValueError, match=rule):
         open_folder(folder)
+    shutil.copytree(photos, tmp_path / "images")
+    image = tfds.features.Image(shape=(None, None, 1), dtype=np.float32)
+    features = tfds.features.FeaturesDict({"image": image, "label": tfds.features.ClassLabel(num_classes=2)})
+    (tmp_path / "images" / "features.json").write_text(json.dumps(features.to_json()))
+    with pytest.raises(ValueError, match=rule):
+        open_folder(tmp_path / "images")
 
 
 def test_image_of_another_shape_is_named_where_whole_images_are_taken(photos: Path):

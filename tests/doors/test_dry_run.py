@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import jax
+import numpy as np
 import pytest
 
 from jaxtern import configs
@@ -16,6 +17,7 @@ from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run import dry_run
 from jaxtern.training.run.dry_run import describe, find_rates, prepare_dry_run, rehearse
 from jaxtern.training.run.loop import NonFiniteError
+from jaxtern.training.step import mesh
 
 INSTALLED = sorted(path.stem for path in Path(configs.__file__).parent.glob("*.py") if path.stem != "__init__")
 LEAST_SIZE = 75  # of images that every network takes
@@ -172,6 +174,14 @@ def test_dry_run_says_where_weight_changes_are_exchanged():
 def test_dry_run_does_not_heed_fragments_without_local_steps():
     said = describe(prepare_dry_run(load("digits", local={"fragments": 3})))
     assert said == describe(prepare_dry_run(load("digits")))
+
+
+def test_dry_run_takes_fewer_devices_than_batch_norm_over_all_workers_needs(monkeypatch: pytest.MonkeyPatch):
+    """Where every worker has a device, they may be unrolled; here several share one."""
+    recipe = load("digits", model={"batch_norm": "sync"}, run={"num_devices": 4})
+    small = dry_run.shrink(recipe, prepare_dry_run(recipe).facts)
+    monkeypatch.setattr(mesh, "devices_by_process", lambda: np.array(jax.devices()[:1])[None])
+    assert mesh.create_mesh(small).shape == {"data": 1, "fast": 1}
 
 
 def test_dry_run_knows_the_highest_rate():

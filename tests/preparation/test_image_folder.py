@@ -147,6 +147,11 @@ BAD = {
         {f"{split}/{c}/1.png": b"" for split in ("test", "valid") for c in "ab"},
         ["holds test, valid, but no folder of training images"],
     ),
+    "images of one split, no training": (
+        {f"{split}/{c}/{name}": b"" for split, name in (("train", "x.txt"), ("val", "1.png")) for c in "ab"},
+        ["the folder train holds no images"],
+    ),
+    "one split, no training": ({f"val/{c}/1.png": b"" for c in "ab"}, ["holds val, but no folder of training images"]),
     "class of two lines": (
         {f"{c}/1.png": b"" for c in ("a\nb", "c ", "d")},
         ["classes 'a\\nb', 'c ' must be printable"],
@@ -194,6 +199,23 @@ def test_a_zip_cut_short_is_refused(tmp_path: Path, make, class_folders):
     source.write_bytes(source.read_bytes()[:-40])
     with pytest.raises(ValueError, match="cut short"):
         prepare(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_image_of_a_zip_is_named_and_the_others_are_read(tmp_path: Path, class_folders, method: int):
+    source = tmp_path / "source.zip"
+    with zipfile.ZipFile(source, "w", method) as archive:
+        for name, content in class_folders.items():
+            archive.writestr(name, content)
+        damaged = archive.infolist()[4]
+    content = bytearray(source.read_bytes())
+    start = damaged.header_offset + 30 + len(damaged.filename)
+    content[start + 20 : start + 60] = bytes(range(40))
+    source.write_bytes(content)
+    report = prepare(source, tmp_path / "out", max_bad=1)
+    ((name, why),) = report.splits["train"][0].left_out
+    assert name == damaged.filename
+    assert why.startswith("cannot be read from the zip: ")
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

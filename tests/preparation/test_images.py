@@ -1,6 +1,8 @@
 """What becomes of one image: kept, stored anew, or known to be damaged."""
 
 import io
+import warnings
+from typing import Any
 
 import cv2
 import numpy as np
@@ -80,11 +82,19 @@ def test_images_are_stored_upright(make, kind: str, orientation: int):
     assert (read == raw) if stays else np.array_equal(read, expected)
 
 
+def _with_alpha(image: Image.Image, transparency: Any) -> Image.Image:
+    image.info["transparency"] = transparency
+    return image
+
+
 PNG_KINDS = {
     "alpha": lambda p: (Image.fromarray(np.dstack([p, p[..., :1]])), p),
     "grey alpha": lambda p: (Image.fromarray(p[..., :2], "LA"), np.repeat(p[..., :1], 3, 2)),
     "palette": lambda p: (Image.fromarray(p).quantize(200), None),
     "black and white": lambda p: (Image.fromarray(p[..., 0] > 99), np.repeat((p[..., :1] > 99) * 255, 3, 2)),
+    "palette with alpha": lambda p: (_with_alpha(Image.fromarray(p).quantize(200), bytes(200)), None),
+    "colour for alpha": lambda p: (_with_alpha(Image.fromarray(p), (1, 2, 3)), p),
+    "animated": lambda p: (Image.fromarray(p), p),
     "16 bit": lambda p: (Image.fromarray(p[..., 0].astype(np.uint16) * 257), np.repeat(p[..., :1], 3, 2)),
 }
 
@@ -93,9 +103,11 @@ PNG_KINDS = {
 @pytest.mark.parametrize("kind", PNG_KINDS)
 def test_png_of_other_kinds_becomes_eight_bit_rgb(make, kind: str):
     image, expected = PNG_KINDS[kind](make.pixels(4))
-    content, shape, repaired = store_image(make.file(image, "PNG"), PNG)
+    frames = {"save_all": True, "append_images": [image.rotate(180)]} if kind == "animated" else {}
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        content, shape, repaired = store_image(make.file(image, "PNG", **frames), PNG)
     assert (shape, repaired) == ((12, 16), True)
-    expected = np.asarray(image.convert("RGB")) if expected is None else expected
+    expected = np.asarray(image.convert("RGBA").convert("RGB")) if expected is None else expected
     np.testing.assert_array_equal(open_pixels(content), expected)
 
 

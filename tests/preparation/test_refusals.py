@@ -36,8 +36,13 @@ def test_another_plan_is_refused_and_changes_nothing(source: Path, straight: Pat
     assert snapshot(straight) == before
 
 
-def test_another_source_is_refused(make, source: Path, straight: Path):
-    make.folder(source, {"train/ant/new.jpg": make.jpeg(1)})
+@pytest.mark.parametrize("change", ["a new file", "a size"])
+def test_another_source_is_refused(make, source: Path, straight: Path, change: str):
+    changed = next((source / "train" / "ant").iterdir())
+    if change == "a size":
+        changed.write_bytes(changed.read_bytes() + b" ")
+    else:
+        make.folder(source, {"train/ant/new.jpg": make.jpeg(1)})
     with pytest.raises(ValueError, match="the source's list of images and labels is not the same"):
         prepare(source, straight, options=OPTIONS)
 
@@ -74,7 +79,7 @@ def test_two_at_once_are_refused(tmp_path: Path, source: Path, monkeypatch: pyte
 
 def test_a_source_of_nothing_but_damage_is_refused(tmp_path: Path, make):
     source = make.folder(tmp_path / "source", {f"{s}/{c}/1.jpg": b"x" for s in ("train", "test") for c in CLASSES})
-    with pytest.raises(ValueError, match="none of its images can be decoded"):
+    with pytest.raises(ValueError, match=r"none of its images can be decoded; .*/1\.jpg is no image"):
         prepare(source, tmp_path / "out", max_bad=9)
     for c in CLASSES:
         (source / "train" / c / "1.jpg").write_bytes(make.jpeg(1))

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from jaxtern.compression.network.links import Network
 from jaxtern.data import durable
 from jaxtern.data.durable import replace_durably
 from jaxtern.data.facts import Facts
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.run import loop
 from jaxtern.training.run.metrics import MetricWriter
-from jaxtern.training.saved.workdir import keep_facts, write_network, write_recipe
+from jaxtern.training.saved.workdir import keep_facts, write_run
 
 
 @pytest.fixture
@@ -40,9 +39,8 @@ def test_file_is_on_the_disk_before_it_takes_the_old_one_s_place(
     tmp_path: Path, calls: list, small_recipe: Callable[..., Recipe]
 ):
     for name, write in {
-        "config": lambda: write_recipe(tmp_path, small_recipe()),
+        "config": lambda: write_run(tmp_path, small_recipe()),
         "dataset": lambda: keep_facts(tmp_path, Facts(None, 10, 100, "a test"), allow_change=False),
-        "network": lambda: write_network(tmp_path, Network(1e-3, 1e8)),
         "metrics": lambda: MetricWriter(tmp_path, 0).close(),
     }.items():
         calls.clear()

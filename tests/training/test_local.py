@@ -132,6 +132,24 @@ def test_frozen_slices_averages_and_decay_go_together(prepare: Callable):
     assert digest(after.averages.params) not in (digest(after.params), digest(before.params))
 
 
+def test_averages_of_moments_begin_with_the_first_ones_of_a_batch(prepare: Callable):
+    """Fragments are merged every two steps, and moments with each."""
+    run = prepare(**FIELDS | {"average_decay": 0.9})
+    take(run, 2)
+    state = to_host(run.state)
+    assert digest(state.averages.moments) == digest(state.moments)
+    assert digest(state.averages.params) != digest(state.params)
+
+
+def test_bits_sent_are_those_of_exchanges(prepare: Callable):
+    """Of six, after steps 1, 3, 5, ... as they are sent a step early; the first two are before step 4."""
+    run = prepare(**FIELDS | {"compress_from": 4})
+    floats, ternary = (run.wires[phase].bits_per_element for phase in (0, 1))
+    told = run.describe_sent()
+    assert told.startswith(f"{(2 * floats + 4 * ternary) / 6:.2f} bits per gradient element")
+    assert told.endswith("(2 of 6 exchanges float)")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -141,7 +159,8 @@ def test_frozen_slices_averages_and_decay_go_together(prepare: Callable):
         ({"local.mixing": 2.0}, "local.mixing=2.0: must be from 0 to 1"),
         ({"local.outer_momentum": 1.0}, "local.outer_momentum=1.0: must be 0 or more, and below 1"),
         ({"precision": "float16"}, "model.precision='float16': must be another where local.steps=4"),
-        ({"batch_norm": "sync"}, "model.batch_norm='sync': must be another where local.steps=4"),
+        ({"batch_norm": "sync"}, "model.batch_norm='sync': must be 'local' where local.steps=4"),
+        ({"batch_norm": "first"}, "model.batch_norm='first': must be 'local' where local.steps=4"),
         ({"virtual_workers": "vmapped"}, "run.virtual_workers='vmapped': must be 'unrolled' where local.steps=4"),
         ({"histograms_every": 3}, "run.histograms_every=3: must be 0 where local.steps=4"),
         ({"mean.statistics": True}, "mean.statistics=True: must be False where local.steps=4"),

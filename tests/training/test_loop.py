@@ -224,7 +224,7 @@ def test_run_gives_its_folder_back_though_its_checkpoints_are_lost(prepare: Call
 
 def test_run_that_cannot_be_made_gives_its_folder_back(prepare: Callable, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "write_network", lambda *_: 1 / 0)
+        patch.setattr(run_module, "write_run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare(num_steps=2)
     finish(prepare(num_steps=2))
@@ -262,5 +262,5 @@ def test_bits_sent_are_the_mean_over_float_and_other_steps(prepare: Callable, tm
     told, coded = run.describe_sent(), run.wires[1].coded_bits_per_element
     assert told.startswith(f"{(floats + 3 * ternary) / 4:.2f} bits per gradient element")
     assert f" ({(floats + 3 * coded) / 4:.2f} by an ideal entropy coder)" in told
-    assert told.endswith("(1 of 4 steps float)")
+    assert told.endswith("(1 of 4 exchanges float)")
     assert not prepare(tmp_path / "all", num_steps=4).describe_sent().endswith("float)")

@@ -277,6 +277,10 @@ def test_recipe_with_a_wrong_value_is_refused(recipe_of: Callable, fields: dict[
     assert "\n" not in str(caught.value)
 
 
+def test_a_section_may_name_no_fields():
+    assert Recipe.from_dict({"mean": {}, "run": {}}) == Recipe()
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

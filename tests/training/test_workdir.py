@@ -18,8 +18,7 @@ from jaxtern.training.saved.workdir import (
     keep_facts,
     read_facts,
     read_recipe,
-    write_network,
-    write_recipe,
+    write_run,
 )
 from jaxtern.training.step.mesh import create_mesh
 
@@ -29,7 +28,7 @@ FACTS = {"image_shape": [8, 8, 1], "num_classes": 2, "num_examples": 32, "class_
 @pytest.fixture
 def taken(tmp_path: Path, small_recipe: Callable[..., Recipe]) -> Path:
     with claim_workdir(tmp_path / "run", small_recipe(), allow_change=False):
-        write_recipe(tmp_path / "run", small_recipe())
+        write_run(tmp_path / "run", small_recipe())
     return tmp_path / "run"
 
 
@@ -62,7 +61,7 @@ def test_workdir_of_another_recipe_is_refused_unless_told_otherwise(
         claim(taken, other, allow_change=True)
     assert "goes on with another config: " in caplog.text
     assert "num_steps is 6 there and 3 here" in caplog.text
-    write_recipe(taken, other)
+    write_run(taken, other)
     assert read_recipe(taken) == other
 
 
@@ -113,7 +112,7 @@ def test_workdir_goes_on_where_nothing_changes_that_a_bit_depends_on(
     tmp_path: Path, small_recipe: Callable[..., Recipe], schedule: str
 ):
     """Of those that do, all are named and no other; more steps change nothing that was."""
-    write_recipe(tmp_path, small_recipe(schedule=schedule))
+    write_run(tmp_path, small_recipe(schedule=schedule))
     claim(tmp_path, small_recipe(schedule=schedule, num_steps=60, **FREE), allow_change=False)
     other = small_recipe(schedule=schedule, num_steps=5, seed=6, beta1=0.8, **FREE)
     with pytest.raises(ValueError, match="holds a run with another config") as caught:
@@ -125,7 +124,7 @@ def test_workdir_goes_on_where_nothing_changes_that_a_bit_depends_on(
 def test_workdir_of_local_steps_that_no_longer_divide_the_steps_can_be_changed(
     tmp_path: Path, small_recipe: Callable[..., Recipe]
 ):
-    write_recipe(tmp_path, small_recipe(num_steps=9).replace(local={"steps": 3}))
+    write_run(tmp_path, small_recipe(num_steps=9).replace(local={"steps": 3}))
     claim(tmp_path, small_recipe(num_steps=10).replace(local={"steps": 2}), allow_change=True)
 
 
@@ -133,7 +132,7 @@ def test_workdir_of_local_steps_that_no_longer_divide_the_steps_can_be_changed(
 def test_workdir_of_rates_over_all_steps_is_refused_for_more_steps(
     tmp_path: Path, small_recipe: Callable[..., Recipe], schedule: str
 ):
-    write_recipe(tmp_path, small_recipe(schedule=schedule))
+    write_run(tmp_path, small_recipe(schedule=schedule))
     with pytest.raises(ValueError, match=r"\(run.num_steps is 6 there and 60 here\)"):
         claim(tmp_path, small_recipe(schedule=schedule, num_steps=60), allow_change=False)
     with pytest.raises(ValueError, match=r"optimizer\.schedule is"):
@@ -265,6 +264,6 @@ def test_facts_that_lack_a_field_are_named(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize(("given", "latency"), [({}, 1e-3), ({"latency": 0.5}, 0.5)])
 def test_links_are_the_stored_ones_unless_given(tmp_path: Path, given: dict[str, float], latency: float):
-    write_network(tmp_path, Network(1e-3, 1e8))
+    write_run(tmp_path, Recipe(), Network(1e-3, 1e8))
     mesh = create_mesh(Recipe.from_dict({"run": {"num_workers": 2, "num_devices": 2}}))
     assert find_network(MeanSection(**given), mesh, tmp_path) == Network(latency, 1e8)

@@ -54,7 +54,7 @@ def plan_buckets(layout: Layout, bucket_size: int | None) -> list[Bucket]:
             buckets.append(bucket)
             position += -(-bucket.size // (LANES * RUN)) * LANES * RUN
     if position > 2**32:
-        raise ValueError(f"gradients: {sum(sizes)} elements: must be fewer than 2^32, in parts of which noise is drawn")
+        raise ValueError(f"gradients: {sum(sizes)} elements: must be fewer than 2^32, in buckets of multiples of 512")
     return buckets
 
 

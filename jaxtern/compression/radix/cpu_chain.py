@@ -13,18 +13,13 @@ from jaxtern.kernels.segments import split
 
 
 class Memory:
-    """The tensors of one worker, which hold gradients at first and means in the end; buckets are not joined.
+    """The tensors of one worker, which hold gradients at first and means in the end; buckets are not joined."""
 
-    Attributes:
-      tensors: float32, in the order of the layout.
-      sent: None; `pipeline.Buckets` gives it.
-    """
-
-    sent = None
+    sent = None  # which `pipeline.Buckets` gives
 
     def __init__(self, plan: Plan, tensors: Tensors, group: Group):
         """Shares the scales of all buckets with one collective."""
-        self.tensors: Tensors = list(tensors)
+        self.tensors: Tensors = list(tensors)  # float32, in the order of the layout
         self._plan, self._group, (self._bits,) = plan, group, plan.quantizer.bits(group)
         ordered = [tensors[place] for bucket in plan.buckets for place in bucket.places]
         sizes = [bucket.sizes for bucket in plan.buckets]

@@ -26,19 +26,12 @@ _PAIR_LATENCIES = 20  # a message of a round of pairs must take so many, to be w
 
 
 class Exchange:
-    """A way of the words from every worker to all.
+    """A way of the words from every worker to all."""
 
-    Attributes:
-      name: name in arguments and reports.
-      exact: whether its mean is the mean of what the workers sent.
-      adds: whether it adds words, which is possible only up to some number of workers.
-      is_double: whether it takes a second collective.
-    """
-
-    name: str
-    exact = True
-    adds = False
-    is_double = False
+    name: str  # in arguments and reports
+    exact = True  # whether its mean is the mean of what the workers sent
+    adds = False  # whether it adds words, which is possible only up to some number of workers
+    is_double = False  # whether it takes a second collective
 
     def num_added(self, num_workers: int) -> int:
         """The number of workers whose words are added on the way."""
@@ -170,7 +163,7 @@ def choose_exchange(name: str, quantizer: Quantizer, size: int, num_workers: int
     Raises ValueError for "sum" and "scatter" if the words of so many workers cannot be added.
     """
     can_add = quantizer.can_add(num_workers)
-    if name == "two_way" and num_workers == 1:  # of which nothing goes anywhere
+    if name == "two_way" and num_workers == 1:  # a single worker sends nothing
         name = "gather"
     if name == "auto":
         usable = [each for each in EXCHANGES.values() if each.exact and (can_add or not each.adds)]

@@ -60,20 +60,15 @@ def run(plan: Plan, pieces: Sequence[Piece], store: Any, group: Group) -> None:
 
 
 class Buckets:
-    """Whole buckets, each joined to a vector for the kernels, on any device and with any number of workers.
-
-    Attributes:
-      tensors: means, once all are decoded.
-      sent: each worker's own tensors as decoded; None if the group does not ask.
-      scales: shared scales of each bucket that was encoded, by its number.
-    """
+    """Whole buckets, each joined to a vector for the kernels, on any device and with any number of workers."""
 
     def __init__(self, plan: Plan, workers: Sequence[Tensors], group: Group):
         """Takes float32 tensors."""
-        self.tensors: list[jax.Array] = list(workers[0])
+        self.tensors: list[jax.Array] = list(workers[0])  # means, once all are decoded
+        # Each worker's own tensors as decoded; None if the group does not ask.
         self.sent: list[Tensors] | None = [list(own) for own in workers] if group.tracks else None
         self._plan, self._workers, self._group, self._bits = plan, workers, group, plan.quantizer.bits(group)
-        self.scales: dict[int, jax.Array] = {}
+        self.scales: dict[int, jax.Array] = {}  # shared scales of each bucket that was encoded, by its number
 
     def encode(self, piece: Piece, after: Sequence[jax.Array]) -> jax.Array:
         """uint32[V, W] words of the workers here; XLA orders them, so `after` is ignored."""

@@ -190,7 +190,8 @@ def _turn(plan: pipeline.Plan, group: Group, trees: Sequence[Tensors], is_invers
 def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> pipeline.Plan:
     """Suits the plan to a device on which `shard_map` tracks nothing.
 
-    CPUs work in place if the tree is large, and with one worker in pieces. A lone GPU takes all buckets as one, as
+    CPUs work in place if the tree is large, and with one worker in pieces; under vmap not, as the workers' tensors are
+    mapped, the mean is not. A lone GPU takes all buckets as one, as
     nothing travels beside other work, and each kernel is lowered for each size. It gathers, as it has all words. Tiles
     of "two_way" have scales of their own, so its buckets stay as they are.
     """
@@ -202,5 +203,6 @@ def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> 
         buckets = [join_buckets(plan.buckets, len(group.layout.sizes))]
         return plan._replace(buckets=buckets, exchanges=[EXCHANGES["gather"]])
     is_in_place = platform == "cpu" and not is_tracked and size >= _IN_PLACE_SIZE and not group.tracks
+    is_in_place = is_in_place and collectives.are_of_mesh(axes)
     is_chained = is_in_place and group.local_workers == 1
     return plan._replace(is_in_place=is_in_place, piece_size=(bucket_size or 2**62) if is_chained else None)

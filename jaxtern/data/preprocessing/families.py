@@ -25,22 +25,15 @@ _RGB = 3
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The preprocessing of one family of models.
+    """The preprocessing of one family of models."""
 
-    Attributes:
-      name: of the family.
-      size: default side of the model's input in pixels; None: images keep their size.
-      train_view: (generator, height, width, size) -> View, as `views.alexnet_view`; None: whole images.
-      evaluation_view: (height, width, size) -> View; None: whole images.
-      standardize: (uint8[B, H, W, C], size) -> float32[B, size, size, C], for evaluation.
-      randomize: (uint8[B, H, W, C], keys [B], size) -> the same, for training; None: as `standardize`.
-    """
-
-    name: str
-    size: int | None
-    train_view: TrainView | None
-    evaluation_view: EvaluationView | None
+    name: str  # of the family
+    size: int | None  # default side of the model's input in pixels; None: images keep their size
+    train_view: TrainView | None  # (generator, height, width, size) -> View, as `alexnet_view`; None: whole images
+    evaluation_view: EvaluationView | None  # (height, width, size) -> View; None: whole images
+    # (uint8[B, H, W, C], size) -> float32[B, size, size, C], for evaluation
     standardize: Callable[[jax.Array, int | None], jax.Array]
+    # (uint8[B, H, W, C], keys [B], size) -> the same, for training; None: as `standardize`
     randomize: Callable[[jax.Array, jax.Array, int | None], jax.Array] | None = None
 
     def augment(self, images: jax.Array, keys: jax.Array, size: int | None) -> jax.Array:

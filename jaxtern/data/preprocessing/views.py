@@ -14,20 +14,14 @@ _CROP = 224  # side of the papers' crops in pixels
 
 
 class View(NamedTuple):
-    """A box of an image in whole source pixels, and how it is turned after it was resized.
-
-    Attributes:
-      top, left, bottom, right: edges; row `bottom` and column `right` lie outside.
-      flip: whether to mirror it, left to right, after the rotation.
-      degrees: counter-clockwise rotation about the centre.
-    """
+    """A box of an image in whole source pixels, and how it is turned after it was resized."""
 
     top: int
     left: int
-    bottom: int
-    right: int
-    flip: bool = False
-    degrees: float = 0.0
+    bottom: int  # the first row below the box
+    right: int  # the first column right of it
+    flip: bool = False  # whether to mirror it, left to right, after the rotation
+    degrees: float = 0.0  # counter-clockwise rotation about the centre
 
 
 def alexnet_view(generator: np.random.Generator, height: int, width: int, size: int) -> View:

@@ -51,7 +51,7 @@ class Recipe:
         need = f"must divide run.num_steps={total}, as {_nearest_divisors(total, steps)} would"
         self.local.require(total % steps == 0, "steps", need)
         self.model.require(self.model.precision != "float16", "precision", f"must be another {where}")
-        self.model.require(self.model.batch_norm != "sync", "batch_norm", f"must be another {where}")
+        self.model.require(self.model.batch_norm == "local", "batch_norm", f"must be 'local' {where}")
         self.run.require(self.run.virtual_workers == "unrolled", "virtual_workers", f"must be 'unrolled' {where}")
         self.run.require(self.run.histograms_every == 0, "histograms_every", f"must be 0 {where}")
         self.mean.require(not self.mean.statistics, "statistics", f"must be False {where}")
@@ -61,8 +61,8 @@ class Recipe:
     def from_dict(cls, values: dict[str, dict[str, Any]]) -> "Recipe":
         """Makes a recipe of fields by section, with defaults for the others; raises ValueError for bad ones."""
         for section, fields in values.items():
-            own = [f"{section}.{field}" for field in fields] if fields and isinstance(fields, dict) else [section]
-            for name in own:
+            named = isinstance(fields, dict) and (fields or section in cls.__dataclass_fields__)
+            for name in [f"{section}.{field}" for field in fields] if named else [section]:
                 _require_field(str(name))
         return cls().replace(**values)
 

@@ -66,11 +66,7 @@ def _sum_lanes(words: jax.Array, first: int) -> jax.Array:
 
 
 class DivergenceGuard:
-    """Compares the devices' copies of a run's state every `period` steps, and before every checkpoint.
-
-    Attributes:
-      find_difference: `find_difference` for the run's devices.
-    """
+    """Compares the devices' copies of a run's state every `period` steps, and before every checkpoint."""
 
     def __init__(self, period: int, mesh: Mesh, specs: TrainState, hosts: Sequence[str] = ()):
         """Compiles nothing before the first comparison, and nothing at all on a single device.

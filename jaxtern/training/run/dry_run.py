@@ -90,6 +90,7 @@ def shrink(recipe: Recipe, facts: Facts) -> Recipe:
     workers, parts = min(recipe.run.num_workers, _WORKERS), min(recipe.run.accumulation, _PARTS)
     fast = min(recipe.mean.worker_devices, len(jax.devices()))
     batch_size = workers * fast * parts * _EXAMPLES
+    virtual = "vmapped" if recipe.model.batch_norm == "sync" else recipe.run.virtual_workers  # a device may get several
     return recipe.replace(
         data={
             "name": "synthetic", "dir": None, "feed": "auto", "synthetic_shape": shape,
@@ -100,7 +101,7 @@ def shrink(recipe: Recipe, facts: Facts) -> Recipe:
         local={"steps": recipe.local.steps and recipe.local.fragments, "delay": 0},  # an exchange in every step
         run={
             "num_workers": workers, "num_devices": None, "batch_size": batch_size, "accumulation": parts,
-            "steps_per_call": 1,
+            "steps_per_call": 1, "virtual_workers": virtual,
         },
     )  # fmt: skip
 

@@ -17,20 +17,13 @@ from jaxtern.training.step.loss import CROSS_ENTROPY, compare, describe_loss
 
 
 class Evaluation(NamedTuple):
-    """Results for one set of weights on one split.
+    """Results for one set of weights on one split."""
 
-    Attributes:
-      loss: mean of the recipe's loss, without weight decay, smoothing and auxiliary logits.
-      precision_at_1: share of targets whose highest logit is the right class.
-      recall_at_5: share of targets whose right class is among the highest five.
-      num_examples: targets of the split: images, or predicted characters.
-      own: by name, means of the metrics of a user's own loss.
-    """
-
-    loss: float
-    precision_at_1: float
-    recall_at_5: float
-    num_examples: int
+    loss: float  # mean of the recipe's loss, without weight decay, smoothing and auxiliary logits
+    precision_at_1: float  # share of targets whose highest logit is the right class
+    recall_at_5: float  # share of targets whose right class is among the highest five
+    num_examples: int  # targets of the split: images, or predicted characters
+    # by name, means of the metrics of a user's own loss
     own: dict[str, float] = {}  # noqa: RUF012 - nobody adds to it
 
     @classmethod

@@ -53,12 +53,13 @@ def export_network(
 
     `step` and `averaged` say how many updates the weights have had, and whether they are moving averages.
     """
-    structure = jax.tree.structure(variables)
-    weights = {path: np.asarray(leaf) for path, leaf in by_path(variables).items()}
-    names, task = tuple(weights), task_of(recipe.data)
+    structure, task, leaves = jax.tree.structure(variables), task_of(recipe.data), by_path(variables)
+    dtypes = {path: leaf.dtype for path, leaf in leaves.items()}
+    # NumPy's files have none of JAX's own types, such as bfloat16.
+    weights = {path: np.asarray(leaf, np.float32 if leaf.dtype.kind == "V" else None) for path, leaf in leaves.items()}
 
     def predict(weights: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
-        variables = structure.unflatten([weights[name] for name in names])
+        variables = structure.unflatten([weights[path].astype(kind) for path, kind in dtypes.items()])
         # An example of text has one character more, the label of the last one.
         return compute_logits(graph, task, variables, inputs if task.of_images else jnp.pad(inputs, [(0, 0), (0, 1)]))
 

@@ -131,6 +131,8 @@ class Feed:
         self._rows = NamedSharding(mesh, PartitionSpec(DEVICE_AXIS))
         share = Share(jax.process_index(), jax.process_count())
         split, self.examples = inputs.dataset.train, None
+        if run.batch_size > split.size:
+            raise ValueError(f"run.batch_size={run.batch_size}: must be at most the {split.size} training examples")
         if inputs.resident:
             self._feed = ResidentFeed(split, run.batch_size, run.seed, share)
             self.examples = to_devices(split.examples, NamedSharding(mesh, PartitionSpec()))

@@ -77,15 +77,11 @@ def _train(run: Run) -> Evaluation:
 
 
 class _Loop:
-    """Takes steps and fetches their metrics one call late: the devices run a call while the host reads the last one's.
-
-    Attributes:
-      taken: steps so far.
-      stopping: whether a signal made the last call the final one.
-    """
+    """Takes steps and fetches their metrics one call late: devices run a call while the host reads the last one's."""
 
     def __init__(self, run: Run, signals: StopSignals):
-        self.taken, self.stopping = run.last_saved, False
+        self.taken = run.last_saved  # steps so far
+        self.stopping = False  # whether a signal made the last call the final one
         self._run, self._signals = run, signals
         self._writer = MetricWriter(run.workdir, self.taken, run.given) if run.checkpoints is not None else None
         hidden = self._writer is None or not sys.stderr.isatty()

@@ -35,15 +35,13 @@ from jaxtern.training.run.inputs import Feed, Inputs, create_network, facts_of, 
 from jaxtern.training.saved.checkpoints import Checkpoints
 from jaxtern.training.saved.elastic import carry_over
 from jaxtern.training.saved.initialization import initialize
-from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_network, write_network, write_recipe
+from jaxtern.training.saved.workdir import claim_workdir, keep_facts, read_network, write_run
 from jaxtern.training.step.mean import create_reducers
 from jaxtern.training.step.mesh import DEVICE_AXIS, create_mesh, lay_out
 from jaxtern.training.step.state import Program, TrainState, create_run, place_state, specs_of_state, variables_of
 from jaxtern.training.step.step import Metrics, create_train_step
 
 _OF_A_HOST = "data.dir", "data.decode_threads", "data.decode_processes"  # fields that may differ between hosts
-
-StepFunction = Callable[..., tuple[TrainState, Metrics]]
 
 
 @dataclasses.dataclass
@@ -58,7 +56,7 @@ class Run:
     feed: Feed
     program: Program
     state: TrainState
-    train_step: StepFunction
+    train_step: Callable[..., tuple[TrainState, Metrics]]  # takes (state, examples, batch or batches, call, stops)
     examples_seen: int  # examples before `state`
     wires: list[WireReport]  # what a worker sends in a step, in each phase of the run (`Program.means`)
     guard: DivergenceGuard
@@ -80,11 +78,14 @@ class Run:
     def describe_sent(self) -> str:
         """Describes what a worker sends in an average step of the run."""
         size, batch, steps = self.inputs.dataset.train.size, self.recipe.run.batch_size, self.recipe.run.num_steps
-        phases = Counter(phase_at(self.recipe.mean, size, step, step * batch) for step in range(steps))
-        wire = self.wires[max(phases)]
-        total = sum((self.wires[phase].traffic.over(1 / count) for phase, count in phases.items()), Traffic())
-        floats = f" ({phases[0]:,} of {steps:,} steps float)" if 0 < phases[0] < steps else ""
-        return f"{wire._replace(traffic=total.over(steps)).summary()}{floats}"
+        local = self.recipe.local
+        period = max(1, local.steps // local.fragments)  # of exchanges, the first of which is early by a delay
+        sending = range(period - 1 - local.delay, steps, period)
+        phases = Counter(phase_at(self.recipe.mean, size, step, step * batch) for step in sending)
+        wire, count = self.wires[max(phases)], len(sending)
+        total = sum((self.wires[phase].traffic.over(1 / times) for phase, times in phases.items()), Traffic())
+        floats = f" ({phases[0]:,} of {count:,} exchanges float)" if 0 < phases[0] < count else ""
+        return f"{wire._replace(traffic=total.over(count)).summary()}{floats}"
 
     def evaluate(self) -> Evaluation:
         """Evaluates the weights, or their moving averages if kept, on the test split.
@@ -133,19 +134,19 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
             restored = checkpoints.restore_latest(fresh, functools.partial(carry_over, recipe=recipe))
             facts = facts_of(inputs.task, inputs.dataset)._replace(digest=digest_split(inputs.dataset.train))
             keep_facts(workdir, facts, allow_config_change)
-            write_recipe(workdir, given)  # not before the run's state and data are found to fit
-            write_network(workdir, network)
+            write_run(workdir, given, network)  # not before the run's state and data are found to fit
         # Process 0 tells the others where the run continues; `seen` is None for a new run.
         seen = messages.broadcast_json(restored and restored.metadata["examples_seen"])
         start = messages.broadcast_arrays(restored.state if restored else fresh)
         state = place_state(start, mesh)
-        train_step = create_train_steps(recipe, program, mesh)
+        compiled = functools.cache(lambda call: create_train_step(recipe, program, mesh, **call._asdict()))
         hosts = messages.gather_json(socket.gethostname())
         period = recipe.run.compare_every and (recipe.local.steps or recipe.run.compare_every)
         guard = DivergenceGuard(period, mesh, specs_of_state(recipe.local.steps > 0), hosts)
         run = Run(
-            recipe, given, workdir, mesh, inputs, feed, program, state, train_step, seen or 0, wires, guard,
-            checkpoints, opened, int(start.step),
+            recipe, given, workdir, mesh, inputs, feed, program, state,
+            lambda state, examples, batch, call, stops=None: compiled(call)(state, examples, batch, stops),
+            seen or 0, wires, guard, checkpoints, opened, int(start.step),
         )  # fmt: skip
         if seen is None:
             run.save(0)
@@ -172,14 +173,6 @@ def _require_run_of_first(workdir: Path) -> None:
             f"workdir={str(workdir)!r}: {named(holder, found[holder][1])} has checkpoints there, and"
             f" {named(0, found[0][1])}, which reads them for all, has none; copy the folder, or take another --workdir"
         )
-
-
-def create_train_steps(recipe: Recipe, program: Program, mesh: Mesh) -> StepFunction:
-    """(state, examples, batch or batches, call, stops) -> (state, metrics), compiled for each kind of call."""
-    compiled = functools.cache(
-        lambda call: create_train_step(recipe, program, mesh, phase=call.phase, num_steps=call.num_steps)
-    )
-    return lambda state, examples, batch, call, stops=None: compiled(call)(state, examples, batch, stops)
 
 
 def find_network(mean: MeanSection, mesh: Mesh, workdir: Path) -> Network | None:

@@ -14,12 +14,7 @@ from jaxtern.training.step.state import Averages, TrainState, configure_modules,
 
 
 class SavedRun:
-    """The checkpoints of a run.
-
-    Attributes:
-      recipe: the run's recipe.
-      graph: static part of its model.
-    """
+    """The checkpoints of a run, its recipe, and `graph`, the static part of its model."""
 
     def __init__(self, workdir: Path, recipe: Recipe, model: Model):
         """Opens a run's folder, with a model of its recipe; raises ValueError or OSError if it cannot be read."""
@@ -28,11 +23,7 @@ class SavedRun:
         self.graph, params, frozen, moments = split_variables(model, recipe)
         averages = Averages(params, moments) if recipe.model.average_decay else None
         self._like = TrainState._make([np.int32(0), params, frozen, moments, None, None, averages, None])
-        self._workdir, self._checkpoints = workdir, Checkpoints(workdir)
-
-    def steps(self) -> list[int]:
-        """Steps of its checkpoints, ascending."""
-        return self._checkpoints.steps()
+        self._workdir, self.checkpoints = workdir, Checkpoints(workdir)
 
     def restore(self, step: int | None = None, best: bool = False) -> TrainState:
         """Restores a checkpoint, without what only training needs; raises ValueError if it is missing or damaged.
@@ -43,18 +34,18 @@ class SavedRun:
         """
         workdir, missing = f"workdir={str(self._workdir)!r}", "can be read"
         if best:
-            step = self._checkpoints.best_step()
+            step = self.checkpoints.best_step()
             missing = "was evaluated when it was saved (run.evaluate_every, run.checkpoint_every)"
         elif step is None:
-            newest = self._checkpoints.restore_latest(self._like, _fit_network)
+            newest = self.checkpoints.restore_latest(self._like, _fit_network)
             if newest is not None:
                 return newest.state
-        elif step not in self.steps():
-            there = ", ".join(map(str, self.steps())) or "none"
+        elif step not in self.checkpoints.steps():
+            there = ", ".join(map(str, self.checkpoints.steps())) or "none"
             raise ValueError(f"step={step}: {workdir} holds no such checkpoint; available: {there}")
         if step is None:
             raise ValueError(f"{workdir}: holds no checkpoint that {missing}")
-        return self._checkpoints.restore(step, self._like, _fit_network).state
+        return self.checkpoints.restore(step, self._like, _fit_network).state
 
 
 def open_run(workdir: Path, data_dir: str | None = None) -> tuple[SavedRun, Inputs]:

@@ -31,16 +31,12 @@ class StopSignals:
 
     A single process stops after the current call. One of several tells the next call, whose metrics tell all others, so
     that they save the same step.
-
-    Attributes:
-      received: the signal that this process received.
-      agreed: whether all processes know that they are to stop; with several, the reader of a call's metrics sets it.
     """
 
     def __init__(self, mesh: Mesh):
         """Prepares what to tell the devices of a run's mesh."""
-        self.received, self._received_at = None, 0.0
-        self.agreed = False
+        self.received, self._received_at = None, 0.0  # the signal that this process received, and when
+        self.agreed = False  # whether all processes know that they are to stop; of several, a reader of metrics sets it
         self._before: dict[int, Any] = {}
         self._flags: list[jax.Array] = []
         if jax.process_count() > 1:

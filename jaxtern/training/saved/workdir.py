@@ -85,9 +85,11 @@ def _take_over(workdir: Path, recipe: Recipe, allow_change: bool) -> None:
     _require_none(workdir, "config", _find_changes(kept, recipe.by_name()), allow_change)
 
 
-def write_recipe(workdir: Path, recipe: Recipe) -> None:
-    """Writes the recipe of a run."""
+def write_run(workdir: Path, recipe: Recipe, network: Network | None = None) -> None:
+    """Writes the recipe of a run, and the links by which it chose its exchange, if it did."""
     _write_json(workdir / "config.json", recipe.to_dict())
+    if network is not None:
+        _write_json(workdir / "network.json", dataclasses.asdict(network))
 
 
 def read_facts(workdir: Path) -> Facts | None:
@@ -111,12 +113,6 @@ def keep_facts(workdir: Path, facts: Facts, allow_change: bool) -> None:
 def read_network(workdir: Path) -> Network | None:
     """Reads the links as they were when a run began; None if it has none, ValueError if they cannot be read."""
     return _read(workdir / "network.json", lambda values: Network(**values), "the links measured again")
-
-
-def write_network(workdir: Path, network: Network | None) -> None:
-    """Writes the links by which a run chose its exchange."""
-    if network is not None:
-        _write_json(workdir / "network.json", dataclasses.asdict(network))
 
 
 def _read(path: Path, make: Callable[[Any], T], instead: str) -> T | None:

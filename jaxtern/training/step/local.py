@@ -31,7 +31,7 @@ def create_local_update(
         after: LocalState = steps.update(gradients, whole, [each.moments for each in local])
         own = after._replace(params=(), moments=())
         new = state._replace(step=state.step + 1, params=after.params, moments=after.moments, compressor=own)
-        new = move_averages(new, model.average_decay)
+        new = move_averages(new, model.average_decay, steps.timing.period)
         metrics = jax.tree.map(lambda *each: sum(each) / len(each), *[each.measured for each in local])
         metrics["nonfinite"] = nonfinite(after.local.params)
         metrics["weight_norm"] = optax.tree.norm(after.params)

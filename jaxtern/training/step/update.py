@@ -80,19 +80,19 @@ def _join_moments(batch_norm: str, local: list[Local]) -> Any:
     return pmean(jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *moments), (DEVICE_AXIS,))
 
 
-def move_averages(state: TrainState, decay: float) -> TrainState:
+def move_averages(state: TrainState, decay: float, first: int = 1) -> TrainState:
     """Moves the averages towards weights and moments.
 
         a <- d a + (1 - d) x,  d = min(decay, (1 + t) / (10 + t))
 
-    t counts steps and is 1 in the first one (Abadi et al. 2016, ExponentialMovingAverage). In the first update that is
-    not skipped, d is 0 for moments, as those before may be of no batch at all; the compressor counts these updates.
+    t counts steps and is 1 in the first one (Abadi et al. 2016, ExponentialMovingAverage). For moments d is 0 up to the
+    `first` update that changes them, as those before may be of no batch; the compressor counts those not skipped.
     """
     if state.averages is None:
         return state
     t = state.step.astype(jnp.float32)
     d = jnp.minimum(decay, (1 + t) / (10 + t))
-    of_moments = jnp.where(state.compressor.count == 1, 0.0, d)
+    of_moments = jnp.where(state.compressor.count <= first, 0.0, d)
     params = optax.tree.update_moment(state.params, state.averages.params, d, order=1)
     moments = optax.tree.update_moment(state.moments, state.averages.moments, of_moments, order=1)
     return state._replace(averages=Averages(params, moments))
