@@ -31,7 +31,7 @@ with command_line.loading(__name__):
     from jaxtern.compression.radix.buckets import BUCKET_SIZE
     from jaxtern.compression.radix.quantizer import Quantizer
     from jaxtern.compression.reducer import Layout, Reducer
-    from jaxtern.compression.transform import describe
+    from jaxtern.compression.transform import layout_of
     from jaxtern.data.json_files import read_json
     from jaxtern.planning.forecast import Forecast, Scenario, seconds
     from jaxtern.planning.model import INSIDE_HOST, Method, QuantizerSpeed, measured_method, usual_methods
@@ -130,7 +130,7 @@ def read_parameters() -> Job:
         raise ValueError(f"--parameters={PARAMETERS.value}: must be a whole number from 1 to below 2^32")
     if STEP_SECONDS.value is None:
         raise ValueError("--step_seconds is not set: --parameters has no step to measure")
-    layout = describe(jax.ShapeDtypeStruct((int(count),), jnp.float32))
+    layout = layout_of(jax.ShapeDtypeStruct((int(count),), jnp.float32))
     compute, timing = parse(STEP_SECONDS, _TIMES), as_timing(LOCAL_STEPS.value or 1, FRAGMENTS.value or 1)
     return Job("one tensor", Quantizer(), layout, 0, compute, bool(OVERLAP.value), timing, BUCKET_SIZE, {})
 

@@ -30,7 +30,7 @@ from jax.sharding import Mesh, PartitionSpec
 import jaxtern
 from benchmarks.commands import at_least, create_parser, format_table
 from jaxtern.compression.collectives import Axes
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 from jaxtern.kernels.rotation import BLOCK
 from jaxtern.kernels.segments import fill_up
 from jaxtern.training.run.inputs import Feed, Inputs, create_network
@@ -155,7 +155,7 @@ def measure(gradients: list[jax.Array], step: jax.Array, methods: tuple[str, ...
 
 def _send(rows: jax.Array, step: jax.Array, reducer: jaxtern.Reducer) -> jax.Array:
     """float32[workers, n] to what each worker's part stands for."""
-    layout = describe(rows[0])
+    layout = layout_of(rows[0])
 
     def reduce(rows: jax.Array, step: jax.Array) -> jax.Array:
         group = jaxtern.Group(layout, Axes(("workers",)), len(rows), 0, step, tracks=True)

@@ -48,7 +48,7 @@ from benchmarks.netlab import Lab, measuring, parse_rate
 from benchmarks.netlab.measuring import START_SECONDS, has_memory
 from benchmarks.netlab.team import Team, WorkerError, combine
 from benchmarks.timing import machine
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 
 TORCH = ("all-reduce", "fp16", "PowerSGD 1", "PowerSGD 2", "PowerSGD 4")
 MIN_REPEATS = 5
@@ -170,7 +170,7 @@ def measure_variant(lab: Lab, team: Team, row: dict, repeats: int) -> dict:
     figures["limit"] = 1e3 * 8 * figures["busiest_bytes"] / bits
     figures["over_limit"] = figures["milliseconds"] / figures["limit"]
     if row["library"] == "jaxtern":
-        layout = describe(tensors_of(shapes_of(row["size"])))
+        layout = layout_of(tensors_of(shapes_of(row["size"])))
         predicted = create_reducer(variant).traffic(layout, lab.hosts).bytes
         figures |= {"predicted_bytes": predicted, "predicted_bits_an_element": 8 * predicted / elements}
         figures["payload_over_predicted"] = figures["payload_bytes"] / figures["predicted_bytes"]

@@ -28,7 +28,7 @@ from jaxtern.compression.collectives import Axes
 from jaxtern.compression.radix.buckets import Piece
 from jaxtern.compression.radix.exchanges import EXCHANGES, second_dither
 from jaxtern.compression.radix.quantizer import Quantizer, Received
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 from jaxtern.kernels import derive_key, rotate
 
 Tree = dict[str, jax.Array]
@@ -43,7 +43,7 @@ class Worker:
         self.shapes, self.elements = shapes, count_elements(shapes)
         self.sizes = tuple(count_elements((shape,)) for shape in shapes)
         random = np.random.default_rng(self.host)
-        self.layout = describe(tensors_of(shapes))
+        self.layout = layout_of(tensors_of(shapes))
         self.own = {
             path: self.place(random.standard_normal(shape, np.float32))
             for path, shape in zip(self.layout.paths, shapes, strict=True)

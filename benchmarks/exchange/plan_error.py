@@ -46,7 +46,7 @@ from jaxtern.compression.network.links import maximum
 from jaxtern.compression.radix.buckets import BUCKET_SIZE
 from jaxtern.compression.radix.exchanges import EXCHANGES
 from jaxtern.compression.radix.quantizer import Quantizer
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 from jaxtern.planning.model import Method, Placement, QuantizerSpeed, predict_step, usual_methods, wire_seconds
 
 PAYLOAD = 1448 / 1514  # of a full Ethernet packet with TCP's time stamps
@@ -211,7 +211,7 @@ def wire(row: dict, arguments: argparse.Namespace) -> float:
 
 
 def method(row: dict, speed: QuantizerSpeed, bucket_size: int | None) -> Method:
-    layout = describe([jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes_of(row)])
+    layout = layout_of([jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes_of(row)])
     return usual_methods(Quantizer(), layout, 0, speed, bucket_size)[row["exchange"]]
 
 

@@ -7,7 +7,7 @@ from jaxtern.compression.fragments import as_timing, split_layout
 from jaxtern.compression.methods import as_reducer
 from jaxtern.compression.network.links import Network, Traffic, all_reduce
 from jaxtern.compression.reducer import Reducer, put
-from jaxtern.compression.transform import PathPredicate, describe, keep_float
+from jaxtern.compression.transform import PathPredicate, keep_float, layout_of
 from jaxtern.compression.wrappers import bytes_of_tensors
 
 
@@ -128,7 +128,7 @@ def wire_report(
     timing = as_timing(local_steps, fragments)
     num_workers = as_integer("num_workers", num_workers, 1)
     reducer = keep_float(as_reducer(reducer), as_integer("min_size", min_size, 1), exclude)
-    layout = describe(tree, exclude=exclude)
+    layout = layout_of(tree, exclude=exclude)
     sent, traffic = [0.0] * len(layout.paths), Traffic()
     for places in split_layout(layout, timing.fragments):
         part = layout.select(places)

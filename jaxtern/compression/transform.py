@@ -138,7 +138,7 @@ def compressed_mean(
     count = as_integer("virtual_workers", 1 if virtual_workers is None else virtual_workers, 1)
 
     def init(params: Any) -> CompressedMeanState:
-        return _first_state(reducer, describe(params, axes, exclude, require_floats=False), axes, count, statistics)
+        return _first_state(reducer, layout_of(params, axes, exclude, require_floats=False), axes, count, statistics)
 
     def update(updates: Any, state: CompressedMeanState, params: Any = None) -> tuple[Any, CompressedMeanState]:
         workers = [updates] if virtual_workers is None else list(updates)
@@ -148,7 +148,7 @@ def compressed_mean(
         if not isinstance(state, CompressedMeanState):
             raise ValueError(f"state: is {type(state).__name__}: must be the CompressedMeanState of `init`")
         collectives.count_workers(axes.workers + axes.fast)  # raises for an axis that does not exist
-        layout = describe(workers[0], axes, exclude)
+        layout = layout_of(workers[0], axes, exclude)
         group = Group(layout, Axes(axes.workers), len(workers), seed, state.count, tracks=statistics)
         return _update(reducer, workers, state, group, axes)
 
@@ -183,7 +183,7 @@ def _update(
     """Updates with the trees of the workers on this device."""
     layout = group.layout
     for number, own in enumerate(workers[1:], start=1):
-        if describe(own, axes)[:3] != layout[:3]:
+        if layout_of(own, axes)[:3] != layout[:3]:
             raise ValueError(f"updates[{number}]: must have the paths, shapes and dtypes of updates[0]")
     _require_local(workers, layout.paths, axes)
     _require_state(state, reducer, group)
@@ -211,7 +211,7 @@ def keep_float(reducer: Reducer, min_size: int, exclude: PathPredicate | None) -
     return partition([(stays_float, reducer.floats or float_mean(in_order=True))], reducer, may_be_empty=True)
 
 
-def describe(
+def layout_of(
     tree: Any, axes: Axes | None = None, exclude: PathPredicate | None = None, require_floats: bool = True
 ) -> Layout:
     """The layout of a tree of gradients, weights or shapes, without absent tensors (None).

@@ -16,7 +16,7 @@ from jaxtern.compression.float_mean import float_mean
 from jaxtern.compression.fragments import Timing, as_timing, split_layout
 from jaxtern.compression.methods import as_reducer
 from jaxtern.compression.reducer import Layout, Reducer, rounded, share_out
-from jaxtern.compression.transform import CompressedMeanState, PathPredicate, compressed_mean, describe, keep_float
+from jaxtern.compression.transform import CompressedMeanState, PathPredicate, compressed_mean, keep_float, layout_of
 
 
 class Worker(NamedTuple):
@@ -161,7 +161,7 @@ class LocalSteps:
             collectives.count_workers(self.axis_names + self.fast_axis_names)
         except ValueError as error:
             raise ValueError(f"{error}; `init` of local_steps must run inside shard_map or pmap, too") from None
-        paths = describe(params, exclude=self.exclude).paths
+        paths = layout_of(params, exclude=self.exclude).paths
         if doubled := [path for path in paths if paths.count(path) > 1]:
             raise ValueError(f"params: two tensors have the path {doubled[0]!r}: each must have one of its own")
         parts = [self._select(params, number) for number in range(self.timing.fragments)]
@@ -213,11 +213,11 @@ class LocalSteps:
         """
         pairs = zip(local.reducers, self.layouts(params), strict=True)
         reducers = [self.reducer.resize(own, layout, num_workers) for own, layout in pairs]
-        return share_out(local._replace(reducers=()), describe(params), num_workers)._replace(reducers=reducers)
+        return share_out(local._replace(reducers=()), layout_of(params), num_workers)._replace(reducers=reducers)
 
     def layouts(self, params: Any) -> list[Layout]:
         """Layouts of the fragments of these weights."""
-        return [describe(self._select(params, number)) for number in range(self.timing.fragments)]
+        return [layout_of(self._select(params, number)) for number in range(self.timing.fragments)]
 
     def _where_due(self, do: Callable[..., LocalState], state: LocalState, ahead: int = 0) -> LocalState:
         """Calls `do(state, fragment)` for the fragment that is merged `ahead` steps from now, if there is one."""
@@ -269,13 +269,13 @@ class LocalSteps:
 
     def _select(self, tree: Any, number: int) -> dict[str, jax.Array]:
         """Tensors of a fragment by path."""
-        layout, leaves = describe(tree), jax.tree.leaves(tree)
+        layout, leaves = layout_of(tree), jax.tree.leaves(tree)
         return {layout.paths[place]: leaves[place] for place in split_layout(layout, self.timing.fragments)[number]}
 
 
 def _put(tree: Any, tensors: Any) -> Any:
     """Returns the tree with these tensors, by path, at their places."""
-    treedef, paths = jax.tree.structure(tree), describe(tree).paths
+    treedef, paths = jax.tree.structure(tree), layout_of(tree).paths
     return treedef.unflatten([tensors.get(*pair) for pair in zip(paths, jax.tree.leaves(tree), strict=True)])
 
 

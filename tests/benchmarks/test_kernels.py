@@ -16,7 +16,7 @@ import pytest
 from benchmarks import timing
 from benchmarks.kernels import __main__ as command, cases, check, lowering
 from jaxtern.compression.radix.buckets import BUCKET_SIZE, plan_buckets
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 from jaxtern.kernels import dispatch, tuning
 from jaxtern.kernels.dispatch import why_not_native
 from jaxtern.kernels.tuning import OPS
@@ -231,5 +231,5 @@ def test_the_default_recipe_lowers_each_kernel_once():
 @pytest.mark.skipif(jax.__version_info__ < dispatch.MIN_JAX, reason="the kernels need a newer JAX")
 def test_buckets_of_about_a_size_share_kernels():
     shapes = {str(size): jax.ShapeDtypeStruct((size,), np.float32) for size in range(1_500_000, 1_590_000, 10_000)}
-    assert len(plan_buckets(describe(shapes), BUCKET_SIZE)) == 3
+    assert len(plan_buckets(layout_of(shapes), BUCKET_SIZE)) == 3
     assert lowering.lower(shapes, 1, "mosaic", devices=8)[0] == 6  # those above, and the sum of shards

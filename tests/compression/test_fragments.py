@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from jaxtern.compression.fragments import as_timing, split_layout
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 12])
 def test_every_tensor_is_in_one_fragment_and_neighbours_are_together(parts: int):
     random = np.random.default_rng(parts)
     tree = {f"block{number}": jnp.zeros(random.integers(1, 50)) for number in range(12)}
-    layout = describe(tree)
+    layout = layout_of(tree)
     found = split_layout(layout, parts)
     assert sorted(place for part in found for place in part) == list(range(12))
     numbers = [sorted(int(layout.paths[place].removeprefix("block")) for place in part) for part in found]
@@ -21,7 +21,7 @@ def test_every_tensor_is_in_one_fragment_and_neighbours_are_together(parts: int)
 
 def test_fragments_have_about_as_many_elements():
     tree = {f"{number:02}": jnp.zeros(size) for number, size in enumerate([100, 1, 1, 1, 97, 50, 50, 100])}
-    layout = describe(tree)
+    layout = layout_of(tree)
     sizes = [sum(layout.sizes[place] for place in part) for part in split_layout(layout, 4)]
     assert sizes == [100, 100, 100, 100]
 

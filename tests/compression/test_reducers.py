@@ -20,7 +20,7 @@ from jaxtern import CompressedMeanState, Reducer, compressed_mean
 from jaxtern.compression.radix.buckets import BUCKET_SIZE, plan_buckets
 from jaxtern.compression.radix.gaussian import best_code
 from jaxtern.compression.reducer import SHARED
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 from jaxtern.kernels import derive_key, rotate
 from jaxtern.kernels.segments import split
 
@@ -317,15 +317,15 @@ def step_of(name: str, step: int, num_workers: int = NUM_WORKERS) -> Any:
     return jax.tree.map(lambda x: x[step, :num_workers], gradients_of(name))
 
 
-def layout_of(name: str) -> jaxtern.Layout:
-    return describe(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype), pairs(name)))
+def layout_of_row(name: str) -> jaxtern.Layout:
+    return layout_of(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[3:], x.dtype), pairs(name)))
 
 
 @functools.cache
 def start(name: str, num_workers: int = NUM_WORKERS) -> CompressedMeanState:
     """The state before the first update, of all workers: leaves of `local` are [N, ...]."""
     init = jax.jit(ROWS[name].make().init, static_argnums=(0, 1))
-    state = jax.device_get(init(layout_of(name), num_workers))
+    state = jax.device_get(init(layout_of_row(name), num_workers))
     local = jax.tree.map(lambda x: np.stack([x] * num_workers), state.local)
     return CompressedMeanState(np.int32(0), state.shared, local, None)
 
@@ -437,7 +437,7 @@ def run_of(name: str) -> Run:
     means, states = jax.device_get(jax.jit(mapped, compiler_options=options)(gradients))
     means, everywhere = jax.tree.map(lambda x: x[:, 0], (means, states._replace(local=None)))
     local = jax.tree.map(lambda x: x[:, :, 0], states.local)
-    return Run(gradients, means, everywhere._replace(local=local), layout_of(name))
+    return Run(gradients, means, everywhere._replace(local=local), layout_of_row(name))
 
 
 @functools.cache
@@ -452,7 +452,7 @@ def reference(name: str) -> list[tuple[Any, CompressedMeanState]]:
 
 def resized(name: str, num_workers: int) -> Any:
     """The last local state of four workers for so many."""
-    return ROWS[name].make().resize(reference(name)[-1][1].local, layout_of(name), num_workers)
+    return ROWS[name].make().resize(reference(name)[-1][1].local, layout_of_row(name), num_workers)
 
 
 slow = [pytest.mark.slow]
@@ -506,7 +506,7 @@ def test_donated_states_are_used_up_and_saved_ones_continue_to_the_bit(name: str
 @every_row
 @pytest.mark.parametrize("num_workers", [2, 4])
 def test_traffic_is_the_bytes_of_the_compiled_collectives(collectives: Callable, name: str, num_workers: int):
-    promised = ROWS[name].make().traffic(layout_of(name), num_workers)
+    promised = ROWS[name].make().traffic(layout_of_row(name), num_workers)
     sent = 0.0
     for collective in collectives(program(name, f"mesh:{num_workers}").text):
         assert collective.dtype in ("u32", "f32")
@@ -520,7 +520,7 @@ def test_traffic_is_the_bytes_of_the_compiled_collectives(collectives: Callable,
 def test_states_for_another_number_of_workers_keep_their_means(name: str, num_workers: int):
     row, state = ROWS[name], reference(name)[-1][1]
     local = resized(name, num_workers)
-    before, found = (row.served(tree[-1], layout_of(name)) if row.served else [] for tree in (state.local, local))
+    before, found = (row.served(tree[-1], layout_of_row(name)) if row.served else [] for tree in (state.local, local))
     assert_bits(found, before)
     averaged = [tree[:-1] if row.served else tree for tree in (state.local, local)]
     for a, b in zip(*map(leaves, averaged), strict=True):

@@ -12,7 +12,7 @@ import jaxtern
 from jaxtern import Network, calibrate, wire_report
 from jaxtern.compression.network import calibration
 from jaxtern.compression.network.links import all_gather, all_reduce, all_to_all
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 
 TREE = {
     "conv": {"kernel": jnp.zeros((5, 5, 64, 64)), "bias": jnp.zeros(64)},
@@ -37,7 +37,7 @@ def test_the_tensors_add_up_to_the_traffic(reducer: Any, options: dict[str, Any]
 
 def test_traffic_and_ways_are_the_reducers_own():
     reducer = jaxtern.ternary(exchange="scatter")
-    assert wire_report(TREE, reducer, 8).traffic == reducer.traffic(describe(TREE), 8)
+    assert wire_report(TREE, reducer, 8).traffic == reducer.traffic(layout_of(TREE), 8)
     assert wire_report(TREE, reducer, 8).traffic.ways == ("scatter",)
     assert wire_report(TREE, "ternary", 8, min_size=100).traffic.ways == ("float", "scatter")
 

@@ -13,7 +13,7 @@ from jaxtern.compression.collectives import Axes
 from jaxtern.compression.radix import scales
 from jaxtern.compression.radix.quantizer import Quantizer
 from jaxtern.compression.radix.scales import Measured
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 from jaxtern.kernels import Segments
 
 
@@ -77,7 +77,7 @@ def test_a_shared_scale_is_the_largest_and_nan_where_one_is_not_finite(workers: 
 
     def share(scales: jax.Array, step: jax.Array) -> jax.Array:
         measured = Measured(scales, scales, scales, scales)
-        group = Group(describe({}), Axes(placed.names), 1, 0, step)
+        group = Group(layout_of({}), Axes(placed.names), 1, 0, step)
         return Quantizer().share_scales([measured], group)
 
     shared = placed.over(share)(own, jnp.int32(0))

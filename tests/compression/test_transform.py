@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec as P
 
 import jaxtern
 from jaxtern import compressed_mean, ternary, ternary_mean
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 
 NUM_WORKERS = 4
 
@@ -167,7 +167,8 @@ def test_the_state_of_dgc_varies_alike_before_and_after_an_update_of_an_empty_te
         tree = jax.lax.pcast(tree, "data", to="varying")
 
         def one(state: Any, _: None) -> tuple[Any, Any]:
-            return transformation.update(tree, state)[::-1]
+            mean, state = transformation.update(tree, state)
+            return state, mean
 
         return jax.lax.scan(one, transformation.init(tree), length=2)[1]
 
@@ -191,7 +192,7 @@ def test_jax_scalars_are_numbers_and_traced_ones_are_refused(name: str):
 
 
 def test_numpy_and_python_numbers_are_tensors_too():
-    layout = describe({"a": np.float32(1.5), "b": 2.5, "c": np.array([3.5], np.float32), "d": None})
+    layout = layout_of({"a": np.float32(1.5), "b": 2.5, "c": np.array([3.5], np.float32), "d": None})
     assert layout.paths == ("a", "b", "c")
     assert layout.shapes == ((), (), (1,))
     assert set(layout.dtypes) == {jnp.dtype("float32")}

@@ -13,7 +13,7 @@ from jaxtern.compression.fragments import Timing
 from jaxtern.compression.network.links import all_to_all
 from jaxtern.compression.radix.quantizer import Quantizer
 from jaxtern.compression.reducer import Layout, stateless
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 from jaxtern.planning.forecast import Forecast, Scenario, Way, seconds
 from jaxtern.planning.model import Placement, QuantizerSpeed, StepTime, measured_method, predict_step, usual_methods
 from jaxtern.planning.speed import measure_quantizer_speed, measure_reduce_seconds
@@ -26,8 +26,8 @@ EXACT = ("gather", "sum", "scatter")
 METHODS = ("float", *EXACT, "two_way")
 
 
-def layout_of(*sizes: int) -> Layout:
-    return describe([jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes])
+def layout_of_vectors(*sizes: int) -> Layout:
+    return layout_of([jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes])
 
 
 def predict(
@@ -40,19 +40,19 @@ def predict(
     bucket_size: int | None = None,
     **options: Any,
 ) -> StepTime:
-    methods = usual_methods(Quantizer(), layout_of(*sizes), num_floats, speed, bucket_size)
+    methods = usual_methods(Quantizer(), layout_of_vectors(*sizes), num_floats, speed, bucket_size)
     placement = Placement(where) if isinstance(where, int) else where
     return predict_step(methods[name], placement, network, options.pop("compute", 0.1), **options)
 
 
 def traffic_of(name: str, num_workers: int) -> Traffic:
     """What the reducer itself says of all elements in one bucket."""
-    return quantized(1, exchange=name, bucket_size=None).traffic(layout_of(ELEMENTS), num_workers)
+    return quantized(1, exchange=name, bucket_size=None).traffic(layout_of_vectors(ELEMENTS), num_workers)
 
 
 def forecast(network: Network = SLOW, hosts: int = 8, devices: int = 1) -> Forecast:
     scenario = Scenario(hosts, devices, network, Network(1e-5, 10e9), 0.1)
-    return Forecast(usual_methods(Quantizer(), layout_of(ELEMENTS), 0, SPEED), scenario)
+    return Forecast(usual_methods(Quantizer(), layout_of_vectors(ELEMENTS), 0, SPEED), scenario)
 
 
 @pytest.mark.parametrize("exchange", METHODS)
@@ -198,7 +198,7 @@ def test_local_steps_are_recommended_where_the_exchange_is_dear():
 
 
 def test_an_exchange_that_cannot_add_so_many_is_left_out():
-    methods = usual_methods(Quantizer(levels=100), layout_of(1000), 0, QuantizerSpeed())
+    methods = usual_methods(Quantizer(levels=100), layout_of_vectors(1000), 0, QuantizerSpeed())
     found = Forecast(methods, Scenario(1024, 1, SLOW, SLOW, 0.0))
     assert {way.method for way in found.here} == {"float", "gather", "two_way"}
     assert found.best_exact().method == "gather"
@@ -223,7 +223,7 @@ def test_tensors_that_stay_float_are_sent_beside_the_words():
     "reducer", [low_rank(2), top_k(0.01, "bfloat16"), sign(two_way=True), quantized(2)], ids=["low", "top", "sign", "q"]
 )
 def test_any_reducer_is_measured_and_sends_what_it_says(reducer: Reducer):
-    layout = describe({"a": jnp.zeros((64, 32)), "b": jnp.zeros(7, jnp.bfloat16)})
+    layout = layout_of({"a": jnp.zeros((64, 32)), "b": jnp.zeros(7, jnp.bfloat16)})
     took = measure_reduce_seconds(reducer, layout, seconds=0.01)
     assert 0 < took < 1
     method = measured_method(reducer, layout, took)
@@ -239,7 +239,7 @@ def test_a_reducer_of_ones_own_has_a_row_beside_the_others():
         return Reduced(workers[0], state)
 
     mine = Reducer(stateless, reduce, lambda _, workers: all_to_all(0.5 * workers, workers))
-    layout, network = layout_of(1000), Network(0.0, 1.0)
+    layout, network = layout_of_vectors(1000), Network(0.0, 1.0)
     methods = usual_methods(Quantizer(), layout, 0, SPEED) | {"mine": measured_method(mine, layout, 1e-3, 100)}
     found = Forecast(methods, Scenario(2, 2, network, Network(0.0, 1e300), 0.0))
     assert found.here[Way("mine", False)].wire == pytest.approx((2 * 3 + 300) * 4 / 3 + 300)

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from jaxtern.compression.reducer import Layout
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 from jaxtern.data.rendering import Batch
 from jaxtern.models import create_model
 from jaxtern.training.recipe.recipe import Recipe
@@ -36,7 +36,7 @@ def read_workload(recipe: Recipe, inputs: Inputs) -> Workload:
         lambda: create_model(recipe.model.name, inputs.input_shape, inputs.dataset.num_classes, recipe.run.seed)
     )
     _, params, _, _ = split_variables(model, recipe)
-    layout = describe(params)
+    layout = layout_of(params)
     named = enumerate(zip(layout.paths, layout.sizes, strict=True))
     large = [(place, path) for place, (path, size) in named if size >= recipe.mean.min_size]
     compressed = layout.select([place for place, path in large if not stays_float(recipe.mean, model.last_layer, path)])

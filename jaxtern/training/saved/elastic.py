@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from jaxtern.compression.reducer import Layout, Reducer
-from jaxtern.compression.transform import describe
+from jaxtern.compression.transform import layout_of
 from jaxtern.models import MODELS
 from jaxtern.training.recipe.recipe import Recipe
 from jaxtern.training.saved.checkpoints import Checkpoint
@@ -50,7 +50,7 @@ def _hand_over(saved: Any, own: Any, recipe: Recipe, state: TrainState) -> Any:
     if not leaves or not first or len(leaves[0]) == len(first[0]):
         return arrange(saved, own)
     reducer = create_reducers(recipe.mean, MODELS[recipe.model.name].last_layer)[0]
-    layout, before, after = describe(state.params), len(leaves[0]), recipe.run.num_workers
+    layout, before, after = layout_of(state.params), len(leaves[0]), recipe.run.num_workers
     if not recipe.local.steps:
         return reducer.resize(arrange(saved, _local_shapes(reducer, layout, before)), layout, after)
     steps = create_local_steps(recipe, reducer, 1, optax.identity(), {})
