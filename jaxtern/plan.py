@@ -100,7 +100,7 @@ def read_recipe() -> Job:
     work = read_workload(recipe, inputs)
     is_given = STEP_SECONDS.value is not None
     compute = parse(STEP_SECONDS, _TIMES) if is_given else measure_step_seconds(recipe, inputs, work.examples)
-    local, is_late = recipe.local.of_report, recipe.local.steps > 0 and recipe.local.delay > 0
+    local, is_late = recipe.local.report_options, recipe.local.steps > 0 and recipe.local.delay > 0
     overlap = recipe.mean.delayed or is_late if OVERLAP.value is None else OVERLAP.value
     timing = as_timing(LOCAL_STEPS.value or local["local_steps"], FRAGMENTS.value or local["fragments"])
     quantizer, bucket_size, reducer = read_mean(recipe.mean)

@@ -51,14 +51,14 @@ def pick_implementation(op: str, implementation: str, size: int, not_native: str
 
 
 def device() -> Any:
-    """A device that the program which is traced is for: of its mesh, or without one the default device."""
+    """A device of the program being traced: one of its mesh, or else the default device."""
     described = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     if described is None:
         default: Any = jax.config.jax_default_device
         return default if isinstance(default, jax.Device) else jax.devices(default)[0]
     try:
         here = jax.devices(described.platform)
-    except RuntimeError:  # a program that is compiled elsewhere than it runs
+    except RuntimeError:  # the program is compiled on another machine than it runs on
         return described
     return next((each for each in here if each.device_kind == described.device_kind), described)
 

@@ -77,7 +77,7 @@ def moments(
 
 
 def finish(partials: Partials, centres: jax.Array, segments: Segments) -> Moments:
-    """Combines partials to moments: folds the neighbouring chunks of each segment, as often as that one needs."""
+    """Combines partials into moments: folds neighbouring chunks until each segment has one left."""
     max_abs, first, second = partials
     counts = chunk_counts(segments)
     while np.any(counts > 1):
@@ -91,7 +91,7 @@ def finish(partials: Partials, centres: jax.Array, segments: Segments) -> Moment
             jnp.where(is_done, column[table[:, 0]], sum_in_any_order(jnp.where(present, column[table], 0.0), _FOLD))
             for column in (first, second)
         )
-    # a compiler may turn a division by constants into this, or may not
+    # A compiler may or may not turn a division by constants into this product.
     inverse = np.float32(1) / np.diff(segments.bounds()).astype(np.float32)
     first, second = settle(first * inverse), settle(second * inverse)
     high = to_12_bits(first)

@@ -148,7 +148,7 @@ def sum_in_any_order(x: jax.Array, count: int | None = None) -> jax.Array:
     """
     count = x.shape[-1] if count is None else count
     largest = jnp.max(magnitude_bits(x), axis=-1)
-    return as_float(largest, jnp.sum(as_multiples(x, largest[..., None], count), axis=-1), count)
+    return from_multiples(largest, jnp.sum(as_multiples(x, largest[..., None], count), axis=-1), count)
 
 
 def as_multiples(x: jax.Array, largest: jax.Array, count: int) -> jax.Array:
@@ -157,7 +157,7 @@ def as_multiples(x: jax.Array, largest: jax.Array, count: int) -> jax.Array:
     return jnp.round(x * inverse).astype(jnp.int32)
 
 
-def as_float(largest: jax.Array, total: jax.Array, count: int) -> jax.Array:
+def from_multiples(largest: jax.Array, total: jax.Array, count: int) -> jax.Array:
     """The value of a sum of multiples; the largest value itself if that is an infinity or a NaN."""
     unit = lax.bitcast_convert_type(_exponent(largest, count) << 23, jnp.float32)
     is_finite = largest < jnp.int32(0x7F800000)

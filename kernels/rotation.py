@@ -19,7 +19,7 @@ from .native.calls import rotate_native
 from .segments import split
 
 BLOCK = 4096  # elements; a power of four, so that scaling by its root is exact
-_LANES = 16  # columns of a block of 256 rows
+_COLUMNS = 16  # columns of a block of 256 rows
 _GROUP = 64  # elements whose signs come from one draw of noise
 _join = partial(concatenate, implementation="reference")
 
@@ -72,7 +72,7 @@ def rotate(
 
 
 def _turn_last(vectors: list[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool) -> list[jax.Array]:
-    """Turns the last block of each vector that is no number of whole blocks, with signs that follow its own.
+    """Rotates the last block of each vector that is not a whole number of blocks, with signs drawn after its own.
 
     These few elements are not worth another Mosaic kernel, as lowering it takes the host half a second.
     """
@@ -104,7 +104,7 @@ def _turn_by_mosaic(vectors: list[jax.Array], blocks: list[int], key: jax.Array,
 def _turn(
     vectors: Sequence[jax.Array], blocks: list[int], key: jax.Array, is_inverse: bool, firsts: list[int] | None = None
 ) -> list[jax.Array]:
-    """Turns signs, drawn from group `firsts` on, or 0, and applies the transform to all whole blocks."""
+    """Flips signs, drawn from groups `firsts` (or 0) on, and transforms all whole blocks; the inverse flips last."""
     alike: dict[tuple[int, int, int], list[int]] = {}  # places of vectors of one layout, such as those of all workers
     for place, (vector, block, first) in enumerate(zip(vectors, blocks, firsts or [0] * len(vectors), strict=True)):
         alike.setdefault((vector.size, block, first), []).append(place)
@@ -135,7 +135,7 @@ def _signs(key: jax.Array, firsts: list[int], sizes: list[int]) -> list[jax.Arra
 
 
 def _transform_all(stacks: list[jax.Array], blocks: list[int], is_inverse: bool) -> list[jax.Array]:
-    """Transforms the whole blocks of all rows, all blocks of a size at once: a GPU launches few kernels for many."""
+    """Transforms the whole blocks of all rows, all those of one size at once, so that a GPU launches few kernels."""
     stacks = list(stacks)
     for block in sorted(set(blocks)):
         places = [i for i, size in enumerate(blocks) if size == block]
@@ -159,13 +159,13 @@ def _transform(x: jax.Array, is_inverse: bool) -> jax.Array:
     factor = jnp.float32(x.shape[1] ** -0.5)
     if x.shape[1] < BLOCK:
         return _mix(x[:, :, None]).reshape(x.shape) * factor
-    rows = (x.shape[0], BLOCK // _LANES, _LANES)
-    groups = (x.shape[0] * _LANES, _LANES, _LANES)
-    row, column = np.arange(_LANES)[:, None], np.arange(_LANES)
+    rows = (x.shape[0], BLOCK // _COLUMNS, _COLUMNS)
+    groups = (x.shape[0] * _COLUMNS, _COLUMNS, _COLUMNS)
+    row, column = np.arange(_COLUMNS)[:, None], np.arange(_COLUMNS)
     if is_inverse:
-        x = _mix(x.reshape(groups))[:, row, (column - row) % _LANES]
+        x = _mix(x.reshape(groups))[:, row, (column - row) % _COLUMNS]
         return _mix(x.reshape(rows)).reshape(-1, BLOCK) * factor
-    x = _mix(x.reshape(rows)).reshape(groups)[:, row, (column + row) % _LANES]
+    x = _mix(x.reshape(rows)).reshape(groups)[:, row, (column + row) % _COLUMNS]
     return _mix(x).reshape(-1, BLOCK) * factor
 
 

@@ -95,7 +95,7 @@ def that_vary_no_more(arrays: Sequence[jax.Array], x: jax.Array) -> list[jax.Arr
 
 
 def maximum(x: jax.Array, names: AxisNames) -> jax.Array:
-    """Elementwise maximum over all workers; of two devices by an all-gather, which waits for half of the messages."""
+    """Elementwise maximum over all workers; of two devices by an all-gather, which waits for half as many messages."""
     if is_mutual(names):
         return jnp.max(gather_words(x.reshape(1, -1), names, mutual=False), axis=0).reshape(x.shape)
     return _reduce(lax.pmax, x, names)
@@ -113,8 +113,11 @@ def gather_words(words: jax.Array, names: AxisNames, *, mutual: bool = True) -> 
     if not width:  # nothing to exchange
         return jnp.zeros((words.shape[0] * count_workers(names), 0), words.dtype)
     if mutual and is_mutual(names):
-        other, is_first = _reduce(lax.psum, words, names) - words, worker_index(names) == 0
-        return jnp.concatenate([jnp.where(is_first, words, other), jnp.where(is_first, other, words)])
+        # Ordered by bits: XLA may fuse a select with what uses the words, and then round differently on each device.
+        swapped = jnp.uint32(0) - worker_index(names).astype(jnp.uint32)  # all bits are set on the second device
+        other = _reduce(lax.psum, words, names) - words
+        first = words ^ ((words ^ other) & swapped)
+        return jnp.concatenate([first, words ^ other ^ first])
     for name in reversed(_shared_axes(names)):  # a vmapped axis cannot share an all_gather with others
         words = lax.all_gather(words, name, to=to)
     return words.reshape(-1, width)
@@ -123,9 +126,9 @@ def gather_words(words: jax.Array, names: AxisNames, *, mutual: bool = True) -> 
 def is_mutual(names: AxisNames) -> bool:
     """Whether there are two devices, between which an all-reduce can replace an all-gather.
 
-    It sends as much but, over gloo, uses both directions of a link; all-gathers in a row take up to 1.5 times as long.
-    But it waits for one more message.
-    JAX cannot know that the result is the same on both, so `shard_map` must not track what varies.
+    An all-reduce sends as much but, over gloo, uses both directions of a link; all-gathers in a row take up to 1.5
+    times as long. But it waits for one more message. `shard_map` must not track what varies, as JAX cannot know that
+    the result is the same on both devices.
     """
     return not checked_axes(names) and count_workers(_shared_axes(names)) == 2
 
@@ -148,10 +151,10 @@ def scatter_words(words: jax.Array, names: AxisNames, *, in_pairs: bool = False)
 
 
 def _exchange_in_pairs(shards: jax.Array, name: str) -> jax.Array:
-    """Does the same for an even number of devices in P - 1 rounds; in each, pairs add what they have for one another.
+    """An all-to-all for an even number of devices in P - 1 rounds; in each, pairs add what they have for one another.
 
-    Each subtracts its own part again. All wait for one another in every round; but an all-to-all over gloo takes 1.4 to
-    1.8 times as long as its bytes need, as XLA announces what it is ready to receive behind what it sends.
+    Each then subtracts its own part. All wait for one another in every round; but an all-to-all over gloo takes 1.4 to
+    1.8 times as long as its bytes need, as XLA's notice of what it is ready to receive waits behind what it sends.
     """
     rows, devices, width = shards.shape
     own = lax.axis_index(name)
@@ -169,7 +172,7 @@ def _exchange_in_pairs(shards: jax.Array, name: str) -> jax.Array:
 
 
 def tournament(devices: int) -> list[list[list[int]]]:
-    """Rounds of pairs of an even number of devices: each two meet once, and each round has all devices."""
+    """Pairs an even number of devices in rounds: any two meet once, and every round has all devices."""
     last = devices - 1
     return [
         [[last, turn], *([(turn + k) % last, (turn - k) % last] for k in range(1, devices // 2))]

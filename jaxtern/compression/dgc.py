@@ -19,13 +19,13 @@ def momentum_correction(
 
         u = m u + clip(g),  v = v + u,  mean = reduce(v),  v = v - sent(v),  u = 0 where sent(v) != 0
 
-    The mean is that of velocities, for an optimiser without momentum. With a reducer that sends everything, and without
-    masking, it is exactly SGD with momentum. Tensors that are to stay float take the momentum, too.
+    The result is the mean of the velocities, for an optimiser without momentum. With a reducer that sends everything,
+    and without masking, it is exactly SGD with momentum. Tensors that are to stay float take the momentum, too.
 
     Args:
       reducer: a reducer without feedback of its own, which returns `Reduced.sent`.
       momentum: m, from 0 to below 1. It may be traced.
-      clip_norm: norm, times N^-1/2, to which all of a worker's gradients together are scaled down; None: not scaled.
+      clip_norm: c; a worker's gradients together are scaled down to a norm of at most c N^-1/2; None: not scaled.
       nesterov: whether v takes m u + g in place of u.
       masked: whether u, too, is zeroed where something was sent (momentum factor masking).
 
@@ -89,8 +89,8 @@ def dgc(
     Args:
       density: share of a tensor's elements that each worker sends, above 0 and at most 1.
       momentum: m of the velocities, from 0 to below 1. The optimiser behind must have none.
-      clip_norm: norm, times N^-1/2, to which a worker's gradients that are sent in part are scaled down together; None:
-        not scaled.
+      clip_norm: c; a worker's gradients that are sent in part are together scaled down to a norm of at most c N^-1/2;
+        None: not scaled.
       nesterov: whether the velocities are Nesterov's.
       value_dtype: of the values on the wire, "float32" or "bfloat16".
       sampled: whether to find the largest elements by a threshold estimated from samples (see `top_k`).

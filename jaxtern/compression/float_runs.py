@@ -17,17 +17,17 @@ _RUN = 2**20  # floats that are sent together, at least, where there are more
 _PIECE = 2**22  # floats of one tensor that are sent together, at most
 _PAIRED_BYTES = 2**17  # for each worker; from this size on, rounds of pairs take less time than an all-to-all
 _APART_BYTES = 2**20  # what a collective returns; from this size on, another thread works on it
-_KEPT = 3  # runs whose operands keep their memory, as XLA would give it to something that then waits for it
+_KEPT = 3  # runs whose operands are kept, as XLA would give their memory to something that then waits for it
 
 _follow_fused = functools.partial(follow, implementation="reference")  # XLA fuses it with what makes or uses the words
 
 
 class Sent(NamedTuple):
-    """A run of which the first collective has begun."""
+    """A run whose first collective has begun."""
 
-    words: list[jax.Array]  # those that it was given, and those that it returned
-    apart: list[jax.Array]  # a word that exists once it has ended, for what another thread is to do
-    # Takes words to compute before a second collective; returns float32[n] and words that the next collective follows.
+    words: list[jax.Array]  # operand and result of the collective
+    apart: list[jax.Array]  # a word that exists once the collective has ended, for work of another thread; or nothing
+    # Takes words that a second collective must follow; returns float32[n] and words that the next collective follows.
     end: Callable[[Sequence[jax.Array]], tuple[jax.Array, Sequence[jax.Array]]]
 
 
@@ -98,7 +98,7 @@ def _start(values: jax.Array, axes: Axes, after: Sequence[jax.Array], early: Seq
 
 
 def _apart(words: jax.Array) -> list[jax.Array]:
-    """A word of these for what another thread is to do; none if they are few, as a thread then costs more."""
+    """One of these words, for work of another thread; none if the words are few, as a thread then costs more."""
     return [follow(words[..., :1], [words], apart=True)] if 4 * words.size >= _APART_BYTES else []
 
 
@@ -108,7 +108,7 @@ def gathers_mean(num_words: int, num_workers: int) -> bool:
 
 
 def runs_of(sizes: Sequence[int]) -> list[list[tuple[int, int, int]]]:
-    """(place, start, end) of what is sent together of float tensors: neighbours, up to `_RUN` elements and a piece."""
+    """Runs of (place, start, end): slices of neighbouring tensors, sent together; below `_RUN` + `_PIECE` elements."""
     runs, elements = [], _RUN
     for place, size in enumerate(sizes):
         for start in range(0, max(size, 1), _PIECE):

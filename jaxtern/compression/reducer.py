@@ -114,7 +114,7 @@ class Group:
       seed: seed of all noise.
       step: int32 scalar, updates before this one.
       tracks: whether `Reduced.sent` is needed.
-      owes: whether the tensors hold what a wrapper owes, as `error_feedback` does.
+      owes: whether the tensors include what a wrapper such as `error_feedback` still owes.
       late: updates since the tensors were made; their noise is that of their own step.
     """
 
@@ -239,8 +239,8 @@ def rounded(tree: Any, step: jax.Array) -> Any:
 def share_out(local: Any, layout: Layout, num_workers: int) -> Any:
     """The default `Reducer.resize`: turns the state of N workers into that of M, with the same mean over workers.
 
-    Worker j of M takes the j-th of M equal parts of the row of N workers, and averages these by their shares. So what
-    workers owe to the mean, such as residuals, is still owed, up to rounding.
+    Worker j of M averages the workers in the j-th of M equal parts of the row of N workers, by their shares of it. So
+    what workers owe to the mean, such as residuals, is still owed, up to rounding.
 
     Args:
       local: NumPy arrays [N, ...].

@@ -97,9 +97,9 @@ def _choose(flat: jax.Array, density: float, sampled: bool, value_dtype: str) ->
 
 
 def first_places(mask: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The first places at which bool[n] is true, int32[count], and bool[count], whether there are so many.
+    """Finds the first places at which bool[n] is true: int32[count], and bool[count], whether each of them exists.
 
-    If there are no more, the place is n - 1.
+    Where there are no more, the place is n - 1.
     """
     rows = fill_up(mask, _ROW).reshape(-1, _ROW)
     ends = jnp.cumsum(jnp.sum(rows, axis=1, dtype=jnp.int32))

@@ -29,7 +29,7 @@ class CompressedMeanState(NamedTuple):
     Attributes:
       count: int32 scalar, updates so far; with the seed it fixes all noise to come.
       shared: state of the reducer that all workers share.
-      local: state of the reducer that each worker has of its own, with a leading axis over the workers of a device.
+      local: each worker's own state of the reducer, with a leading axis over the workers of a device.
       statistics: statistics of the last update, or None if not requested.
     """
 
@@ -115,11 +115,11 @@ def compressed_mean(
       fast_axis_name: axes of `shard_map` over the devices of one worker, such as those inside a host. Gradients are
         first averaged over them as floats: `hierarchical(float_mean(), reducer, fast_axis_name)`.
       min_size: tensors with fewer elements stay float.
-      exclude: a function of a path, such as "conv1/kernel": whether that tensor stays float; at least one must.
+      exclude: says for a path, such as "conv1/kernel", whether that tensor stays float; it must do so for at least one.
       seed: seed of the noise, 0 to 2^32 - 1; it may be traced.
       virtual_workers: V: `updates` are a sequence of V trees, the gradients of V workers on each device, and the result
         has the same bits as from V times as many devices. None: they are the gradients of one worker.
-      delayed: whether to return the mean of the update before, zero in the first one (see `jaxtern.delayed`).
+      delayed: whether to return the previous update's mean, which is zero in the first update (see `jaxtern.delayed`).
       statistics: whether to measure zeros, error and angle of what is sent; costs a float all-reduce in each step.
 
     Returns:

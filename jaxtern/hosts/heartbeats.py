@@ -83,13 +83,13 @@ class Side(abc.ABC):
         self.verdict = self.verdict or own
         self._send(verdict=self.verdict)
 
-    def told_failure(self) -> bool:
+    def failure_confirmed(self) -> bool:
         """Whether all others that are left have confirmed the verdict."""
         peers = [self._peers.get(process) for process in self._others]
         return all(peer is not None and (peer.knows_verdict or peer.gone) for peer in peers)
 
     def tell_end(self, *words: str) -> None:
-        """Tells the others that this process has nothing more to do with them; with "bye", that it leaves regularly."""
+        """Tells the others that this process has nothing more to do with them; with "bye", that it leaves normally."""
         self._at_end = True
         self._send(end=True, **dict.fromkeys(words, True))
 

@@ -111,5 +111,5 @@ def to_devices(tree: Any, shardings: Any) -> Any:
 
 
 def _power_of_two(size: int) -> int:
-    """The next power of two; so few different sizes are compiled."""
+    """The least power of two that is not below `size`, so that programs are compiled for few sizes."""
     return 1 << max(size - 1, 0).bit_length()

@@ -26,7 +26,7 @@ _LAST_LINES_SECONDS = 2.0  # time to read the last lines, as a descendant may ke
 def launch(command: Sequence[str], num_processes: int, max_restarts: int = 0, grace_seconds: float = 30.0) -> int:
     """Runs a command in several processes; returns the exit status of the first that failed, or 0.
 
-    They find each other by environment variables. Their lines follow their numbers. When one fails, the others are
+    They find each other by environment variables. Each line gets its process's number. When one fails, the others are
     ended. SIGINT, SIGTERM and SIGHUP are passed on; SIGTERM is sent if nobody reads. If this is killed, so are they.
 
     Args:
@@ -50,7 +50,7 @@ class _Team:
 
     def __init__(self, grace: float):
         self.caught: list[int] = []
-        self._num_sent, self._grace, self._kill_at = 0, grace, math.inf  # of the signals, that many are passed on
+        self._num_sent, self._grace, self._kill_at = 0, grace, math.inf  # _num_sent: signals that were passed on
         self._processes: list[subprocess.Popen] = []
         self._copies: list[threading.Thread] = []
         self._printing, self._nobody_reads = threading.Lock(), False
@@ -93,7 +93,7 @@ class _Team:
             copy.start()
 
     def _copy_lines(self, pipe: IO[bytes], process: int, stream: TextIO) -> None:
-        """Prints the lines of a process after its number, as a terminal shows them: the last part that is not blank."""
+        """Prints a process's lines after its number; of a line drawn over itself, the last part that is not blank."""
         with pipe:
             for line in pipe:
                 drawn = [part.rstrip() for part in line.decode(errors="replace").split("\r") if part.strip()]
@@ -106,7 +106,7 @@ class _Team:
                 print(line, file=stream, flush=True)
         except OSError:  # it may be a closed pipe, or a file on a full disk
             self._nobody_reads = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else what is left fails at exit: status 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else Python's exit fails to flush: status 120
 
     def _wait(self) -> int:
         first, waiting = 0, list(range(len(self._processes)))

@@ -106,7 +106,7 @@ def to_line(message: str) -> str:
 
 
 def _fit(coordinator: str | None, index: int | None, count: int | None, names: Sequence[str]) -> Cluster | None:
-    """Checks three settings, which errors call by these names, against each other."""
+    """Checks three settings, which errors call by `names`, against each other."""
     if count is None:
         for name, value in zip(names, (coordinator, index), strict=False):
             if value is not None:

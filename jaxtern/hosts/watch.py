@@ -39,7 +39,7 @@ class Watch:
     def __init__(self, side: Side):
         self._side = side
         self._lock = threading.Lock()
-        self._fails = self._leaves = False  # leaves by its own failure, or by another's; never both
+        self._fails = self._leaves = False  # this process leaves as it failed, or as another did; never both
         self._verdict = threading.Event()
         self.hooks: list[Callable[[], Any]] = []
         self._loop = asyncio.new_event_loop()
@@ -67,7 +67,7 @@ class Watch:
         while not self._fails:  # the watch's thread is about to end this process
             time.sleep(60)
         self._call(self._side.tell_failure, reason, status)
-        self._wait_for(self._side.told_failure, _TELL_SECONDS)
+        self._wait_for(self._side.failure_confirmed, _TELL_SECONDS)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -173,7 +173,7 @@ def tell_failure(reason: str, status: int, asks_first: bool = True) -> None:
 
 
 def say_goodbye(awaits_others: bool = False) -> None:
-    """Leaves regularly, with all others, for which it waits up to 5 minutes.
+    """Leaves normally, together with all others, for which it waits up to 5 minutes.
 
     With `awaits_others`, it leaves at once, but process 0 waits up to 10 seconds for the others to exit, as JAX aborts
     them when they lose it.
@@ -183,7 +183,7 @@ def say_goodbye(awaits_others: bool = False) -> None:
 
 
 def before_leaving(hook: Callable[[], Any]) -> None:
-    """Calls a function, in the watch's thread, before this process leaves because another failed; all have 20 s."""
+    """Calls a function, in the watch's thread, before this process leaves because another failed; all share 20 s."""
     if _watch is not None:
         _watch.hooks.append(hook)
 

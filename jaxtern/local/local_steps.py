@@ -89,7 +89,7 @@ def local_steps(
             gradients = jax.grad(loss)(local.workers(state).params, batch)
             return local.update(gradients, state)
 
-    It returns a `LocalSteps`; its `init` and the step run inside `pmap` or `shard_map`, its `specs` are of the state.
+    It returns a `LocalSteps`. Its `init` and the step run inside `pmap` or `shard_map`; its `specs` are the state's.
 
     Args:
       axis_name: axis or axes of `shard_map` or `pmap` over the workers.
@@ -102,7 +102,7 @@ def local_steps(
       delay: steps between sending a fragment and merging its mean, below H / P; from 1 on, both run at once.
       mixing: share of its own weights that a worker keeps in a merge, 0 to 1; Streaming DiLoCo takes 0.5 with a delay.
       fast_axis_name: axes over the devices of one worker; gradients are averaged over them as floats in every step.
-      min_size, exclude, seed, virtual_workers: as in `compressed_mean`; what each of V workers has is a sequence of V.
+      min_size, exclude, seed, virtual_workers: as in `compressed_mean`; V workers have sequences of V, as of gradients.
 
     Raises:
       ValueError: if numbers do not fit each other; from `init` and `update` as in `compressed_mean`, and from `init` if

@@ -58,7 +58,7 @@ def launch(
       interpret: `plgpu.InterpretGPUParams` to run on a CPU.
       scratch: shape of float32 in shared memory of a block, which must then be one warpgroup.
     """
-    # A single warpgroup is no axis, as sums over all threads of a warpgroup are only made without one.
+    # A single warpgroup is no axis, as Mosaic sums over all threads of a warpgroup only if there is none.
     threads = {"num_threads": warpgroups, "thread_name": "warpgroup"} if warpgroups > 1 else {}
 
     def block(*refs: Any) -> None:

@@ -17,10 +17,10 @@ from ..moments_reference import (
     FAN_IN,
     Partials,
     add_runs,
-    as_float,
     as_multiples,
     chunk_tables,
     deviation,
+    from_multiples,
     magnitude_bits,
     middle,
     middle_place,
@@ -40,7 +40,7 @@ def partials_mgpu(gradient: jax.Array, segments: Segments, warpgroups: int, inte
     operands, outputs = [mgpu.fill(gradient, elements), *filled], (((rows,), np.int32),) * 5
     found = mgpu.launch(_moments, (), operands, outputs, rows, warpgroups, interpret)
     max_abs, *sums = (each[: tables[0].size] for each in found)
-    first, second = (as_float(largest, total, RUN) for largest, total in zip(sums[::2], sums[1::2], strict=True))
+    first, second = (from_multiples(largest, total, RUN) for largest, total in zip(sums[::2], sums[1::2], strict=True))
     return lax.bitcast_convert_type(max_abs, jnp.float32), first, second
 
 

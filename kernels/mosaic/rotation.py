@@ -26,7 +26,7 @@ _HALF = _SIDE // 2
 _PITCH = _GROUP + _SIDE  # of a group in shared memory; no two rows of a run then share banks
 _LAYOUT = plgpu.Layout.WG_STRIDED((_HALF, _SIDE), vec_size=1)
 
-Runs = list[list[jax.Array]]  # of each half of the rows, or of each half of every group, the sixteen runs to mix
+Runs = list[list[jax.Array]]  # the sixteen runs to mix, for each half of the rows, or for each half of every group
 
 
 def rotate_blocks_mgpu(
@@ -88,7 +88,7 @@ def _take(shared: Any, shift: int, half: int, row: int) -> jax.Array:
 
 
 def _mix_groups(shared: Any) -> None:
-    """Mixes the rows of the same number of all groups."""
+    """Mixes the groups: over all groups, the rows of the same number."""
 
     def place(half: int, group: int) -> Any:
         return shared.at[group, pl.ds(half * RUN, RUN)]

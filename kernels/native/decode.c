@@ -32,7 +32,7 @@ static void split(const uint32_t* words, const Radix* radix, float* low, float* 
 }
 
 /* Adds the digits of a few rows to a plane, or sets it: digit[k] = floor(half / R^k) - R floor(half / R^(k+1)).
- * `quotients`, the rows' sums of floor(half / R^k), become those for k + 1, of which `power` is the R^-(k+1). */
+ * `quotients`, the rows' sums of floor(half / R^k), become those for k + 1; `power` is R^-(k+1). */
 INLINE void add_plane(
     const float halves[][RUN], int rows, float power, int32_t radix, int is_first, int32_t* quotients, int32_t* plane) {
   for (int j = 0; j < RUN; j++) {
@@ -55,7 +55,7 @@ INLINE void add_half(
     add_plane(halves, rows, radix->powers[k + 1], radix->radix, is_first, quotients, planes[k]);
 }
 
-/* The same for both halves of a few rows; callers pass a constant. */
+/* Adds both halves of a few rows; callers pass a constant number of rows, for which compilers unroll the loops. */
 INLINE void add_rows(
     const uint32_t* words, int64_t width, int rows, const Radix* radix, int is_first, int32_t planes[][RUN]) {
   float low[ROWS_AT_ONCE][RUN] ALIGNED, high[ROWS_AT_ONCE][RUN] ALIGNED;

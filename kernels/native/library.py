@@ -34,7 +34,7 @@ INPUTS = [*(str(path) for path in SOURCES if path.suffix == ".c"), "-lm", "-I", 
 _V3 = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _V4 = {*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 LEVELS = {"x86_64": {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64": set()}, "aarch64": {"armv8-a": set()}}
-SECONDS = 120  # limit for compiling, which takes about one
+SECONDS = 120  # limit for compiling, which takes about one second
 
 _lock = threading.Lock()
 

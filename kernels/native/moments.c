@@ -47,7 +47,7 @@ static void add_group(
     const float* restrict x, float centre, uint32_t mask, float* restrict first, float* restrict second,
     int32_t* restrict largest) {
   for (int part = 0; part < RUN; part += LINE) {
-    /* Processors do not predict this order of reads, so the lines of the second next group are prefetched. */
+    /* Processors do not predict this order of reads, so the lines of the group after next are prefetched. */
     for (int i = 0; i < FAN_IN; i++) __builtin_prefetch(x + 2 * GROUP + (part + i) * LINE, 0, 2);
     for (int j = part; j < part + LINE; j++) {
       float deviations[FAN_IN], squares[FAN_IN];

@@ -19,7 +19,7 @@
 
 enum { RUN = 128, LANES = 4 };
 
-/* Answers a query of XLA for the version of its interface; returns whether the call was one. */
+/* Answers a query of XLA for the version of its interface; returns whether the call was such a query. */
 int is_metadata_query(const XLA_FFI_CallFrame* frame);
 
 /* Operands and results by number, attributes by name. */
@@ -44,7 +44,7 @@ typedef struct Segment {
 Layout layout_of(const XLA_FFI_CallFrame* frame);
 Segment segment_at(const Layout* layout, int64_t element);
 
-/* The index of the last of some ascending numbers, the first of which is 0, that is at most `number`. */
+/* The index of the last number that is at most `number`, of some ascending ones, the first of which is 0. */
 INLINE int64_t find_last(const int64_t* ascending, int64_t count, int64_t number) {
   int64_t found = 0, beyond = count;
   while (beyond - found > 1) {
@@ -92,7 +92,7 @@ void run_items(const XLA_FFI_CallFrame* frame, int64_t items, Work* work, const 
  * on with work that does not need the results, such as a collective, for which XLA has no thread of its own. */
 void start_items(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job);
 
-/* start_items for separate tensors, whose calls form a chain; else run_items, which also frees the job. */
+/* start_items for separate tensors, whose calls form a chain; else run_items. Frees the job in both cases. */
 void run_job(XLA_FFI_CallFrame* frame, int64_t items, Work* work, void* job);
 
 INLINE int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }

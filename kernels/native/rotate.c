@@ -16,7 +16,7 @@ enum { WIDTH = 4 };
 #endif
 enum { PITCH = WAYS + WIDTH }; /* of rows that are read beyond their end, where their first columns are repeated */
 
-/* Some columns of a row, and those anywhere in memory. */
+/* Vectors of some columns of a row, which may lie anywhere in memory. */
 typedef float Lanes __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 #define LANES_AT(place) (*(Lanes*)(place))
@@ -32,8 +32,8 @@ typedef struct Rotate {
   int is_inverse;
 } Rotate;
 
-/* Flips signs of less than a block of elements, the first of which is number `place` of those whose draws begin at
- * `group`. Where it rotates back, zeros become positive, as an all-reduce may lose their sign: +0 is added; -0 changes
+/* Flips signs of fewer than BLOCK elements, the first of which is number `place` of those whose draws begin at `group`.
+ * The inverse also makes zeros positive, as an all-reduce may lose their sign, by adding +0; adding -0 changes
  * nothing. */
 static void flip(const Rotate* job, int64_t group, int64_t place, int64_t size, const float* from, float* to) {
   const float zero = job->is_inverse ? 0.0f : -0.0f;

@@ -317,10 +317,10 @@ def test_the_first_cause_that_is_told_holds():
     async def fail() -> None:
         await asyncio.sleep(0.2)
         first.tell_failure("a cause", 3)
-        while not first.told_failure():
+        while not first.failure_confirmed():
             await asyncio.sleep(0.01)
         second.tell_failure("another", 4)
-        while not second.told_failure():
+        while not second.failure_confirmed():
             await asyncio.sleep(0.01)
 
     pair = Pair(num_processes=3)

@@ -129,9 +129,24 @@ def test_phases_are_float_epochs_the_method_and_the_epochs_of_its_warm_up():
     assert [phase_at(mean, 32, i, 8 * i) for i in range(16)] == ([1] * 4 + [0] * 4) * 2
     mean = MeanSection(compress_from=3)
     assert [phase_at(mean, 32, i, 8 * i) for i in range(5)] == [0] * 3 + [1] * 2
-    assert phase_at(MeanSection(method="float"), 32, 0, 0) == 0
+    assert phase_at(MeanSection(method="float", compress_from=3), 32, 0, 0) == 1
     mean = MeanSection(method="dgc", density_warmup=(0.5, 0.1))
     assert [phase_at(mean, 32, i, 8 * i) for i in range(13)] == [3] * 4 + [2] * 4 + [1] * 5
+
+
+def test_floats_go_by_their_own_options(prepare: Callable, tmp_path: Path):
+    """In 16 bits, and a step late, so that the first one moves nothing."""
+    fields = {"method": "float", "optimizer": "sgd", "num_workers": 2, "num_steps": 1, "weight_decay": 0.0}
+    runs = {}
+    for number, own in enumerate(({}, {"dtype": "bfloat16"}, {"mean.delayed": True})):
+        run = prepare(tmp_path / str(number), **fields | own)
+        before = digest(jax.device_get(run.state.params))
+        loop.train(run)
+        runs[number] = digest(jax.device_get(run.state.params)), run.describe_sent()
+    assert len({weights for weights, _ in runs.values()} | {before}) == 3
+    assert runs[2][0] == before
+    assert runs[0][1].startswith("32.00 bits per gradient element")
+    assert runs[1][1].startswith("16.00 bits per gradient element")
 
 
 @pytest.mark.slow

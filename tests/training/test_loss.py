@@ -6,7 +6,7 @@ import pytest
 
 from jaxtern.training import LOSSES
 from jaxtern.training.recipe.model import ModelSection
-from jaxtern.training.step.loss import compare, cross_entropy, describe_loss, measure
+from jaxtern.training.step.loss import compute_losses, cross_entropy, describe_loss, measure
 
 CLASSES = 7
 SHAPES = pytest.mark.parametrize("shape", [(6,), (4, 5)], ids=["classes", "characters"])
@@ -110,4 +110,4 @@ def test_loss_of_ones_own_that_gives_something_else_is_named(
     logits, targets = draw((6,))
     need = r"^model.loss='mine': must give a dict with 'loss', all of the targets' shape \(6,\), "
     with pytest.raises(ValueError, match=need + words):
-        compare("mine", jnp.asarray(logits), jnp.asarray(targets))
+        compute_losses("mine", jnp.asarray(logits), jnp.asarray(targets))

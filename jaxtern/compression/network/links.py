@@ -99,7 +99,7 @@ def mean_in_order(sizes: Sequence[int], num_workers: int, itemsize: int = 4) -> 
 
 
 def share_bytes(total: float, parts: Sequence[float]) -> tuple[float, ...]:
-    """The bytes of each tensor, in proportion to these parts of it."""
+    """Shares a total among tensors in proportion to `parts`, one number for each."""
     return tuple(total * part / max(sum(parts), 1) for part in parts)
 
 

@@ -15,7 +15,7 @@ BUCKET_SIZE = 2**22  # elements, by default: some milliseconds of a link of 1 Gb
 class Bucket(NamedTuple):
     """Tensors that are exchanged together."""
 
-    places: tuple[int, ...]  # places in the layout, in the order of the bucket; those beyond it are of fillers
+    places: tuple[int, ...]  # places in the layout, in the bucket's order; places beyond the layout are fillers
     sizes: tuple[int, ...]  # elements of each tensor
     position: int  # place of the first element in the stream of noise, a multiple of 512
 
@@ -59,7 +59,7 @@ def plan_buckets(layout: Layout, bucket_size: int | None) -> list[Bucket]:
 
 
 def join_buckets(buckets: Sequence[Bucket], count: int) -> Bucket:
-    """All as one bucket, in which fillers, at places from `count` on, leave every element its place in the noise."""
+    """Joins all to one bucket; fillers, at places from `count` on, keep every element at its place in the noise."""
     places: list[int] = []
     sizes: list[int] = []
     for bucket in buckets:

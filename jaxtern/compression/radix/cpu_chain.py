@@ -15,7 +15,7 @@ from jaxtern.kernels.segments import split
 class Memory:
     """The tensors of one worker, which hold gradients at first and means in the end; buckets are not joined."""
 
-    sent = None  # which `pipeline.Buckets` gives
+    sent = None  # only `pipeline.Buckets` has it
 
     def __init__(self, plan: Plan, tensors: Tensors, group: Group):
         """Shares the scales of all buckets with one collective."""

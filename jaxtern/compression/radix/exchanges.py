@@ -21,17 +21,17 @@ from jaxtern.kernels.dither import Dither, dithered
 from jaxtern.kernels.radix import RUN
 from jaxtern.kernels.segments import fill_up, split
 
-_MUTUAL_LATENCIES = 2  # words of two workers must take so many for an all-reduce, which waits for one more message
-_PAIR_LATENCIES = 20  # a message of a round of pairs must take so many, to be worth that all hosts wait
+_MUTUAL_LATENCIES = 2  # latencies that two workers' words must take to be worth an all-reduce's one more message
+_PAIR_LATENCIES = 20  # latencies that a message must take to be worth rounds of pairs, in which all hosts wait
 
 
 class Exchange:
-    """A way of the words from every worker to all."""
+    """A way to bring words from every worker to all."""
 
     name: str  # in arguments and reports
     exact = True  # whether its mean is the mean of what the workers sent
     adds = False  # whether it adds words, which is possible only up to some number of workers
-    is_double = False  # whether it takes a second collective
+    has_two_collectives = False  # whether it takes a second collective
 
     def num_added(self, num_workers: int) -> int:
         """The number of workers whose words are added on the way."""
@@ -89,7 +89,7 @@ class Sum(Exchange):
 class Scatter(Exchange):
     """Every device adds the words of a shard, and all gather the sums: an all-to-all and an all-gather."""
 
-    name, adds, is_double = "scatter", True, True
+    name, adds, has_two_collectives = "scatter", True, True
 
     def send(self, quantizer: Quantizer, words: jax.Array, group: Group, links: Network) -> Received:
         axes, num_added = group.axes, group.size if self.adds else 1  # workers in a word of the second collective
@@ -125,7 +125,7 @@ class TwoWay(Scatter):
         tiles = sent.words.shape[1] // RUN
         axes = group.axes.fast + group.axes.workers
         place = collectives.worker_index(axes)
-        # Beside others, a small tensor is not clipped in the first rounding, and its mean may be as large as its scale.
+        # A small tensor beside others was not clipped in the first rounding; its mean may be as large as its scale.
         is_lone = piece.lone_tiles(quantizer.num_places(RUN))
         of_all = np.pad(is_lone, (0, collectives.count_workers(axes) * tiles - is_lone.size))
         may_clip = lax.dynamic_slice_in_dim(jnp.asarray(of_all), place * tiles, tiles)

@@ -53,7 +53,7 @@ class Code(NamedTuple):
 
 @functools.cache
 def entropy(code: Code, num_workers: int = 1) -> float:
-    """Bits that a perfect coder needs for the sum of the digits of independent workers, in the mean over dithers.
+    """Bits an element that a perfect coder needs for the sum of independent workers' digits, averaged over dithers.
 
     Sums of many workers or levels are taken as normal variables.
     """
@@ -74,7 +74,7 @@ def entropy(code: Code, num_workers: int = 1) -> float:
 
 @functools.cache
 def best_code(levels: int, rounding: str) -> Code:
-    """The code of the largest scale, which clips least, among those within a twentieth of the least noise."""
+    """Of the codes with at most 1.05 times the least noise, the one with the largest scale, which clips least."""
     codes = [Code(levels, rounding, scale / 20) for scale in range(round(20 * MIN_SCALE), 120)]
     noises = [max(code.noise, 1e-6) for code in codes]
     return [code for code, noise in zip(codes, noises, strict=True) if noise <= 1.05 * min(noises)][-1]

@@ -82,7 +82,7 @@ def serve(
 ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     """Adds a shard's error to its mean, rotates, and rounds to the nearest digits of the scales that fit best.
 
-    This rotation is drawn anew in each step: in the first one, the same elements would be clipped for ever.
+    This rotation is drawn anew in each step: with the tensors' fixed one, the same elements would be clipped for ever.
 
     Args:
       mean: float32[n], in units.

@@ -55,7 +55,7 @@ def run(plan: Plan, pieces: Sequence[Piece], store: Any, group: Group) -> None:
             exchange = plan.exchanges[last.number]
             received.append(exchange.receive(plan.quantizer, sent[turn - 1], last, group, before[0]))
             store.decode(last, received[-1], received[turn - 1 - _KEPT].kept if turn > _KEPT else ())
-            if exchange.is_double:
+            if exchange.has_two_collectives:
                 before = [received[-1].arrived]
 
 

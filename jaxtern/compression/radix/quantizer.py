@@ -43,7 +43,7 @@ class Received(NamedTuple):
     # uint32[1, W] or None. With it, `words` has only the row of this device's worker, and the other worker's row is
     # total - words modulo 2^32.
     total: jax.Array | None = None
-    # Of words that were rounded again: float32[tiles], and the dither in them; else None.
+    # For words that were rounded again: float32[tiles] scales, and the dither in the words; else None.
     tile_scales: jax.Array | None = None
     dither: Dither | None = None
     kept: tuple[jax.Array, ...] = ()  # operands of the collectives that brought the words
@@ -207,9 +207,9 @@ class Quantizer:
         return self.radix(num_workers) <= MAX_RADIX
 
     def shard_words(self, width: int, num_shards: int, num_added: int) -> int:
-        """Words of each of equal shards that together hold `width` words, or more, with zeros at the end.
+        """Words of each shard, if equal shards hold `width` words and then zeros.
 
-        The results of `add_shards` (num_added = N) or `round_again` (1) for shards join to that for the whole.
+        Joined, the results of `add_shards` (num_added = N) or `round_again` (1) for all shards are those for the whole.
         """
         own, added = (digits_per_word(self.radix(count)) for count in (1, num_added))
         tile = RUN * math.lcm(own, added, LANES) // own  # of words, where tiles of sums and groups of noise end too

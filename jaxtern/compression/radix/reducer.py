@@ -98,7 +98,7 @@ def quantized(
       rounding: "dither" draws u for all workers, shifted for each, and subtracts it again; "stochastic" draws u for
         each worker and does not subtract it; "nearest" has u = 1/2, and only rotation makes the mean unbiased.
       exchange: "gather", "sum" and "scatter" give the same mean, bit for bit; "auto" takes the fastest of them by
-        `network`. "two_way" sends the fewest bits from four workers on; it rounds the mean again, unbiased but noisier.
+        `network`. "two_way" sends fewest bits from three workers on; it rounds the mean again, unbiased but noisier.
       bucket_size: elements of the buckets in which tensors travel, the last of the tree first, so that one is on its
         way while others are computed, encoded or decoded. On CPUs larger buckets travel in pieces. None: a single
         bucket. Noise, and so the mean's last digits, depend on it.
@@ -156,7 +156,7 @@ def _create(quantizer: Quantizer, exchange: str, bucket_size: int | None, links:
 
 def _reduce(planned: pipeline.Plan, workers: list[Tensors], state: State, group: Group) -> Reduced:
     keeps, count = any(state.local), len(group.layout.sizes)
-    fixed = dataclasses.replace(group, step=jnp.zeros_like(group.step), late=0)  # errors stay where they are
+    fixed = dataclasses.replace(group, step=jnp.zeros_like(group.step), late=0)  # kept errors need one fixed rotation
     turn = functools.partial(_turn, planned, fixed if keeps else group)
     pairs = [pair for bucket in planned.buckets for pair in zip(bucket.places, bucket.sizes, strict=True)]
     fillers = [jnp.zeros((size,), jnp.float32) for place, size in pairs if place >= count]
@@ -190,10 +190,10 @@ def _turn(plan: pipeline.Plan, group: Group, trees: Sequence[Tensors], is_invers
 def _suit_device(plan: pipeline.Plan, group: Group, bucket_size: int | None) -> pipeline.Plan:
     """Suits the plan to a device on which `shard_map` tracks nothing.
 
-    CPUs work in place if the tree is large, and with one worker in pieces; under vmap not, as the workers' tensors are
-    mapped, the mean is not. A lone GPU takes all buckets as one, as
-    nothing travels beside other work, and each kernel is lowered for each size. It gathers, as it has all words. Tiles
-    of "two_way" have scales of their own, so its buckets stay as they are.
+    CPUs decode the mean of a large tree into its tensors' memory; with one worker, they also work in pieces. Under vmap
+    they do neither, as the workers' tensors are mapped and the mean is not. A lone GPU joins all buckets, as nothing
+    travels beside other work and each kernel is lowered for each size; it gathers, as it has all words. Buckets of
+    "two_way" stay as they are, as their tiles have scales of their own.
     """
     axes, platform = group.axes.workers + group.axes.fast, dispatch.device().platform
     is_tracked = bool(collectives.checked_axes(axes))

@@ -72,8 +72,8 @@ def clip_again(
 ) -> tuple[jax.Array, jax.Array]:
     """Where each tile of a rotated mean is clipped, and the scale by which clipped elements are then decoded.
 
-    With y the clipped x, the scale is the limit times E[x^2] / E[x y]; so the tile keeps its length along itself,
-    whatever its shape. Here E[x y] = E[y^2] + limit (E|x| - E|y|).
+    With z the decoded values and y the clipped x, the scale is the limit times E[x^2] / E[x y]: so E[x z] = E[x^2], for
+    tiles of any shape. Here E[x y] = E[y^2] + limit (E|x| - E|y|).
 
     Args:
       mean: float32[n], whole tiles.

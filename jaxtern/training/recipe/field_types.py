@@ -74,6 +74,6 @@ def _find_wrong(kind: Any, value: Any, bits: int) -> str | None:
         return _find_wrong(args[0], value, bits) or next(filter(None, (rule(value) for rule in args[1:])), None)
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, (int, float) if kind is float else kind):
         return f"must be {_NAMES[kind]}"
-    if kind is float and not abs(value) <= _MAX_FLOAT:  # nor is NaN
+    if kind is float and not abs(value) <= _MAX_FLOAT:  # also of NaN
         return "must be finite in float32"
     return f"must be below 2^{bits}" if kind is int and not abs(value) < 2**bits else None

@@ -41,6 +41,6 @@ class LocalSection(Section):
         return f"weight changes every {self.steps} steps" if self.steps else "gradients"
 
     @property
-    def of_report(self) -> dict[str, Any]:
+    def report_options(self) -> dict[str, Any]:
         """Arguments of `wire_report`."""
         return {"local_steps": self.steps or 1, "fragments": self.fragments if self.steps else 1}

@@ -71,8 +71,8 @@ def slice_masks(freeze: Sequence[str], params: Any) -> dict[str, np.ndarray]:
 def mask_slices(tree: Any, masks: dict[str, np.ndarray]) -> Any:
     """Sets frozen slices of gradients or updates to zero, even if they hold NaNs.
 
-    Gradients need it, as frozen ones must not be compressed; updates, as weight decay moves weights without a gradient.
-    The zeros are negative, as -0 + x has all bits of x, while 0 + -0 has not.
+    Gradients need it, as frozen ones must not be compressed; updates need it, as weight decay moves weights without a
+    gradient. The zeros are negative, as -0 + x has the bits of any x, while 0 + -0 is +0.
     """
 
     def keep(keys: Any, leaf: jax.Array) -> jax.Array:

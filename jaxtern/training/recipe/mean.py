@@ -50,7 +50,7 @@ class _MeanSection(Section):
             Network(**self.links)
         except ValueError as error:
             raise ValueError(f"mean.{error}") from None
-        can_keep = self.method in ("float", *_OPTIONS["error_feedback"].methods)  # float is any recipe's twin
+        can_keep = self.method in ("float", *_OPTIONS["error_feedback"].methods)  # any recipe may be run as float
         need = f"must be False where mean.method={self.method!r}"
         self.require(can_keep or not getattr(self, "error_feedback", False), "error_feedback", need)
         has_density = self.method in ("float", *_OPTIONS["density"].methods)

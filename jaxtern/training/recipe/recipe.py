@@ -84,7 +84,7 @@ class Recipe:
 
 
 def _nearest_divisors(total: int, number: int) -> str:
-    """The divisors of `total` next to a number that is none: "25 and 40"."""
+    """The divisors of `total` nearest to a `number` that is not one, below and above: "25 and 40"."""
     below = next(each for each in range(min(number, total), 0, -1) if total % each == 0)
     above = next((each for each in range(number, min(total, 10 * number)) if total % each == 0), total)
     return " and ".join(map(str, sorted({below, above})))

@@ -20,7 +20,7 @@ class Call(NamedTuple):
 
 
 def steps_per_call(run: RunSection, is_resident: bool) -> int:
-    """`run.steps_per_call`, or its default: on GPUs the most that divide the steps between any two stops and lines.
+    """`run.steps_per_call`, or its default: on GPUs the largest divisor of the steps between stops and log lines.
 
     A GPU waits for the host after every call, for longer than a step of a small network takes.
     """
@@ -52,9 +52,11 @@ def plan_calls(run: RunSection, mean: MeanSection, num_examples: int, step: int,
 
 
 def phase_at(mean: MeanSection, num_examples: int, step: int, examples_seen: int) -> int:
-    """The phase of a step: 0 without compression, more than 1 in a warm-up, then 1."""
+    """The phase of a step: 0 with float gradients in place of the method's, more than 1 in a warm-up, then 1."""
+    if mean.method == "float":
+        return 1
     epoch = examples_seen // num_examples
     in_float_epoch = mean.float_epochs > 0 and (epoch + 1) % mean.float_epochs == 0
-    if mean.method == "float" or step < mean.compress_from or in_float_epoch:
+    if step < mean.compress_from or in_float_epoch:
         return 0
     return 1 + max(0, len(mean.density_warmup) - epoch)

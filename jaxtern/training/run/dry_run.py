@@ -67,7 +67,7 @@ def prepare_dry_run(recipe: Recipe) -> DryRun:
         require_match("model.init_exclude", pattern, paths)
     network = Network(**recipe.mean.links)  # usual links, where the recipe gives none
     reducer = create_reducers(recipe.mean, model.last_layer, network)[1]
-    wire = wire_report(params, reducer, recipe.run.num_workers, **recipe.local.of_report)
+    wire = wire_report(params, reducer, recipe.run.num_workers, **recipe.local.report_options)
     return DryRun(recipe, small, facts, inputs, mesh, params, frozen, wire)
 
 
@@ -147,7 +147,7 @@ def rehearse(run: DryRun) -> Iterator[str]:
     program, state = create_run(small, network, run.facts.num_examples, run.mesh)
     yield _describe_memory(state, small.run.num_workers)
     feed = Feed(small.data, small.run, run.inputs, run.mesh)
-    step = create_train_step(small, program, run.mesh, phase=int(small.mean.method != "float"))
+    step = create_train_step(small, program, run.mesh)
     with contextlib.closing(feed.batches(0)) as batches:
         batch = next(batches)
         compiled = step.lower(state, feed.examples, batch).compile()

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtern.data.rendering import Share
 from jaxtern.data.tasks import Task
 from jaxtern.hosts.messages import gather_json
-from jaxtern.training.step.loss import CROSS_ENTROPY, compare, describe_loss
+from jaxtern.training.step.loss import CROSS_ENTROPY, compute_losses, describe_loss
 
 
 class Evaluation(NamedTuple):
@@ -105,7 +105,7 @@ def _compare(
     present = jnp.broadcast_to(jnp.expand_dims(mask, tuple(range(1, targets.ndim))), targets.shape)
     _, best = jax.lax.top_k(logits, min(5, logits.shape[-1]))
     right = (best == targets[..., None]) & present[..., None]
-    losses = {name: jnp.where(present, each, 0.0) for name, each in compare(loss, logits, targets).items()}
+    losses = {name: jnp.where(present, each, 0.0) for name, each in compute_losses(loss, logits, targets).items()}
     own = {f"metrics/{name}": each for name, each in losses.items() if name != "loss"}
     counts = {"precision_at_1": jnp.sum(right[..., 0]), "recall_at_5": jnp.sum(right), "num_examples": jnp.sum(present)}
     return {"loss": losses["loss"]} | counts | own

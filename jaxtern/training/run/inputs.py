@@ -1,4 +1,4 @@
-"""Opens what a recipe says of its data: dataset, preprocessing, feed."""
+"""Opens the data that a recipe names: dataset, preprocessing, feed."""
 
 import contextlib
 import itertools

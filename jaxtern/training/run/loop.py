@@ -51,7 +51,7 @@ def train(run: Run) -> Evaluation:
     Raises:
       NonFiniteError: at the first NaN or infinity; the last good checkpoint stays.
       DivergenceError: if devices hold different states; the last good checkpoint stays.
-      Stopped: after SIGTERM, SIGINT or SIGHUP, or where nobody reads what is told, once the state is saved.
+      Stopped: after SIGTERM, SIGINT or SIGHUP, or if nobody reads the output, once the state is saved.
     """
     try:
         evaluation = _train(run)
@@ -91,7 +91,7 @@ class _Loop:
         self._paths = list(by_path(run.state.params))
         self._pending: tuple[Call, int, Metrics, jax.Array | None] | None = None
         self._since: list[Scalars] = []
-        self._seconds = 0.0  # of all of them
+        self._seconds = 0.0  # that the steps in `_since` took
         self._compiled: set[Call] = set()
         self._clock = time.perf_counter()
 
@@ -111,8 +111,8 @@ class _Loop:
         run.examples_seen += call.num_steps * recipe.run.batch_size
         self._read_pending()
         before, self.taken = self.taken, self.taken + call.num_steps
-        # Metrics of the calls before decide, as this decides whether this call is read at once. All processes
-        # act on a stop in this call's metrics after the next call, wherever they were read.
+        # Decided by the metrics of earlier calls, as this decides whether those of this call are read at once. A stop
+        # in this call's metrics takes effect after the next call in all processes, wherever the metrics were read.
         finished, self.stopping = self.taken == recipe.run.num_steps, self._signals.agreed
         saves = finished or self.stopping or self.taken % recipe.run.checkpoint_every == 0
         digests = run.guard.compare(run.state, before, self.taken, saves)

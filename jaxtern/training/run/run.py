@@ -79,7 +79,7 @@ class Run:
         """Describes what a worker sends in an average step of the run."""
         size, batch, steps = self.inputs.dataset.train.size, self.recipe.run.batch_size, self.recipe.run.num_steps
         local = self.recipe.local
-        period = max(1, local.steps // local.fragments)  # of exchanges, the first of which is early by a delay
+        period = max(1, local.steps // local.fragments)  # steps between exchanges, each `delay` steps before its merge
         sending = range(period - 1 - local.delay, steps, period)
         phases = Counter(phase_at(self.recipe.mean, size, step, step * batch) for step in sending)
         wire, count = self.wires[max(phases)], len(sending)
@@ -124,7 +124,9 @@ def prepare_run(given: Recipe, workdir: Path, allow_config_change: bool = False)
     network = find_network(recipe.mean, mesh, workdir)
     program, state = create_run(recipe, model, inputs.dataset.train.size, mesh, network)
     reducers = create_reducers(recipe.mean, model.last_layer, network)
-    wires = [wire_report(state.params, each, recipe.run.num_workers, **recipe.local.of_report) for each in reducers]
+    wires = [
+        wire_report(state.params, each, recipe.run.num_workers, **recipe.local.report_options) for each in reducers
+    ]
     fresh, checkpoints, restored = messages.to_host(state), None, None
     with contextlib.ExitStack() as opened:
         if is_first:

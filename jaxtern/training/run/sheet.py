@@ -64,7 +64,7 @@ def augment(recipe: Recipe, task: Task, examples: Any, batch: Batch) -> tuple[np
 def tile(images: np.ndarray, columns: int = 4) -> np.ndarray:
     """Joins images side by side, each stretched as in `draw_sheet`; leaves out a last row that is not full.
 
-    Of images that are neither grey nor in colours, it takes the first channel.
+    Of images with neither one channel nor three, it shows only the first channel.
     """
     columns, images = min(columns, len(images)), images if images.shape[-1] in (1, 3) else images[..., :1]
     starts = range(0, len(images) - columns + 1, columns)

@@ -36,7 +36,7 @@ class StopSignals:
     def __init__(self, mesh: Mesh):
         """Prepares what to tell the devices of a run's mesh."""
         self.received, self._received_at = None, 0.0  # the signal that this process received, and when
-        self.agreed = False  # whether all processes know that they are to stop; of several, a reader of metrics sets it
+        self.agreed = False  # whether all processes know that they are to stop; if several, the metrics' reader sets it
         self._before: dict[int, Any] = {}
         self._flags: list[jax.Array] = []
         if jax.process_count() > 1:
@@ -54,7 +54,7 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as a script's background has it for Ctrl-C
+            if signal.getsignal(number) is not signal.SIG_IGN:  # shells make a script's background jobs ignore Ctrl-C
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -25,7 +25,7 @@ from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo
 from jaxtern.training.saved.trees import MisfitError, arrange, digest
 
 BEST_BY = "precision_at_1"
-_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR  # None: not the system's; others may pass, as ESTALE
+_DAMAGE = None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR  # None: no system error; other errors may pass, as ESTALE
 logger = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""Trees of arrays that are saved: by their paths they are moved into another structure, and digested."""
+"""Saved trees of arrays: moves the arrays into another structure by their paths, and digests them."""
 
 import hashlib
 from typing import Any

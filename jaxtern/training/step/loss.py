@@ -13,7 +13,7 @@ CROSS_ENTROPY = "cross_entropy"
 
 
 class LossError(ValueError):
-    """A loss of one's own gives something else than it must."""
+    """A user's own loss returns something other than it must."""
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
@@ -34,7 +34,9 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, label_smoothing: float 
     return optax.softmax_cross_entropy(logits, optax.smooth_labels(right, label_smoothing))
 
 
-def compare(loss: str, logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
+def compute_losses(
+    loss: str, logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0
+) -> dict[str, jax.Array]:
     """Computes "loss" and metrics by name, float32[...], one number for each target.
 
     Args:
@@ -69,7 +71,7 @@ def measure(
       highest logit; and the loss's own metrics ("metrics/NAME").
     """
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    own, *others = (compare(model.loss, each, targets, model.label_smoothing) for each in outputs)
+    own, *others = (compute_losses(model.loss, each, targets, model.label_smoothing) for each in outputs)
     measured = {f"metrics/{name}": jnp.mean(each) for name, each in own.items()}
     loss = measured[f"loss/{'smoothed_' * bool(model.label_smoothing)}{model.loss}"] = measured.pop("metrics/loss")
     auxiliary = [auxiliary_weight * jnp.mean(each["loss"]) for each in others]

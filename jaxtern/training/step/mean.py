@@ -30,8 +30,9 @@ def create_reducers(mean: MeanSection, last_layer: str, network: Network | None 
     All have the same state, which the float mean leaves as it is.
     """
     stays = functools.partial(stays_float, mean, last_layer)
-    created = (mean.create_reducer(phase, network) for phase in range(mean.num_phases))
-    compressed = [keep_float(each, mean.min_size, stays) for each in created]
+    compressed = [mean.create_reducer(phase, network) for phase in range(mean.num_phases)]
+    if mean.method != "float" or mean.dtype != "float32":
+        compressed = [keep_float(each, mean.min_size, stays) for each in compressed]
     if mean.delayed:
         compressed = list(map(delayed, compressed))
     return [idle(compressed[0]), *compressed]

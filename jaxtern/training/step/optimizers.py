@@ -79,7 +79,7 @@ def create_optimizer(
 def _muon(optimizer: OptimizerSection, epsilon: float, matrices: Any) -> optax.GradientTransformation:
     """Muon, and for other tensors Adam, without rate and decay; `matrices` turns a tree into that of `_matrices`."""
     return optax.contrib.muon(
-        -1.0,  # with which optax, that subtracts, gives the update itself
+        -1.0,  # the rate: optax multiplies by its negative, so this gives the update itself
         beta=optimizer.momentum,
         eps=epsilon,
         adam_b1=optimizer.beta1,

@@ -85,8 +85,8 @@ def move_averages(state: TrainState, decay: float, first: int = 1) -> TrainState
 
         a <- d a + (1 - d) x,  d = min(decay, (1 + t) / (10 + t))
 
-    t counts steps and is 1 in the first one (Abadi et al. 2016, ExponentialMovingAverage). For moments d is 0 up to the
-    `first` update that changes them, as those before may be of no batch; the compressor counts those not skipped.
+    t counts steps and is 1 in the first one (Abadi et al. 2016, ExponentialMovingAverage). For moments d is 0 up to
+    update `first`, the first that changes them, as earlier moments may be of no batch; skipped updates do not count.
     """
     if state.averages is None:
         return state
