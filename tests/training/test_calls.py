@@ -137,7 +137,7 @@ def test_phases_are_float_epochs_the_method_and_the_epochs_of_its_warm_up():
 def test_floats_go_by_their_own_options(prepare: Callable, tmp_path: Path):
     """In 16 bits, and a step late, so that the first one moves nothing."""
     fields = {"method": "float", "optimizer": "sgd", "num_workers": 2, "num_steps": 1, "weight_decay": 0.0}
-    runs = {}
+    before, runs = "", {}
     for number, own in enumerate(({}, {"dtype": "bfloat16"}, {"mean.delayed": True})):
         run = prepare(tmp_path / str(number), **fields | own)
         before = digest(jax.device_get(run.state.params))
