@@ -108,7 +108,9 @@ def test_evaluator_that_follows_tries_again_what_the_system_does_not_read_just_n
     restore = mock.Mock(side_effect=[CheckpointError("stale"), "state of step 1"])
     evaluator = object.__new__(evaluate.Evaluator)
     recipe = SimpleNamespace(run=SimpleNamespace(num_steps=num_steps))
-    evaluator._run = SimpleNamespace(recipe=recipe, steps=lambda: [1], restore=restore)
+    evaluator._run = SimpleNamespace(
+        recipe=recipe, checkpoints=mock.Mock(**{"steps.return_value": [1]}), restore=restore
+    )
     evaluator._split_name, evaluator._averaged, evaluator._path = "test", True, tmp_path / "evaluations.jsonl"
     with mock.patch.object(evaluator, "_evaluate") as evaluated:
         evaluator.follow(0.01)

@@ -162,8 +162,10 @@ def test_float_steps_are_those_of_a_float_run_and_the_others_of_a_ternary_one(
     seen = set()
     for i, (call, before, after, batch) in enumerate(walk(run)):
         other = others[call.phase]
+        own = other.state.compressor._replace(count=before.compressor.count)  # neither method has more state
+        before = before._replace(compressor=own)
         state = jax.device_put(before, jax.tree.map(lambda leaf: leaf.sharding, other.state))
-        state, _ = other.train_step(state, run.feed.examples, batch, Call(1, call.phase))
+        state, _ = other.train_step(state, run.feed.examples, batch, Call(1, 1))
         assert digest(jax.device_get(state)) == digest(after)
         assert int(after.compressor.count) == i + 1
         seen.add(call.phase)
