@@ -24,7 +24,7 @@ class Timing(NamedTuple):
         return self.steps // self.fragments
 
     def due(self, step: Any) -> jax.Array:
-        """int32 scalar, the fragment, 0 to P - 1, that is merged after this step, counted from 1; P if none is."""
+        """int32 scalar, the fragment, 0 to P - 1, that is merged after this step (the first is 1); P if none is."""
         turn = (step // self.period - 1) % self.fragments
         return jnp.where((step > 0) & (step % self.period == 0), turn, self.fragments)
 

@@ -77,8 +77,7 @@ def ternary_mean(
 
     Args:
       axis_name, min_size, exclude, fast_axis_name, seed: as in `compressed_mean`.
-      clip_sigmas, block_size, levels, rotation, rounding, exchange, network: as in
-        `jaxtern.quantized`; one level by default.
+      clip_sigmas, block_size, levels, rotation, rounding, exchange, network: as in `quantized`; one level by default.
 
     Returns:
       An optax transformation whose updates are the mean, the same bits on every worker.

@@ -26,7 +26,7 @@ class RecordSplit:
 
         self.path, self.name, info = Path(builder.data_dir), name, builder.info
         encoded = isinstance(info.features["image"], tfds.features.Image)
-        if info.features["image"].np_dtype not in (np.uint8, np.uint16)[: 1 + encoded]:
+        if info.features["image"].np_dtype not in ((np.uint8, np.uint16) if encoded else (np.uint8,)):
             raise ValueError(f"dataset={str(self.path)!r}: feature image must be an Image of integers, or uint8 Tensor")
         decoders = {"image": tfds.decode.SkipDecoding()} if encoded else None
         try:
